@@ -1,4 +1,7 @@
-"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process."""
+"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process.
+
+It ends with the last test of this folder that its worker has, since it takes a tenth of a core even when it is idle.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("e2e")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]:
     async with System(folder, pair) as running:
         yield running
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def hasty(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]) -> AsyncIterator[System]:
     """Another system, whose verifiers let sessions go on for a moment only when they drain."""
     async with System(tmp_path_factory.mktemp("hasty"), pair, "--drain-s", str(DRAIN_S)) as running:
         yield running
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def device(folder: Path) -> AsyncIterator[Device]:
     async with Device.start(folder / "cache") as running:
         yield running
