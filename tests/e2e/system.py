@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from coordinator.cluster import Child, Cluster
 from outrider.wire.channels import ClientTls, channel
@@ -148,6 +148,8 @@ class System:
     flags: of its verifiers. count: number of verifiers.
     """
 
+    running: ClassVar[list[System]] = []
+
     def __init__(self, folder: Path, pair: tuple[Path, Path], *flags: str, count: int = 2) -> None:
         self.folder = folder
         self.count = count
@@ -157,6 +159,7 @@ class System:
 
     async def __aenter__(self) -> Self:
         await self.cluster.__aenter__()
+        self.running.append(self)
         try:
             await self._start_coordinator("127.0.0.1:0")
             await asyncio.gather(*(self.start_verifier() for _ in range(self.count)))
@@ -171,10 +174,15 @@ class System:
         if self._replacing is not None:
             self._replacing.cancel()
             await asyncio.wait({self._replacing})
+        self.running.remove(self)
+        self.signal(signal.SIGCONT)
+        await self.cluster.__aexit__(kind, error, trace)
+
+    def signal(self, signum: int) -> None:
+        """Signal all of its processes."""
         for child in [*self.cluster.verifiers, self.cluster.coordinator]:
             if child is not None:
-                child.signal_group(signal.SIGCONT)
-        await self.cluster.__aexit__(kind, error, trace)
+                child.signal_group(signum)
 
     @property
     def here(self) -> dict[str, Any]:
