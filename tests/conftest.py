@@ -105,7 +105,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow ones; where there are workers, put the long groups first."""
     for item in items:
-        if file_group(item.nodeid) in LONG:
+        if path_of(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         places = {group: place for place, group in enumerate(LONG)} | {LONG[-1]: len(LONG) + 1}
@@ -126,6 +126,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def file_group(nodeid: str) -> str:
-    """The group of a test's file: its path below tests/, if it shares nothing with another one."""
-    path = nodeid.split("::")[0].removeprefix("tests/")
-    return TOGETHER.get(path, path)
+    """The group of a test's file: its path, if it shares nothing with another file."""
+    return TOGETHER.get(path_of(nodeid), path_of(nodeid))
+
+
+def path_of(nodeid: str) -> str:
+    """The path of a test's file, from here."""
+    return nodeid.split("::")[0].removeprefix("tests/")
