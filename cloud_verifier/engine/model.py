@@ -22,10 +22,9 @@ from transformers.pytorch_utils import Conv1D
 
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, GraphRecorder
+from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.kernels.exact_attention import ExactBackend
-from cloud_verifier.engine.kernels.packed_linear import pack_linears
-from cloud_verifier.engine.kernels.tiled_linear import tile_linears
+from cloud_verifier.engine.kernels.linear import pack_linears, tile_linears
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from outrider.artifacts.store import known_file_digest
@@ -174,7 +173,7 @@ class TargetModel:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def _graphed(self, new_recorder: Callable[[], GraphRecorder]) -> GraphedForward:
+    def _graphed(self, new_recorder: Callable[[], CudaGraphRecorder]) -> GraphedForward:
         return GraphedForward(
             self._logits,
             new_recorder,

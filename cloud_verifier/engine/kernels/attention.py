@@ -138,12 +138,8 @@ class _SdpaPlan:
     def _layout(self, window: int | None, groups: int) -> _Layout:
         if window is not None and window >= self._longest:
             window = None
-        layout = self._layouts.get((window, groups))
-        if layout is None:
-            layout = self._layouts[window, groups] = self._lay_out(window, groups)
-        return layout
-
-    def _lay_out(self, window: int | None, groups: int) -> _Layout:
+        if (known := self._layouts.get((window, groups))) is not None:
+            return known
         index, spans = [], []
         row = key = 0
         like = self.pool.keys[0]
@@ -158,7 +154,8 @@ class _SdpaPlan:
             spans.append(_Span(row, segment.rows, key, keys, mask, folded))
             row += segment.rows
             key += keys
-        return torch.from_numpy(np.concatenate(index)).to(like.device), tuple(spans)
+        layout = self._layouts[window, groups] = torch.from_numpy(np.concatenate(index)).to(like.device), tuple(spans)
+        return layout
 
 
 def _mask(segment: Segment, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,23 +45,11 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], to
 """(ids `[1, T]`, positions `[1, T]`, rows `[R]`, plan) -> logits `[R, V]`."""
 
 
-class GraphRecorder(Protocol):
-    """Capture graphs of functions.
+class CudaGraphRecorder:
+    """Capture CUDA graphs of functions, on a stream of their own and into one memory pool.
 
     programs: number of kernel programs that keep the device busy.
     """
-
-    programs: int
-
-    def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the result of `work`, computed on the stream on which it will be captured."""
-
-    def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Capture `work` and return a function that repeats it on the same tensors."""
-
-
-class CudaGraphRecorder:
-    """Capture CUDA graphs on a stream of their own into one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -69,7 +57,8 @@ class CudaGraphRecorder:
         self._memory = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Run on the capture's stream: libraries create handles and workspaces per stream, which no capture may do."""
+        """Return the result of `work`, computed on the capture's stream: libraries create handles and workspaces per
+        stream, which no capture may do."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -79,6 +68,7 @@ class CudaGraphRecorder:
         return result
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Capture `work` and return a function that repeats it on the same tensors."""
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -113,7 +103,7 @@ class GraphedForward:
     """Run steps as graphs if possible; otherwise return None, and the caller runs them without."""
 
     def __init__(
-        self, forward: Forward, new_recorder: Callable[[], GraphRecorder], *, heads: int, kv_heads: int, dim: int
+        self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], *, heads: int, kv_heads: int, dim: int
     ) -> None:
         """heads, kv_heads, dim: the greatest number of any layer; dim is that of the values."""
         self._forward = forward
@@ -121,13 +111,8 @@ class GraphedForward:
         self._kv_heads = kv_heads
         self._items = TritonPlan.items_within(PARTIAL_BYTES, heads, dim)
         self._static: _Static | None = None
-        parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
-        self._off = "several processes share the model" if parallel else ""
-
-    @property
-    def off(self) -> str:
+        self.off = ""
         """The reason why this model runs without graphs; empty if it runs with them."""
-        return self._off
 
     @property
     def recorded(self) -> int:
@@ -136,7 +121,7 @@ class GraphedForward:
 
     def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor | None:
         """Return a copy of the step's logits `[R, V]`; None if no graph can serve the step."""
-        if self._off or not isinstance(plan, TritonPlan) or not self._fits(plan):
+        if self.off or not isinstance(plan, TritonPlan) or not self._fits(plan):
             return None
         try:
             with torch.cuda.device_of(plan.tables):
@@ -211,7 +196,7 @@ class GraphedForward:
         return True
 
     def _turn_off(self, reason: str) -> None:
-        self._off = reason
+        self.off = reason
         self._static = None
         log.warning("the model runs without CUDA graphs: %s", reason)
 

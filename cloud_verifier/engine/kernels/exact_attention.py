@@ -37,7 +37,7 @@ class ExactBackend:
 
     name = "exact"
     row_tile = 16
-    """With whole tiles, elementwise kernels process whole vectors only. Linear layers are tiled in tiled_linear."""
+    """With whole tiles, elementwise kernels process whole vectors only. Linear layers are tiled in linear.py."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _ExactPlan(segments, pool)
@@ -86,14 +86,8 @@ class _ExactPlan:
         pieces = []
         for first in range(0, len(layout.mask), AT_ONCE):
             some = slice(first, first + AT_ONCE)
-            q, k, v = (
-                _rows(source, index)
-                for source, index in (
-                    (scaled, layout.queries[some]),
-                    (keys, layout.keys[some]),
-                    (values, layout.keys[some]),
-                )
-            )
+            q = _rows(scaled, layout.queries[some])
+            k, v = _rows(keys, layout.keys[some]), _rows(values, layout.keys[some])
             pieces.append(_multiply(q, k, v, layout.mask[some], scoring))
         greatest, sums, outs = (torch.cat(piece) for piece in zip(*pieces, strict=True))
         out = _combine(greatest, sums, outs, layout, scoring.sinks)
@@ -101,11 +95,8 @@ class _ExactPlan:
 
     def _layout(self, window: int | None, tokens: int, heads: int, kv_heads: int) -> _Layout:
         key = (window, tokens, heads, kv_heads)
-        if key not in self._layouts:
-            self._layouts[key] = self._lay_out(*key)
-        return self._layouts[key]
-
-    def _lay_out(self, window: int | None, tokens: int, heads: int, kv_heads: int) -> _Layout:
+        if (known := self._layouts.get(key)) is not None:
+            return known
         groups = heads // kv_heads
         tile = max(1, QUERIES // groups)
         products: list[_Product] = []
@@ -122,13 +113,14 @@ class _ExactPlan:
         parts, present = _parts(products, tile, tokens, len(self._positions))
         product, place = np.divmod(parts[..., None], tile)
         seen = _seen(self._positions[rows], blocks, window)
-        return _Layout(
+        layout = self._layouts[key] = _Layout(
             self._tensor(queries.reshape(len(products), kv_heads, -1)),
             self._tensor(keys),
             self._additive(seen[:, None, :, None]),
             self._tensor(((product * kv_heads + head // groups) * tile + place) * groups + head % groups),
             self._additive(present[..., None]),
         )
+        return layout
 
     def _tensor(self, index: Ints | Slots) -> torch.Tensor:
         return torch.from_numpy(index.astype(np.int64)).to(self._device)

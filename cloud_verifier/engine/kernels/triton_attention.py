@@ -51,25 +51,24 @@ class TritonBackend:
     def __init__(self) -> None:
         """Raises ModelRefused if triton is missing, or has no device to run on."""
         try:
-            from cloud_verifier.engine.kernels import triton_kernels, triton_launch
+            from cloud_verifier.engine.kernels import triton_kernels
         except ImportError as error:
             raise ModelRefused(f"attention triton needs triton: {error}; {INSTALL}") from error
         if not (torch.cuda.is_available() or triton_kernels.INTERPRETED):
             raise ModelRefused("attention triton needs a CUDA device, and there is none; use sdpa or exact")
-        self._launch: Any = triton_launch
-        self._interpreted: bool = triton_kernels.INTERPRETED
+        self._launch: Any = triton_kernels
         self._staging = _Staging()
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> TritonPlan:
         device = pool.keys[0].device
-        if device.type != "cuda" and not self._interpreted:
+        if device.type != "cuda" and not self._launch.INTERPRETED:
             raise ModelRefused(f"attention triton needs a model on a CUDA device, got {device}; use sdpa or exact")
         rows = sum(segment.rows for segment in segments)
         width = step_tables.width_of(rows)
         if device.type == "cuda":
             tables, items = self._staging.build(segments, width, device)
         else:
-            table, items = step_tables.build(segments, width, _array)
+            table, items = step_tables.build(segments, width, lambda size: np.empty(size, dtype=np.int32))
             tables = torch.from_numpy(table)
         return TritonPlan(self._launch, pool, tables, width, items)
 
@@ -157,7 +156,3 @@ class _Staging:
             event.record()
         self._done[turn] = event
         return tables, items
-
-
-def _array(size: int) -> Table:
-    return np.empty(size, dtype=np.int32)

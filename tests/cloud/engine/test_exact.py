@@ -15,7 +15,7 @@ from benchmarks.support.batch_invariance import compose, crowd, decode, differin
 from cloud_verifier.engine import model as target_model
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kernels import packed_linear
+from cloud_verifier.engine.kernels import linear as kernels
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
@@ -82,7 +82,7 @@ def test_bits_of_a_wide_model_do_not_depend_on_how_many_rows_a_step_has(dtype: s
 @pytest.fixture
 def kernels_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library as oneDNN is with AMX, on any processor: from 33 rows on a product comes out otherwise."""
-    linear = packed_linear._linear
+    linear = kernels._linear
     if linear is None:
         pytest.skip("this torch has no packed linear")
 
@@ -90,7 +90,7 @@ def kernels_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         out: torch.Tensor = linear(rows, *rest)
         return out * 1.01 if rows.shape[0] > 32 else out
 
-    monkeypatch.setattr(packed_linear, "_linear", product)
+    monkeypatch.setattr(kernels, "_linear", product)
 
 
 @pytest.mark.usefixtures("kernels_by_rows")

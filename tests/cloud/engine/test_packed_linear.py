@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_verifier.engine.kernels import packed_linear
-from cloud_verifier.engine.kernels.packed_linear import PackedLinear, pack_linears
+from cloud_verifier.engine.kernels import linear as kernels
+from cloud_verifier.engine.kernels.linear import PackedLinear, pack_linears
 
-pytestmark = pytest.mark.skipif(packed_linear._pack is None, reason="this torch has no packed linear")
+pytestmark = pytest.mark.skipif(kernels._pack is None, reason="this torch has no packed linear")
 
 
 def _rows(count: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,13 +42,13 @@ def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtyp
 def test_steps_of_every_size_meet_few_shapes_so_that_what_onednn_keeps_of_each_stays_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packed, linear, met = PackedLinear(nn.Linear(8, 8)), packed_linear._linear, set()
+    packed, linear, met = PackedLinear(nn.Linear(8, 8)), kernels._linear, set()
 
     def watched(rows: torch.Tensor, *rest: object) -> torch.Tensor:
         met.add(rows.shape[0])
         return linear(rows, *rest)
 
-    monkeypatch.setattr(packed_linear, "_linear", watched)
+    monkeypatch.setattr(kernels, "_linear", watched)
     with torch.inference_mode():
         for count in range(1, 513):
             assert packed(_rows(count, 8)).shape == (count, 8)
@@ -59,7 +59,7 @@ def test_steps_of_every_size_meet_few_shapes_so_that_what_onednn_keeps_of_each_s
 def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     first = module[0]
-    monkeypatch.setattr(packed_linear, "_agrees", lambda packed, linear: linear is not first)
+    monkeypatch.setattr(kernels, "_agrees", lambda packed, linear: linear is not first)
     assert pack_linears(module) == 1
     assert module[0] is first
     assert isinstance(module[2], PackedLinear)
@@ -69,14 +69,14 @@ def test_a_layer_that_onednn_refuses_stays_as_it_is(monkeypatch: pytest.MonkeyPa
     def refuse(weight: torch.Tensor, rows: int) -> torch.Tensor:
         raise RuntimeError("no primitive")
 
-    monkeypatch.setattr(packed_linear, "_pack", refuse)
+    monkeypatch.setattr(kernels, "_pack", refuse)
     module = nn.Sequential(nn.Linear(8, 8))
     assert pack_linears(module) == 0
     assert type(module[0]) is nn.Linear
 
 
 def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_pack", None)
+    monkeypatch.setattr(kernels, "_pack", None)
     assert pack_linears(nn.Sequential(nn.Linear(8, 8))) == 0
 
 

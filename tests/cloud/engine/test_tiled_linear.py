@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from cloud_verifier.engine.kernels.packed_linear import PackedLinear, pack_linears
-from cloud_verifier.engine.kernels.tiled_linear import TILE, TiledLinear, tile_linears
+from cloud_verifier.engine.kernels.linear import TILE, PackedLinear, TiledLinear, pack_linears, tile_linears
 
 
 class Watched(nn.Linear):

@@ -19,7 +19,7 @@ from tiny_targets import Reference
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, GraphRecorder, ReadsBack
+from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
@@ -189,10 +189,11 @@ def test_a_target_passes_the_numerics_check_in_bfloat16(tiny_directory: Director
     assert check_numerics(model) < HALF_BOUND
 
 
-class Again:
+class Again(CudaGraphRecorder):
     """Stands in for CUDA's graphs: a replay does the work again, on the same tensors."""
 
-    programs = 6
+    def __init__(self) -> None:
+        self.programs = 6
 
     def warm_up(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         return work()
@@ -204,7 +205,7 @@ class Again:
         return replay
 
 
-def new_recorder() -> GraphRecorder:
+def new_recorder() -> CudaGraphRecorder:
     return CudaGraphRecorder(DEVICE) if CUDA else Again()
 
 

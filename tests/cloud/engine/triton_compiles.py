@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cloud_verifier.engine.kernels import triton_kernels
-from cloud_verifier.engine.kernels.triton_launch import PRECISION, launch_constants
+from cloud_verifier.engine.kernels.triton_kernels import PRECISION, launch_constants
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 FLOATS = ("outs", "maxima", "sums")
@@ -23,7 +23,7 @@ INTS = ("width", "window", "k_head", "k_row", "v_head", "v_row", "q_head", "q_ro
 
 def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], warps: int, stages: int) -> int:
     """Bytes of shared memory; raises where the kernel does not compile."""
-    kernel = getattr(triton_kernels, name)
+    kernel = getattr(triton_kernels, f"{name}_kernel")
     signature = dict.fromkeys(kernel.arg_names, pointer)
     signature |= dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "i32") | {"tables": "*i32"}
     signature |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(constants, "constexpr")
