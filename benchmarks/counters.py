@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 from benchmarks.support import harness
 from cloud_verifier.engine.stats import STATES, EngineCounters
 from cloud_verifier.engine.step_profiler import PARTS
-from cloud_verifier.engine_process.codec import counters_to_proto
+from cloud_verifier.engine_process.loop import counters_to_proto
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.metrics import VerifierCollector
 from coordinator.store.redis_store import StoreCounters
@@ -63,8 +63,7 @@ def message() -> Callable[[], None]:
 
 def snapshot(counters: EngineCounters) -> Callable[[], engine_pb2.EngineCounters]:
     """Return a call that encodes the counters as the engine does, and decodes them as the front does."""
-    names = ("steps", "committed", "prefilled", "evaluated", "accepted", "own_evaluated", "own_accepted", "dead")
-    stats: Any = types.SimpleNamespace(**dict.fromkeys(names, 1_000), ignored=0, states=dict.fromkeys(STATES, 4))
+    stats: Any = types.SimpleNamespace(dead=1_000, ignored=0, states=dict.fromkeys(STATES, 4))
     return lambda: engine_pb2.EngineCounters.FromString(counters_to_proto(counters, stats).SerializeToString())
 
 

@@ -23,7 +23,7 @@ from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.recording import RecordedTokens, Recording
+from cloud_verifier.engine.recording import Recording
 from cloud_verifier.engine.row_allocation import AllocationPolicy, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import RowAllocation, StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
@@ -82,8 +82,9 @@ _Rows = tuple[EngineSession, Segment, TreeBatch | None]
 class Engine:
     """Verify continuously; the trees of many sessions share forward passes. Not thread-safe.
 
-    counters: may be read between steps. allocation: how the rows for nodes are allocated to sessions; a benchmark may
-    set another policy between steps.
+    counters: may be read between steps. recording: tokens of recorded sessions; they are computed when they are taken,
+    so the caller should send the step's events before. allocation: how the rows for nodes are allocated to sessions; a
+    benchmark may set another policy between steps.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Engine:
         self._admission = Admission(self.config, self._pool, self._profiler, self._live)
         self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
-        self._recording = Recording(self.config.record_top)
+        self.recording = Recording(self.config.record_top)
         self._checked_standing = clock()
         """When sessions that stand still were last looked for."""
 
@@ -139,7 +140,7 @@ class Engine:
 
         A live session of the same id in an older epoch is replaced.
         salt: only sessions with the same one, those of one tenant, share prefixes.
-        draft: release that the device drafts with at first. record: whether `produced` returns the session's tokens.
+        draft: release that the device drafts with at first. record: whether `recording` has the session's tokens.
         """
         check_attach(attach, limits, self.model, self._pool.slots)
         newest = self._history.epoch(session_id)
@@ -219,7 +220,7 @@ class Engine:
         if directive is not None:
             session.steer(directive)
         if rtt_ms is not None:
-            session.timing.rtt_ms = rtt_ms
+            session.timing.rtt_s = 1e-3 * rtt_ms
 
     def drafts_with(self, session_id: str, draft: str) -> None:
         """Note that the session's device drafts with another release from now on."""
@@ -250,21 +251,9 @@ class Engine:
         events, self._outbox = self._outbox, []
         return events
 
-    def produced(self) -> list[RecordedTokens]:
-        """Return, once, the tokens that the last step committed in recorded sessions, with their distributions.
-
-        These are computed here, so the caller should send the step's events before. Never raises.
-        """
-        return self._recording.take()
-
-    @property
-    def unrecorded(self) -> int:
-        """Number of tokens that `produced` should have returned but could not."""
-        return self._recording.lost
-
     def stats(self) -> EngineStats:
         """Return a snapshot of the engine and its sessions."""
-        counters, profiler, own = self.counters, self._profiler, self._server_draft
+        counters, profiler = self.counters, self._profiler
         live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())
         return EngineStats(
@@ -281,15 +270,6 @@ class Engine:
                 timing_ms=profiler.parts_ms,
             ),
             sessions={**self._ended, **live},
-            steps=counters.steps,
-            committed=counters.committed,
-            evaluated=counters.evaluated,
-            accepted=counters.accepted,
-            own_evaluated=own.evaluated if own else 0,
-            own_accepted=own.accepted if own else 0,
-            prefilled=counters.prefilled,
-            prefix_hits=counters.prefix_hits,
-            prefix_tokens=counters.prefix_tokens,
             kv_reserved=self._pool.promised,
             kv_cached=self._pool.prefixes.cached,
             dead=counters.dead + sum(session.dead for session in live.values()),
@@ -320,7 +300,7 @@ class Engine:
     def _run(self, plan: StepPlan) -> None:
         self._profiler.begin()
         self._decision = None
-        self._recording.clear()
+        self.recording.clear()
         plan = self._draft(plan)
         self._profiler.lap()
         for session_id in plan.favoured:
@@ -341,7 +321,7 @@ class Engine:
             )
         except Exception:
             log.exception("the server draft fails; sessions go on without it")
-            self._server_draft.disable()
+            self._server_draft = None
             return plan
 
     def _prepare(self, allocations: Sequence[RowAllocation]) -> list[_Rows]:
@@ -413,7 +393,7 @@ class Engine:
                     self._fail_internally(session, str(error))
                 else:
                     if session.record:
-                        self._recording.note(session, verified, logits, start)
+                        self.recording.note(session, verified, logits, start)
             verifications.append(verified)
         return verifications
 
@@ -425,10 +405,9 @@ class Engine:
                 self._keep(session, segment)
             elif verified is not None:
                 evaluated, accepted = len(batch.ids), len(verified.rows)
-                if session.drafted_by_server and self._server_draft is not None:
+                counters.draft(evaluated, accepted, by_server=session.nodes.by_server)
+                if session.nodes.by_server and self._server_draft is not None:
                     self._server_draft.learn(evaluated, accepted)
-                else:
-                    counters.draft(evaluated, accepted)
                 gap_s = now - session.timing.last_commit
                 counters.commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
                 commit = session.commit(batch, verified, now)

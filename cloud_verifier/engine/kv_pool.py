@@ -66,16 +66,11 @@ class KVPool:
         """Number of slots that are promised to no session."""
         return self.slots - self.promised
 
-    def reserve(self, count: int) -> bool:
-        """Promise `count` slots; returns False, and promises none, if there are fewer."""
+    def reserve(self, count: int) -> None:
+        """Promise `count` slots, or take back a promise of `-count`. Raises InternalError if there are fewer."""
         if count > self.unreserved:
-            return False
+            raise InternalError(f"{count} KV slots were admitted, {self.unreserved} are there")
         self.reserved += count
-        return True
-
-    def unreserve(self, count: int) -> None:
-        """Take back the promise of `count` slots."""
-        self.reserved -= count
 
     def allocate(self, count: int) -> Slots:
         """Take `count` slots off the free stack; ascending and adjacent as far as the last releases allow.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 REFUSED_ROPE = ("longrope", "dynamic")
 """Both depend on the longest position of the batch, so that one session's length would change another's tokens."""
 CONFIGURATIONS = ("config.json", "generation_config.json")
+"""The files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
 MIXTURE = ("expert", "router", "moe")
 """Every mixture of experts in transformers has one of these in the name or class of some part."""
 SERVED_LAYERS = ("full_attention", "sliding_attention")
@@ -82,7 +82,8 @@ class TargetModel:
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
         if self.device.type == "cuda" and self.attention.name == "triton":
-            self.graphs = self._graphed(lambda: CudaGraphRecorder(self.device))
+            heads = int(self.config.num_attention_heads)
+            self.graphs = GraphedForward(self._logits, lambda: CudaGraphRecorder(self.device), heads, self.layers)
 
     @classmethod
     def load(
@@ -173,22 +174,15 @@ class TargetModel:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def _graphed(self, new_recorder: Callable[[], CudaGraphRecorder]) -> GraphedForward:
-        return GraphedForward(
-            self._logits,
-            new_recorder,
-            heads=int(self.config.num_attention_heads),
-            kv_heads=max(layer.kv_heads for layer in self.layers),
-            dim=max(layer.value_dim for layer in self.layers),
-        )
-
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
         """Return logits `[T, V]` of a plain forward pass with transformers' own attention, as a reference."""
-        with _plain_attention(self.module):
-            logits: torch.Tensor = self.module(
-                input_ids=torch.tensor([ids], device=self.device), use_cache=False
-            ).logits
+        self.module.set_attn_implementation("eager")
+        try:
+            row = torch.tensor([ids], device=self.device)
+            logits: torch.Tensor = self.module(input_ids=row, use_cache=False).logits
+        finally:
+            self.module.set_attn_implementation(ATTENTION)
         return logits[0]
 
     def _probe(self) -> tuple[LayerShape, ...]:
@@ -282,16 +276,6 @@ def _install(module: Any, label: str) -> None:
         raise ModelRefused(f"{label} does not take its attention from AttentionInterface")
 
 
-@contextmanager
-def _plain_attention(module: Any) -> Iterator[None]:
-    """Run the module with transformers' own attention within the context."""
-    module.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        module.set_attn_implementation(ATTENTION)
-
-
 def read_module(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
     """Read a model directory with transformers' further options. Raises ModelRefused if that fails."""
     try:
@@ -339,14 +323,10 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-def _configurations(directory: Path) -> list[Path]:
-    """Return the files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
-    return [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
-
-
 def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
     """Return the hex digest of all that decides on a target's tokens: its weights and their configuration."""
-    files = [*_configurations(directory), *sorted(directory.glob("*.safetensors"))]
+    configurations = [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
+    files = [*configurations, *sorted(directory.glob("*.safetensors"))]
     sizes = [file.stat().st_size for file in files]
     total, done = hashlib.sha256(), 0
     for file, size in zip(files, sizes, strict=True):

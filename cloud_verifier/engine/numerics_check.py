@@ -74,7 +74,8 @@ def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -
     """Return (greatest deviation in each row compared, greatest magnitude of a logit)."""
     by_row: list[float] = []
     greatest = 0.0
-    for _ in range(_chunks_needed() + TREES):
+    chunks = max(-(-(prompt - 1) // chunk) for prompt, chunk in zip(PROMPTS, CHUNKS, strict=True))
+    for _ in range(chunks + TREES):
         segments = [s.chunk(CHUNKS[i]) or s.tree() for i, s in enumerate(sequences)]
         batch = PackedBatch.pack(segments, model.device)
         logits = model.forward(batch, model.attention.plan(segments, pool)).float()
@@ -94,7 +95,9 @@ def _check_bits(model: TargetModel, most_rows: int) -> None:
     prefix = pool.allocate(KNOWN)
     _logits(model, pool, [_chain(tokens[:KNOWN], prefix[:0], prefix)])
     tokens = tokens[KNOWN:]
-    alone = _one_by_one(model, pool, tokens, prefix)
+    slots = np.concatenate([prefix, pool.allocate(COMPARED)])
+    steps = [_chain(tokens[i : i + 1], slots[: KNOWN + i], slots[KNOWN + i :][:1]) for i in range(COMPARED)]
+    alone = torch.cat([_logits(model, pool, [step]) for step in steps])
     for rows in sorted({*(size for size in STEP_ROWS if size < most_rows), most_rows}):
         lengths = [min(COMPARED, rows - first) for first in range(0, rows, COMPARED)]
         segments = [_chain(tokens[:length], prefix, pool.allocate(length)) for length in lengths]
@@ -105,17 +108,6 @@ def _check_bits(model: TargetModel, most_rows: int) -> None:
                 f"of {rows} rows some part of it gives a token other bits than alone; use sdpa"
             )
         pool.release(np.concatenate([segment.slots for segment in segments]))
-
-
-def _one_by_one(model: TargetModel, pool: KVPool, tokens: Ints, prefix: Slots) -> torch.Tensor:
-    """Return logits `[T, V]` of the tokens, each computed in a step of its own."""
-    slots = np.concatenate([prefix, pool.allocate(len(tokens))])
-    return torch.cat(
-        [
-            _logits(model, pool, [_chain(tokens[i : i + 1], slots[: len(prefix) + i], slots[len(prefix) + i :][:1])])
-            for i in range(len(tokens))
-        ]
-    )
 
 
 def _chain(tokens: Ints, prefix: Slots, slots: Slots) -> Segment:
@@ -129,11 +121,6 @@ def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> to
     batch = PackedBatch.pack(segments, model.device)
     every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
     return model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
-
-
-def _chunks_needed() -> int:
-    """Return the number of steps that prefill the slower sequence's prompt, all but its last token."""
-    return max(-(-(prompt - 1) // chunk) for prompt, chunk in zip(PROMPTS, CHUNKS, strict=True))
 
 
 class _Sequence:

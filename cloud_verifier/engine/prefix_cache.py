@@ -54,9 +54,6 @@ class PrefixLease:
     node: _Node
     slots: Slots
 
-    def __len__(self) -> int:
-        return len(self.slots)
-
 
 class PrefixCache:
     """All salts' trees. The caller owns the slots that it has not published, and those that it gets back."""
@@ -104,7 +101,9 @@ class PrefixCache:
             node = self._grow(salt, node, path[len(known) :], slots[len(known) :])
         self._hold(node)
         self.release(lease)
-        return PrefixLease(node, np.concatenate([known, slots[len(known) :]])), slots[len(lease) : len(known)].copy()
+        return PrefixLease(node, np.concatenate([known, slots[len(known) :]])), slots[
+            len(lease.slots) : len(known)
+        ].copy()
 
     def held_only_by(self, lease: PrefixLease) -> int:
         """Return the number of slots that only this lease holds."""

@@ -11,7 +11,7 @@ No session starves. Prompts get at least `min(prefill_rows, max(1, rows // 4))` 
 at least one. Generating sessions take turns: the one that has waited longest comes first. Prompts come in order of
 arrival, since one prompt that is read early is better than several halves, but one that had no row in OVERDUE steps
 comes first. So every step that leaves a session out either makes it overdue or serves one that has waited longer and
-then comes behind it: with at most `n` sessions at once, no more than `most_skipped(n)` steps in a row leave one out.
+then comes behind it: with at most `n` sessions at once, no more than `OVERDUE + n - 1` steps in a row leave one out.
 
 The allocation policy decides which sessions get the rows that are left for nodes. Sessions that it favoured for their
 place in the order of candidates are moved by the caller behind all others (`StepPlan.favoured`).
@@ -118,11 +118,6 @@ class Wait:
     until: float | None
 
 
-def most_skipped(sessions: int) -> int:
-    """Return how many steps in a row can leave out a session that could step, with at most so many live sessions."""
-    return OVERDUE + sessions - 1
-
-
 def prompt_rows(generating: int, budget: StepBudget) -> int:
     """Return the rows that prompts get, if they are long enough, of a step in which so many sessions generate."""
     kept = min(budget.prefill_rows, max(1, budget.rows // 4))
@@ -136,13 +131,9 @@ def steps_to_read(own: int, before: Sequence[int], rows: int) -> int:
     At the latest all prompts are read in turn. An overdue one comes first for one step only: it has a step's rows in
     every `OVERDUE + 1`, or in more if so many are overdue that they come one by one.
     """
-    chunks = _steps(own, rows)
-    one_by_one = chunks + sum(min(chunks, _steps(other, rows)) for other in before)
-    return min(_steps(own + sum(before), rows), max((OVERDUE + 1) * chunks, one_by_one))
-
-
-def _steps(tokens: int, rows: int) -> int:
-    return -(-tokens // rows)
+    chunks = -(-own // rows)
+    one_by_one = chunks + sum(min(chunks, -(-other // rows)) for other in before)
+    return min(-(-(own + sum(before)) // rows), max((OVERDUE + 1) * chunks, one_by_one))
 
 
 def schedule(

@@ -35,11 +35,11 @@ LATE_ANSWER = 1.5
 class DeviceTiming:
     """Measure how long a session's device takes to answer, by the times of commits and messages.
 
-    rtt_ms: round trip to the device; 0 if unknown. last_commit: time of the last commit, or of the session's begin.
+    rtt_s: round trip to the device; 0 if unknown. last_commit: time of the last commit, or of the session's begin.
     """
 
     def __init__(self, now: float) -> None:
-        self.rtt_ms = 0.0
+        self.rtt_s = 0.0
         self.last_commit = now
         self._under_way: deque[tuple[float, int]] = deque()
         """(time, position after it) of commits that the device may not have received."""
@@ -48,10 +48,6 @@ class DeviceTiming:
         self._empty_answers = 0
         self._futile_waits = 0
         """Draft waits that ended without a node, since nodes came in time or were evaluated."""
-
-    @property
-    def rtt_s(self) -> float:
-        return 1e-3 * self.rtt_ms
 
     @property
     def draft_ms(self) -> float:
@@ -82,7 +78,7 @@ class DeviceTiming:
 
     def on_message(self, message: Append, now: float, levels: int) -> None:
         """Learn from a message. levels: depth of the tree if its nodes are the first after a commit that left none."""
-        if levels and self.rtt_ms:
+        if levels and self.rtt_s:
             # The time beside the way there and back was drafting, of all the levels that came together.
             self._futile_waits = 0
             drafted_s = max(0.0, now - self.last_commit - self.rtt_s)
@@ -214,7 +210,7 @@ class EngineSession:
         self._logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
-        self._nodes = PendingNodes(protocol, NodeAcceptance(acceptance))
+        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance))
         self._nodes_per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
@@ -245,10 +241,7 @@ class EngineSession:
         return SessionTelemetry(
             session_id=self.session_id,
             epoch=self.protocol.epoch,
-            steps=counts.steps,
-            committed=counts.committed,
-            evaluated=counts.evaluated,
-            accepted=counts.accepted,
+            **vars(counts),
             acceptance_history=history.outcomes(),
             draft_ms=self.timing.draft_ms,
             nodes_per_level=self._nodes_per_level.value,
@@ -256,7 +249,7 @@ class EngineSession:
             positions=history.positions,
             first_accepted=history.first_accepted,
             dead=self.protocol.dead,
-            ignored=self._nodes.ignored,
+            ignored=self.nodes.ignored,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -269,7 +262,7 @@ class EngineSession:
         protocol.append(message)
         levels = max((protocol.tree.depth(node.id) for node in protocol.tree), default=0) if without else 0
         self.timing.on_message(message, now, levels)
-        self._nodes.changed()
+        self.nodes.changed()
 
     def drafts_with(self, draft: str) -> None:
         """Note that the device drafts with another release from now on."""
@@ -280,7 +273,7 @@ class EngineSession:
         """Follow another directive. Nodes outside a smaller window are no violation: the device may have sent them
         before it received the directive."""
         self.directive = directive
-        self._nodes.changed()
+        self.nodes.changed()
 
     # The scheduler's view
 
@@ -308,7 +301,7 @@ class EngineSession:
         return sum(self._acceptances(nodes)) if nodes else 0.0
 
     def _acceptances(self, count: int) -> Acceptances:
-        return tuple(acceptance for acceptance, _ in self._nodes.best(count, self.directive))
+        return tuple(acceptance for acceptance, _ in self.nodes.best(count, self.directive))
 
     # The server draft's view
 
@@ -317,14 +310,9 @@ class EngineSession:
         """Whether the device answers without nodes and has none here."""
         return self.timing.drafts_nothing and len(self.protocol.tree) == 0
 
-    @property
-    def drafted_by_server(self) -> bool:
-        """Whether this step takes nodes of the server draft."""
-        return self._nodes.by_server
-
     def offer(self, tree: TokenTree, prior: NodeAcceptance) -> Acceptances:
         """Take a tree of the server draft for one step and return its nodes' acceptance. prior: of all such trees."""
-        self._nodes.offer(tree, prior)
+        self.nodes.offer(tree, prior)
         return self._acceptances(len(tree))
 
     # A step
@@ -338,7 +326,7 @@ class EngineSession:
 
     def batch(self, nodes: int) -> TreeBatch:
         """Return the last committed token and so many nodes, those of greatest acceptance."""
-        return tree_batch_of(self._nodes.tree, {node for _, node in self._nodes.best(nodes, self.directive)})
+        return tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(nodes, self.directive)})
 
     def verify(self, batch: TreeBatch, logits: torch.Tensor) -> Verified:
         """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read."""
@@ -355,9 +343,9 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        by_server = self._nodes.by_server
+        by_server = self.nodes.by_server
         evaluated, accepted, tokens = len(batch.ids), len(verified.rows), len(verified.tokens)
-        self._nodes.learn(verified.tokens)
+        self.nodes.learn(verified.tokens)
         commit = self.protocol.commit(batch, verified)
         if by_server:
             evaluated = accepted = 0  # none of them was the device's
@@ -366,7 +354,11 @@ class EngineSession:
             commit, self._logprobs = replace(commit, logprobs=self._logprobs), ()
         self.tokens += verified.tokens
         self.sampler.commit(verified.tokens)
-        self._counts.add(evaluated, accepted, tokens)
+        counts = self._counts
+        counts.steps += 1
+        counts.committed += tokens
+        counts.evaluated += evaluated
+        counts.accepted += accepted
         self.timing.on_commit(now, self.protocol.position, evaluated=evaluated > 0)
         if evaluated:
             self._nodes_per_level.add(evaluated / max(batch.depths))

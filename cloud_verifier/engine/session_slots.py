@@ -8,7 +8,6 @@ import numpy as np
 
 from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
-from outrider.core.errors import InternalError
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.verification import TreeBatch
 
@@ -67,10 +66,8 @@ class SessionSlots:
 
     def reserve(self) -> None:
         """Reserve all slots that are needed. Raises InternalError if the pool has fewer, which admission rules out."""
-        needed = self.needed
-        if not self._pool.reserve(needed):
-            raise InternalError(f"{needed} KV slots were admitted, {self._pool.unreserved} are there")
-        self.reserved = needed
+        self._pool.reserve(self.needed)
+        self.reserved = self.needed
 
     def share(self) -> None:
         """Pass the table, all of which is computed and on the sequence's path, to the prefix cache.
@@ -84,7 +81,7 @@ class SessionSlots:
         self.table.truncate(0)
         self.table.extend(self._lease.slots)
         self._pool.release(doubles)
-        self._pool.unreserve(self.leased - before)
+        self._pool.reserve(before - self.leased)
         self.reserved -= self.leased - before
         self.shared = True
 
@@ -126,7 +123,7 @@ class SessionSlots:
         self._pool.release(self._step_slots)
         self._pool.release(self.table.truncate(self.leased))
         self._pool.prefixes.release(self._lease)
-        self._pool.unreserve(self.reserved)
+        self._pool.reserve(-self.reserved)
         self.table.truncate(0)
         self._step_slots = _NO_SLOTS
         self._lease = self._pool.prefixes.no_lease

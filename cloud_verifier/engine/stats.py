@@ -18,24 +18,15 @@ the device has confirmed that no step takes the session."""
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment. Counts are over all sessions since the engine began, named as in EngineCounters.
+    """The engine at one moment, beside its counters.
 
-    sessions: live ones by id, and ended ones that were not stopped yet. own_evaluated, own_accepted: nodes of the
-    server draft. kv_reserved: KV slots promised to live sessions; a new session can get the rest. kv_cached: KV slots
-    with tokens that no live session needs, available to any. states: number of live sessions by state (STATES).
+    sessions: live ones by id, and ended ones that were not stopped yet. kv_reserved: KV slots promised to live
+    sessions; a new session can get the rest. kv_cached: KV slots with tokens that no live session needs, available to
+    any. dead, ignored: as in EngineCounters, with live sessions. states: number of live sessions by state (STATES).
     """
 
     verifier: VerifierTelemetry
     sessions: Mapping[str, SessionTelemetry]
-    steps: int
-    committed: int
-    evaluated: int
-    accepted: int
-    own_evaluated: int
-    own_accepted: int
-    prefilled: int
-    prefix_hits: int
-    prefix_tokens: int
     kv_reserved: int
     kv_cached: int
     dead: int
@@ -44,14 +35,16 @@ class EngineStats:
 
 
 class EngineCounters:
-    """Count over all sessions since the engine began; nodes of the server draft are left out. Not thread-safe."""
+    """Count over all sessions since the engine began. Not thread-safe."""
 
     def __init__(self, now: float) -> None:
         self.steps = 0
         self.committed = 0
         """Tokens."""
         self.evaluated = self.accepted = 0
-        """Nodes."""
+        """Nodes of devices."""
+        self.own_evaluated = self.own_accepted = 0
+        """Nodes of the server draft."""
         self.prefilled = 0
         """Prompt tokens whose keys and values were computed."""
         self.prefix_hits = self.prefix_tokens = 0
@@ -84,8 +77,12 @@ class EngineCounters:
         self.step_s.add(sum(parts_s.values()) - parts_s.get("between", 0.0))
         self.rows.add(rows)
 
-    def draft(self, evaluated: int, accepted: int) -> None:
-        """Count the nodes of one device in one step."""
+    def draft(self, evaluated: int, accepted: int, *, by_server: bool = False) -> None:
+        """Count the nodes of one session in one step: its device's, or the server draft's."""
+        if by_server:
+            self.own_evaluated += evaluated
+            self.own_accepted += accepted
+            return
         self.evaluated += evaluated
         self.accepted += accepted
         if evaluated:
@@ -147,18 +144,11 @@ class Rate:
         return self._weighted * math.exp(-(now - self._last) / self._memory_s)
 
 
+@dataclass
 class StepCounts:
-    """Count what verification steps committed, evaluated and accepted of one session."""
+    """Counts of one session's verification steps: tokens committed, nodes of its device evaluated and accepted."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.committed = 0
-        self.evaluated = 0
-        self.accepted = 0
-
-    def add(self, evaluated: int, accepted: int, committed: int) -> None:
-        """Count a step: nodes evaluated and accepted, tokens committed."""
-        self.steps += 1
-        self.evaluated += evaluated
-        self.accepted += accepted
-        self.committed += committed
+    steps: int = 0
+    committed: int = 0
+    evaluated: int = 0
+    accepted: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -132,10 +132,13 @@ def profile(
     bench = _Bench(model, rows, clock)
     best: dict[int, float] = {}
     crowd = float("inf")
-    for size in _sizes(rows):
-        known = best.get(size, _guess(best, size))
-        if len(best) >= 2 and clock() + known > ends:
-            continue  # a smaller size of the next round may still fit
+    knots = [knot for knot in KNOTS if knot <= rows]
+    for size in (*knots[:5], *ROUNDS * knots):  # the small ones once more, since what runs first is slow
+        if len(best) >= 2:
+            largest = max(best)
+            expected = best.get(size, best[largest] * size / largest)  # a new size at the cost per row of the largest
+            if clock() + expected > ends:
+                continue  # a smaller size of the next round may still fit
         best[size] = min(best.get(size, float("inf")), bench.seconds([size]))
         if size == SESSIONS:
             crowd = min(crowd, bench.seconds([1] * SESSIONS))
@@ -148,19 +151,6 @@ def describe(cost: StepCost) -> str:
     table = cost.table()
     shown = ", ".join(f"{rows} rows {1e3 * table[rows]:.1f} ms" for rows in (1, 8, 32, 128) if rows in table)
     return f"a step takes {shown}; a session {1e3 * cost.share_s:.2f} ms"
-
-
-def _sizes(rows: int) -> Iterator[int]:
-    """Yield the knots upwards, ROUNDS times; the small ones once more before, since what runs first is slow."""
-    knots = [knot for knot in KNOTS if knot <= rows]
-    yield from knots[:5]
-    for _ in range(ROUNDS):
-        yield from knots
-
-
-def _guess(best: dict[int, float], size: int) -> float:
-    """Return the seconds of a larger step than any yet, at the cost per row of the largest one."""
-    return best[max(best)] * size / max(best) if best else 0.0
 
 
 class _Bench:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -18,10 +18,11 @@ from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.stats import EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import describe, profile
-from cloud_verifier.engine_process.codec import counters_to_proto, produced_to_proto
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
+from outrider.core.histogram import Histogram
 from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+NUMBERS = "steps committed prefilled drafts evaluated accepted accepted_by_position own_evaluated own_accepted part_s"
+HISTOGRAMS = "step_s rows first_token_s token_s queue_s"
+"""The fields of EngineCounters that its message has under the same names."""
 
 
 class EngineLoop:
@@ -58,7 +62,7 @@ class EngineLoop:
             if time.monotonic() >= self._stats_due:
                 events.append(self._stats())
             self._end.send(events)
-            self._record(self._engine.produced())
+            self._record(self._engine.recording.take())
 
     def _record(self, produced: list[RecordedTokens]) -> None:
         """Send what was produced, behind the commits and without waiting; a failure loses tokens, but no session."""
@@ -135,19 +139,40 @@ class EngineLoop:
 
     def _stats(self) -> pb.EngineEvent:
         self._stats_due = time.monotonic() + STATS_INTERVAL_S
-        stats = self._engine.stats()
+        stats, counters = self._engine.stats(), self._engine.counters
         return pb.EngineEvent(
             stats=pb.EngineStats(
                 verifier=verifier_telemetry_to_proto(stats.verifier),
                 sessions=map(session_telemetry_to_proto, stats.sessions.values()),
-                prefix_hits=stats.prefix_hits,
-                prefix_tokens=stats.prefix_tokens,
+                prefix_hits=counters.prefix_hits,
+                prefix_tokens=counters.prefix_tokens,
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
-                unrecorded=self._unrecorded + self._engine.unrecorded,
-                counters=counters_to_proto(self._engine.counters, stats),
+                unrecorded=self._unrecorded + self._engine.recording.lost,
+                counters=counters_to_proto(counters, stats),
             )
         )
+
+
+def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.EngineCounters:
+    fields: dict[str, Any] = {name: getattr(counters, name) for name in NUMBERS.split()}
+    for name in HISTOGRAMS.split():
+        histogram: Histogram = getattr(counters, name)
+        fields[name] = pb.Histogram(counts=histogram.counts, sum=histogram.sum)
+    return pb.EngineCounters(dead=stats.dead, ignored=stats.ignored, sessions=stats.states, **fields)
+
+
+def produced_to_proto(recorded: RecordedTokens) -> pb.Produced:
+    return pb.Produced(
+        start=recorded.start,
+        token=recorded.tokens,
+        top=recorded.top_ids.shape[1],
+        top_ids=recorded.top_ids.astype("<u4").tobytes(),
+        top_log_probs=recorded.top_log_probs.astype("<f2").tobytes(),
+        tail=recorded.tail.astype("<f2").tobytes(),
+        guessed=recorded.guessed,
+        draft_release=recorded.draft,
+    )
 
 
 def _recorded(tokens: RecordedTokens) -> pb.EngineEvent | None:

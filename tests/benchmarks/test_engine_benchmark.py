@@ -179,9 +179,9 @@ def test_a_prompt_under_another_salt_is_read_anew(bench: TracedEngine) -> None:
     asked = [GenerateRequest(tuple(texts(1, 40)[0]), 4)]
     for salt in ("one", "two"):
         autoregression(bench, asked, salt)
-    assert bench.engine.stats().prefix_hits == 0
+    assert bench.engine.counters.prefix_hits == 0
     autoregression(bench, asked, "two")
-    assert bench.engine.stats().prefix_hits == 1
+    assert bench.engine.counters.prefix_hits == 1
 
 
 def test_the_best_peer_of_each_round_is_the_measure() -> None:

@@ -28,7 +28,7 @@ from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.kernels.step_tables import WIDTHS, width_of
 from cloud_verifier.engine.kernels.triton_attention import TritonPlan
-from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 
 log = logging.getLogger(__name__)
 
@@ -103,12 +103,13 @@ class GraphedForward:
     """Run steps as graphs if possible; otherwise return None, and the caller runs them without."""
 
     def __init__(
-        self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], *, heads: int, kv_heads: int, dim: int
+        self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], heads: int, layers: Sequence[LayerShape]
     ) -> None:
-        """heads, kv_heads, dim: the greatest number of any layer; dim is that of the values."""
+        """heads: query heads of a layer. layers: shapes of their keys and values."""
         self._forward = forward
         self._new_recorder = new_recorder
-        self._kv_heads = kv_heads
+        self._kv_heads = max(layer.kv_heads for layer in layers)
+        dim = max(layer.value_dim for layer in layers)
         self._items = TritonPlan.items_within(PARTIAL_BYTES, heads, dim)
         self._static: _Static | None = None
         self.off = ""

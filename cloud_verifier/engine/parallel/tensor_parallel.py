@@ -19,14 +19,17 @@ after the MLP. The sums' order depends on the number of ranks, and so do the las
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
@@ -36,15 +39,84 @@ from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel, read_module
 from cloud_verifier.engine.parallel import rank_messages
-from cloud_verifier.engine.parallel.rank_info import RankInfo
-from outrider.core.errors import InternalError, ModelRefused, Unavailable
+from outrider.core.errors import BadRequest, InternalError, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+JOIN_TIMEOUT = timedelta(minutes=2)
+"""Longest time for the slowest rank to start."""
 LOAD_TIMEOUT = timedelta(hours=1)
 """Longest time for the slowest rank to read its weights, after the fastest."""
 IDLE_TIMEOUT = timedelta(days=365)
 """Time that a follower waits for a message. A leader that dies closes its connection, which ends the wait at once."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One rank of a group of `size`. local_rank: its number on this machine, which is the number of its GPU."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    @classmethod
+    def of_environment(cls) -> RankInfo:
+        """Read the variables that torchrun, or the verifier's front, has set. Raises BadRequest if one is wrong."""
+        missing = [name for name in TORCHRUN if not os.environ.get(name, "").isdigit()]
+        if missing:
+            raise BadRequest(f"{', '.join(missing)} is not set to a number: start the ranks with torchrun")
+        info = cls(*(int(os.environ[name]) for name in TORCHRUN))
+        if info.size < 2 or info.rank >= info.size:
+            raise BadRequest(f"RANK is {info.rank} of WORLD_SIZE {info.size}, must be one of at least 2 ranks")
+        return info
+
+    def take_device(self, device: str) -> torch.device:
+        """Return this rank's device, of the kind `cpu` or `cuda`. Raises BadRequest if it has none."""
+        if device not in ("cpu", "cuda"):
+            raise BadRequest(
+                f"device is {device}, must be cpu or cuda: of several ranks each takes the GPU of its number"
+            )
+        if device == "cpu":
+            if torch.accelerator.is_available():
+                raise BadRequest(
+                    "device is cpu, but transformers splits over GPUs where it sees some; hide them with"
+                    " CUDA_VISIBLE_DEVICES=''"
+                )
+            return torch.device("cpu")
+        if self.local_rank >= torch.cuda.device_count():
+            raise BadRequest(
+                f"rank {self.rank} needs GPU {self.local_rank}, and there are {torch.cuda.device_count()}; give each"
+                " rank one, or ask for fewer ranks"
+            )
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
+    def meet(self, store_fd: int | None) -> Any:
+        """Wait for all ranks and return the store through which they find one another.
+
+        store_fd: a listening socket at MASTER_ADDR:MASTER_PORT for rank 0; without one torch opens its own.
+        Raises Unavailable if some rank does not come within JOIN_TIMEOUT.
+        """
+        if store_fd is not None and self.rank == 0:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+                address,
+                port,
+                self.size,
+                is_master=True,
+                timeout=JOIN_TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=store_fd,
+            )
+        else:
+            store, _, _ = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+        store.set(f"here/{self.rank}", "")
+        try:
+            store.wait([f"here/{rank}" for rank in range(self.size)], JOIN_TIMEOUT)
+        except RuntimeError as error:
+            raise Unavailable(f"not all {self.size} ranks came within {JOIN_TIMEOUT.seconds} s: {error}") from error
+        return store
 
 
 class RankGroup:
@@ -120,23 +192,21 @@ class RankGroup:
         """Run rank 0's forward passes until it dismisses the others. Raises Unavailable if rank 0 has gone."""
         pool, number = None, 0
         while True:
-            match self._next():
+            try:
+                message = rank_messages.receive(self._channel)
+            except RuntimeError as error:
+                raise Unavailable(f"rank 0 of {self.info.size} has gone: {error}") from error
+            match message:
                 case rank_messages.End():
                     return
                 case rank_messages.Linear(ids):
                     target.linear_logits(ids)
-                case rank_messages.Forward() as message:
+                case rank_messages.Forward():
                     if pool is None or number != message.pool:
                         pool, number = None, message.pool  # frees the old pool's memory before there is a new one
                         pool = KVPool(target.layers, message.pool_slots, dtype=target.torch_dtype, device=target.device)
                     batch = message.batch(target.device)
                     target.forward(batch, target.attention.plan(batch.segments, pool))
-
-    def _next(self) -> rank_messages.RankMessage:
-        try:
-            return rank_messages.receive(self._channel)
-        except RuntimeError as error:
-            raise Unavailable(f"rank 0 of {self.info.size} has gone: {error}") from error
 
     def dismiss(self) -> None:
         """Have the other ranks return from `follow`; nothing happens on a rank that does not lead."""
@@ -168,17 +238,14 @@ class RankGroup:
         """Send a message from rank 0 to all other ranks."""
         rank_messages.send(message, self._channel)
 
-    def _meet(self) -> None:
-        dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
-
     def _read(self, directory: Path, dtype: torch.dtype) -> Any:
         """Read this rank's weights for TargetModel.load, between two barriers: ranks may read at different speeds."""
         size = self.info.size
-        self._meet()
+        dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
         try:
             check_splits(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False), size)
             module = read_module(directory, dtype, distributed_config=DistributedConfig(tp_size=size, tp_plan="auto"))
-            self._meet()
+            dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
         except ModelRefused:
             raise
         except Exception as error:
@@ -204,9 +271,7 @@ class ShardedTarget(TargetModel):
         self._newest_pool = 0
         """Number of the KV pool that the other ranks hold keys and values of."""
         super().__init__(module, **options)
-        self.graphs = (
-            None  # each rank would decide for itself whether to replay a step, and they would not stay in step
-        )
+        self.graphs = None  # each rank would decide for itself whether to replay a step, and they would drift apart
         whole = (self.config.num_attention_heads, getattr(self.config, "num_key_value_heads", None))
         if any(layer.kv_heads in whole for layer in self.layers):
             log.warning("the plan for %s leaves attention whole: every rank holds all keys and values", self.label)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +20,15 @@ from outrider.core.errors import BadRequest
 from outrider.core.proposals import propose
 from outrider.core.tree import ROOT, TokenTree
 
+if TYPE_CHECKING:
+    from outrider.llama import ChainContext
+
 PROMPT_TOKENS = 256
 """The most tokens of prompts that are read in one step, over all sessions: reading delays the step of all."""
 USUAL_TOKENS = 16
 """The most tokens, beside these, that are read of each session: those committed since it was last drafted for."""
 
 Logits = NDArray[np.float32]
-
-
-class Chains(Protocol):
-    """The part of outrider.llama.ChainContext that is needed here."""
-
-    length: int
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    def held(self, sequence: int) -> int: ...
-    def truncate(self, sequence: int, length: int) -> None: ...
-    def feed(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits: ...
 
 
 @dataclass
@@ -73,7 +62,7 @@ class LlamaServerDraft:
 
     def __init__(
         self,
-        chains: Chains,
+        chains: ChainContext,
         *,
         depth: int,
         siblings: int = 1,

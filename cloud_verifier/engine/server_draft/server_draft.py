@@ -18,14 +18,10 @@ from outrider.core.acceptance.node_acceptance import NodeAcceptance
 
 
 class ServerDraft:
-    """Extend every plan before its step, and learn from the verification after it.
-
-    evaluated, accepted: number of the draft's nodes.
-    """
+    """Extend every plan before its step, and learn from the verification after it."""
 
     def __init__(self, draft: LlamaServerDraft) -> None:
-        self.evaluated = self.accepted = 0
-        self._draft: LlamaServerDraft | None = draft
+        self._draft = draft
         self._acceptance = NodeAcceptance()
         self._policy = DraftPolicy()
         self._outcomes: list[tuple[int, int]] = []
@@ -54,12 +50,12 @@ class ServerDraft:
 
         generating = [live[own.session_id] for own in able if own.chain == 1]
         draftless = self._to_draft_for(generating, len(able) + beside, cost)
-        if self._draft is None or not draftless or filled >= rows:
+        if not draftless or filled >= rows:
             return plan
         drafted_for = min(len(draftless), self._draft.max_sessions)
         if self._draft.pauses and not self._policy.pays(step, len(able) + beside, drafted_for, cost):
             return plan
-        drafted = self._propose(self._draft, draftless)
+        drafted = self._propose(draftless)
         counts, favoured = allocation([drafted.get(own.session_id, ()) for own in able], rows - filled, cost, beside)
         nodes = {own.session_id: n for own, n in zip(able, counts, strict=True) if own.session_id in drafted}
         allocations = tuple(replace(own, nodes=nodes.get(own.session_id, own.nodes)) for own in plan.allocations)
@@ -68,8 +64,6 @@ class ServerDraft:
     def _to_draft_for(self, sessions: Sequence[EngineSession], commits: float, cost: CostCurve) -> list[EngineSession]:
         """Return the sessions whose devices draft nothing and whose reading pays; during a trial at least one."""
         draft = self._draft
-        if draft is None:
-            return []
         unread = {
             session.session_id: draft.unread(session.session_id, len(session.tokens))
             for session in sessions
@@ -89,22 +83,16 @@ class ServerDraft:
         return [session for session in draftless if pays(session)] or (draftless[:1] if self._policy.on_trial else [])
 
     def learn(self, evaluated: int, accepted: int) -> None:
-        """Count the nodes of one session that was drafted for."""
-        self.evaluated += evaluated
-        self.accepted += accepted
+        """Learn from the nodes of one session that was drafted for."""
         self._outcomes.append((evaluated, accepted))
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended."""
-        if self._draft is not None:
-            self._draft.release(session_id)
+        self._draft.release(session_id)
 
-    def disable(self) -> None:
-        """Draft no more, since the draft has failed."""
-        self._draft = None
-
-    def _propose(self, draft: LlamaServerDraft, draftless: Sequence[EngineSession]) -> dict[str, Acceptances]:
+    def _propose(self, draftless: Sequence[EngineSession]) -> dict[str, Acceptances]:
         """Draft trees and return their nodes' acceptance by session id, for sessions that could be drafted for."""
+        draft = self._draft
         trees = draft.propose(draftless)
         if trees:
             self._policy.observe_drafting(len(trees), draft.drafting_s)

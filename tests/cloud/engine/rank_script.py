@@ -156,7 +156,7 @@ def lost(group: RankGroup, directories: list[str]) -> None:
         try:
             rig.run()
         except Unavailable as error:
-            committed = rig.engine.stats().committed
+            committed = rig.engine.counters.committed
             say(error=str(error), seconds=time.monotonic() - began, committed=committed)
 
 

@@ -12,7 +12,7 @@ from tiny_targets import Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import POSITIONS, STATES, EngineCounters
-from cloud_verifier.engine_process.codec import counters_to_proto
+from cloud_verifier.engine_process.loop import counters_to_proto
 from outrider.core.protocol.messages import Directive
 
 Plain = Callable[[str], Reference]
@@ -28,10 +28,10 @@ def test_a_perfect_drafts_nodes_are_all_accepted_at_their_positions(llama: Targe
     expected = reference("llama").generate(prompt, 24, ignore_eos=True)
     rig.attach("s", client(prompt, perfect(expected), max_tokens=24, ignore_eos=True))
     rig.run()
-    stats, counters = rig.engine.stats(), rig.engine.counters
-    assert stats.committed == 24
-    assert 0 < stats.accepted <= stats.evaluated
-    assert sum(counters.accepted_by_position) == stats.accepted
+    counters = rig.engine.counters
+    assert counters.committed == 24
+    assert 0 < counters.accepted <= counters.evaluated
+    assert sum(counters.accepted_by_position) == counters.accepted
     assert counters.accepted_by_position[0] == counters.drafts
     assert sorted(counters.accepted_by_position, reverse=True) == counters.accepted_by_position
 
@@ -43,7 +43,7 @@ def test_every_token_is_the_first_or_follows_another(llama: TargetModel) -> None
     rig.run()
     counters = rig.engine.counters
     assert counters.first_token_s.total == 3
-    assert counters.first_token_s.total + counters.token_s.total == rig.engine.stats().committed == 36
+    assert counters.first_token_s.total + counters.token_s.total == counters.committed == 36
     assert counters.queue_s.total == 3
     assert counters.drafts == 0
 
@@ -63,8 +63,8 @@ def test_parts_and_rows_are_of_every_step_prompts_too(llama: TargetModel) -> Non
     rig = Rig(llama, EngineConfig(kv_slots=1024, max_sessions=16, token_budget=16))
     rig.attach("s", client(prompt_of(40), nothing, max_tokens=4, ignore_eos=True))
     rig.run()
-    stats, counters = rig.engine.stats(), rig.engine.counters
-    assert counters.step_s.total == counters.rows.total == stats.steps
+    counters = rig.engine.counters
+    assert counters.step_s.total == counters.rows.total == counters.steps
     assert counters.rows.sum == 40 + 3  # the prompt, and each token but the last
     inside = sum(seconds for part, seconds in counters.part_s.items() if part != "between")
     assert counters.step_s.sum == pytest.approx(inside)
@@ -76,7 +76,7 @@ def test_sessions_are_counted_by_what_they_wait_for(llama: TargetModel) -> None:
     assert rig.engine.stats().states == {**dict.fromkeys(STATES, 0), "queued": 1}
     rig.engine.step()
     assert rig.engine.stats().states["prefill"] == 1
-    while not rig.engine.stats().committed:
+    while not rig.engine.counters.committed:
         rig.engine.step()
     assert rig.engine.stats().states["decode"] == 1
     standing = replace(LIMITS, run_ahead=1)
@@ -91,7 +91,7 @@ def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended
     rig.engine.start("s", attach_of(prompt_of(5), max_tokens=12, ignore_eos=True), LIMITS, Directive(draft_wait_ms=0))
     for _ in range(3):
         rig.engine.step()
-    said = rig.engine.stats().committed
+    said = rig.engine.counters.committed
     assert said >= 2
     rig.engine.append("s", nodes(1, 2, 3, base=0))
     during = rig.engine.stats().dead
@@ -115,7 +115,7 @@ def test_the_front_is_told_all_of_it(llama: TargetModel) -> None:
     rig.run()
     stats, counters = rig.engine.stats(), rig.engine.counters
     message = counters_to_proto(counters, stats)
-    assert (message.committed, message.steps, message.prefilled) == (6, stats.steps, stats.prefilled)
+    assert (message.committed, message.steps, message.prefilled) == (6, counters.steps, counters.prefilled)
     assert list(message.step_s.counts) == counters.step_s.counts
     assert message.step_s.sum == counters.step_s.sum
     assert dict(message.part_s) == counters.part_s

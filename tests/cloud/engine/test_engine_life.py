@@ -110,13 +110,13 @@ def test_an_attach_in_a_greater_epoch_keeps_the_pool_and_sends_what_is_missing(
     one, expected = running(rig, reference)
     received = len(one.device.received)
     rig.engine.step()  # this commit is lost on its way
-    before = rig.engine.stats().prefilled
+    before = rig.engine.counters.prefilled
     rig.attach("s", one)
     events = rig.turn()
     assert isinstance(events[0], Committed)
     assert events[0].commit.start == received
     assert list(events[0].commit.tokens) == expected[received : received + len(events[0].commit.tokens)]
-    assert rig.engine.stats().prefilled == before
+    assert rig.engine.counters.prefilled == before
     rig.run()
     assert one.device.received == expected
     assert rig.slots == (0, 0)
@@ -127,11 +127,11 @@ def test_an_attach_with_another_prompt_keeps_only_the_common_prefix(llama: Targe
     one, _ = running(rig, reference)
     prompt = [*one.device.prompt[:6], 50, 51, 52, 53]
     other = client(prompt, nothing, max_tokens=10, ignore_eos=True)
-    before = rig.engine.stats().prefilled
+    before = rig.engine.counters.prefilled
     rig.attach("s", other, epoch=2)
     rig.run()
     assert other.device.received == reference("llama").generate(prompt, 10, ignore_eos=True)
-    assert rig.engine.stats().prefilled == before + 3
+    assert rig.engine.counters.prefilled == before + 3
     assert rig.slots == (0, 0)
 
 
@@ -425,7 +425,7 @@ def test_a_device_that_stops_listening_stops_its_verifier(llama: TargetModel) ->
     while (deadline := rig.engine.next_deadline()) is not None:
         rig.clock.now = max(deadline, rig.clock.now)
         rig.engine.step()
-    assert rig.engine.stats().committed == LIMITS.run_ahead
+    assert rig.engine.counters.committed == LIMITS.run_ahead
 
 
 SLOW = {1: 1.0}
@@ -481,7 +481,7 @@ def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_eval
         rig.clock.now += 0.005
         assert len(rig.engine.step()) == 1
     assert len(rig.engine.step()) == 1
-    rig.engine.append("s", nodes(3, base=rig.engine.stats().committed))
+    rig.engine.append("s", nodes(3, base=rig.engine.counters.committed))
     assert len(rig.engine.step()) == 1
     assert rig.engine.step() == []
 
@@ -492,7 +492,7 @@ def test_a_device_that_was_slow_once_is_waited_for_again(llama: TargetModel) -> 
     rig.engine.tune("s", rtt_ms=1.0)
     assert len(rig.engine.step()) == 1
     rig.clock.now += 0.0045  # of a draft wait of 5 ms: half as much again would be beyond it
-    rig.engine.append("s", nodes(3, base=rig.engine.stats().committed))
+    rig.engine.append("s", nodes(3, base=rig.engine.counters.committed))
     assert len(rig.engine.step()) == 1
     assert rig.engine.step() == []
 

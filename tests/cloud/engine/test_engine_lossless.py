@@ -99,7 +99,7 @@ def test_the_size_of_prefill_chunks_does_not_show(chunk: int, target: Target, re
     rig.attach("s", client(prompt, perfect(expected), max_tokens=12, ignore_eos=True))
     rig.run()
     assert rig.clients["s"].device.received == expected
-    assert rig.engine.stats().prefilled == 44
+    assert rig.engine.counters.prefilled == 44
 
 
 def test_a_perfect_draft_commits_many_tokens_per_step(target: Target, reference: Plain) -> None:

@@ -32,10 +32,10 @@ def llama(target: Target) -> TargetModel:
 
 def say(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options: Any) -> tuple[list[int], int]:
     """One session from its begin to its end: what it says, and how many tokens were prefilled for it."""
-    before = rig.engine.stats().prefilled
+    before = rig.engine.counters.prefilled
     rig.attach(name, client(prompt, max_tokens=max_tokens, ignore_eos=True, **options))
     rig.run()
-    return rig.clients[name].device.received, rig.engine.stats().prefilled - before
+    return rig.clients[name].device.received, rig.engine.counters.prefilled - before
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gpt_oss"])
@@ -49,8 +49,8 @@ def test_the_second_turn_of_a_chat_prefills_only_what_is_new(kind: str, target: 
     assert again == reference(kind).generate(second, 12, ignore_eos=True)
     # The last token of the answer was never put into the pool, and the last of the prompt is no prefill.
     assert prefilled == 1 + 7 - 1
-    stats = rig.engine.stats()
-    assert (stats.prefix_hits, stats.prefix_tokens) == (1, 40 + 11)
+    stats, counters = rig.engine.stats(), rig.engine.counters
+    assert (counters.prefix_hits, counters.prefix_tokens) == (1, 40 + 11)
     assert stats.kv_cached == len(second) + 11
     assert rig.slots == (0, 0)
 
@@ -67,7 +67,7 @@ def test_sessions_share_a_system_prompt_while_they_live_and_hold_it_once(llama: 
     rig.run()
     for name, end in (("s0", 2), ("s1", 3)):
         assert rig.clients[name].device.received == reference("llama").generate([*system, end], 20, ignore_eos=True)
-    assert rig.engine.stats().prefilled == 100
+    assert rig.engine.counters.prefilled == 100
     assert rig.slots == (0, 0)
 
 
@@ -88,7 +88,7 @@ def test_sessions_that_compute_the_same_at_once_keep_it_once(llama: TargetModel)
     for name in "ab":
         rig.attach(name, client(prompt_of(50), max_tokens=30, ignore_eos=True))
     rig.turn()
-    assert rig.engine.stats().prefilled == 2 * 49
+    assert rig.engine.counters.prefilled == 2 * 49
     assert rig.slots[0] == 50
     rig.run()
     assert rig.slots == (0, 0)
@@ -99,7 +99,7 @@ def test_another_tenant_never_hits(llama: TargetModel) -> None:
     prompt = prompt_of(40)
     for name, salt, prefilled in (("a", "acme", 39), ("b", "bolt", 39), ("c", "", 39), ("d", "acme", 0)):
         assert say(rig, name, prompt, salt=salt)[1] == prefilled
-    assert rig.engine.stats().prefix_hits == 1
+    assert rig.engine.counters.prefix_hits == 1
 
 
 def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel) -> None:
@@ -109,15 +109,15 @@ def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel
     rig.turn()
     rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="bolt"), epoch=2)
     rig.run()
-    assert rig.engine.stats().prefilled == 2 * 29
+    assert rig.engine.counters.prefilled == 2 * 29
 
 
 def test_without_the_cache_nothing_is_kept(llama: TargetModel) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=1024, prefix_cache=False))
     prompt = prompt_of(40)
     assert say(rig, "a", prompt) == say(rig, "b", prompt)
-    stats = rig.engine.stats()
-    assert (stats.prefix_hits, stats.kv_cached, rig.slots) == (0, 0, (0, 0))
+    stats, counters = rig.engine.stats(), rig.engine.counters
+    assert (counters.prefix_hits, stats.kv_cached, rig.slots) == (0, 0, (0, 0))
 
 
 def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plain) -> None:
@@ -149,7 +149,7 @@ def test_a_live_session_whose_device_rests_keeps_what_it_was_promised(llama: Tar
     prompt = prompt_of(30)
     one = client(prompt, max_tokens=60, ignore_eos=True)
     rig.attach("s", one)
-    while rig.engine.stats().committed < 20:
+    while rig.engine.counters.committed < 20:
         rig.turn()
     clients, rig.clients = rig.clients, {}  # its device is silent; the engine runs ahead as far as it may, and stops
     held = [event for _ in range(60) for event in rig.turn()]
@@ -326,6 +326,6 @@ def test_no_session_says_anything_else_for_the_cache_whatever_comes_and_goes(
     for _ in range(100):
         crowd.act()
     crowd.check()
-    stats = crowd.rig.engine.stats()
+    counters = crowd.rig.engine.counters
     assert len(crowd.through) > 8
-    assert (stats.prefix_hits > 10) == cache
+    assert (counters.prefix_hits > 10) == cache

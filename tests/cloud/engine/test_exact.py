@@ -141,7 +141,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
             if not together or end == 0:
                 rig.run()
         rig.run()
-        assert (rig.engine.stats().prefix_hits > 0) == cache
+        assert (rig.engine.counters.prefix_hits > 0) == cache
         assert len(rows) == 4 * 40
         return [rows[key] for key in sorted(rows)]
 

@@ -44,10 +44,11 @@ def test_what_was_freed_last_is_taken_first_in_order() -> None:
 
 def test_a_promise_beyond_what_is_left_is_not_made() -> None:
     one = pool()
-    assert one.reserve(20)
-    assert not one.reserve(13)
+    one.reserve(20)
+    with pytest.raises(InternalError, match="13 KV slots were admitted, 12 are there"):
+        one.reserve(13)
     assert one.unreserved == 12
-    one.unreserve(20)
+    one.reserve(-20)
     assert one.unreserved == 32
 
 

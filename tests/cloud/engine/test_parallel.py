@@ -22,8 +22,7 @@ from tiny_targets import SHAPE
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.parallel import rank_messages, tensor_parallel
-from cloud_verifier.engine.parallel.rank_info import RankInfo
-from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
+from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, RankInfo
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 
 HERE = Path(__file__).parent

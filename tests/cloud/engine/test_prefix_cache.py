@@ -44,14 +44,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         return [(salt, tuple(tokens[: i + 1])) for i in range(len(tokens))]
 
     def held(self) -> set[Path]:
-        return {path for one in self.holders for path in self.path(one.salt, one.tokens[: len(one.lease)])}
+        return {path for one in self.holders for path in self.path(one.salt, one.tokens[: len(one.lease.slots)])}
 
     @rule(salt=salts, tokens=tokens)
     def begins(self, salt: str, tokens: list[int]) -> None:
         lease = self.cache.acquire(salt, tokens)
         expected = [self.known[p] for p in itertools.takewhile(self.known.__contains__, self.path(salt, tokens))]
         assert lease.slots.tolist() == expected
-        self.holders.append(Holder(salt, tokens[: len(lease)], lease.slots, lease))
+        self.holders.append(Holder(salt, tokens[: len(lease.slots)], lease.slots, lease))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=tokens)
@@ -70,7 +70,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def shares(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.holders))
         before = one.slots.tolist()
-        given, lease = before[len(one.lease) :], one.lease
+        given, lease = before[len(one.lease.slots) :], one.lease
         one.lease, doubles = self.cache.publish(lease, one.salt, one.tokens, one.slots)
         expected = []
         for path, slot in zip(self.path(one.salt, one.tokens), before, strict=True):
@@ -85,9 +85,9 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def ends(self, data: st.DataObject) -> None:
         one = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
         others = self.held()
-        mine = set(self.path(one.salt, one.tokens[: len(one.lease)]))
+        mine = set(self.path(one.salt, one.tokens[: len(one.lease.slots)]))
         assert self.cache.held_only_by(one.lease) == len(mine - others)
-        self.free += one.slots[len(one.lease) :].tolist()
+        self.free += one.slots[len(one.lease.slots) :].tolist()
         self.cache.release(one.lease)
 
     @rule(count=st.integers(0, 8))
@@ -104,7 +104,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:
-        private = [slot for one in self.holders for slot in one.slots[len(one.lease) :].tolist()]
+        private = [slot for one in self.holders for slot in one.slots[len(one.lease.slots) :].tolist()]
         assert sorted([*self.free, *private, *self.known.values()]) == list(range(SLOTS))
 
     @invariant()
@@ -141,7 +141,7 @@ def filled(*paths: list[int]) -> PrefixCache:
     cache, slots = PrefixCache(), itertools.count()
     for path in paths:
         lease = cache.acquire("a", path)
-        new = np.asarray([next(slots) for _ in path[len(lease) :]], dtype=np.int32)
+        new = np.asarray([next(slots) for _ in path[len(lease.slots) :]], dtype=np.int32)
         lease, _ = cache.publish(lease, "a", path, np.concatenate([lease.slots, new]))
         cache.release(lease)
     return cache

@@ -44,7 +44,7 @@ def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Targe
     assert isinstance(end.error, Unavailable)
     assert rig.slots == (0, 0)
 
-    before = rig.engine.stats().prefilled
+    before = rig.engine.counters.prefilled
     attach = attach_of(PROMPT, epoch=2, tokens=tuple(tokens[:5]), max_tokens=80, ignore_eos=True)
     rig.engine.start("still", attach, LIMITS, STREAMING)
     while rig.engine.next_deadline() is not None and len(tokens) < 5 + LIMITS.run_ahead:
@@ -53,7 +53,7 @@ def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Targe
             tokens[event.commit.start :] = event.commit.tokens
     assert tokens == reference("llama").generate(PROMPT, 80, ignore_eos=True)[: len(tokens)]
     assert len(tokens) == 5 + LIMITS.run_ahead
-    assert rig.engine.stats().prefilled == before  # what it had computed was in the prefix cache
+    assert rig.engine.counters.prefilled == before  # what it had computed was in the prefix cache
 
 
 def test_it_makes_room_for_others_within_seconds(target: Target) -> None:

@@ -212,7 +212,7 @@ def new_recorder() -> CudaGraphRecorder:
 @pytest.fixture
 def graphed(tiny_directory: Directory) -> tuple[TargetModel, GraphedForward]:
     model = TargetModel.load(tiny_directory("llama"), dtype="float32", device=str(DEVICE), attention="triton")
-    model.graphs = model._graphed(new_recorder)
+    model.graphs = GraphedForward(model._logits, new_recorder, model.config.num_attention_heads, model.layers)
     return model, model.graphs
 
 

@@ -12,7 +12,7 @@ import pytest
 from passages import NOW, contents
 
 from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine_process.codec import produced_to_proto
+from cloud_verifier.engine_process.loop import produced_to_proto
 from cloud_verifier.traffic import recorder as module
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import RecordingCounts
