@@ -17,26 +17,16 @@ from outrider.core.step_cost import StepCost
 
 
 def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slots: int) -> None:
-    """Raise BadRequest for a session that the target, or a KV pool of so many slots, could never hold."""
+    """Raise BadRequest for a session that the target, or a KV pool of so many slots, could never hold.
+
+    All other bounds, those of token ids among them, are those of `codecs.attach_from_proto`.
+    """
     prompt, longest = len(attach.prompt), model.max_sequence
-    if prompt == 0:
-        raise BadRequest.bound("prompt", "empty", "at least one token")
-    if attach.max_tokens < 1:
-        raise BadRequest.bound("max_tokens", attach.max_tokens, "at least 1")
+    got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
     if prompt + attach.max_tokens > longest:
-        got = f"{prompt} + {attach.max_tokens}"
-        raise BadRequest.bound("prompt length + max_tokens", got, f"at most {longest}, the target's longest sequence")
+        raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
     if slots_needed(attach, limits) > slots:
-        got = f"{prompt} + {attach.max_tokens}"
-        room = slots - limits.nodes
-        raise BadRequest.bound("prompt length + max_tokens", got, f"at most {room}, what the verifier can hold")
-    if len(attach.tokens) > attach.max_tokens:
-        raise BadRequest.bound("tokens", f"{len(attach.tokens)} long", f"at most max_tokens = {attach.max_tokens}")
-    for field in ("prompt", "tokens", "stop_token_ids"):
-        ids: tuple[int, ...] = getattr(attach, field)
-        if ids and not (min(ids) >= 0 and max(ids) < model.vocab_size):
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise BadRequest.bound(field, f"holding {wrong}", f"ids from 0 to {model.vocab_size - 1}")
+        raise BadRequest.bound(field, got, f"at most {slots - limits.nodes}, what the verifier can hold")
 
 
 class Admission:
@@ -92,15 +82,8 @@ class Admission:
         before = [other.pending for other in able if other.pending > 1]
         if session.pending == 1 or not before:
             return 0.0
-        generating, profiler = len(able) - len(before), self._profiler
-
-        def seconds(prompts: Sequence[int]) -> float:
-            between_s = profiler.between_s
-            return first_token_s(
-                session.pending, prompts, generating, self._config.budget, profiler.cost, between_s=between_s
-            )
-
-        return seconds(before) - seconds(())
+        rest = (len(able) - len(before), self._config.budget, self._profiler.cost, self._profiler.between_s)
+        return first_token_s(session.pending, before, *rest) - first_token_s(session.pending, (), *rest)
 
     def _retry_after(self) -> float:
         """Return the seconds, from 0.2 to 30, after which the first live session can end by plain steps."""
@@ -109,7 +92,7 @@ class Admission:
 
 
 def first_token_s(
-    own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, *, between_s: float = 0.0
+    own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, between_s: float = 0.0
 ) -> float:
     """Estimate the seconds to read a prompt of `own` tokens behind others, by the rules of the scheduler.
 
@@ -139,4 +122,4 @@ def first_token_s(
         left.append(max(0, other - read))
         read = max(0, read - other)
     left_own = max(1, own - max(read, until // (OVERDUE + 1) * rows))
-    return seconds(until, rows) + first_token_s(left_own, left, 1, budget, cost, between_s=between_s)
+    return seconds(until, rows) + first_token_s(left_own, left, 1, budget, cost, between_s)

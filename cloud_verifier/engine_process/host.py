@@ -60,21 +60,18 @@ class EngineHost:
         """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
         self.ranks.expect_end()
         if self._process is not None:
-            await self._stop(self._process)
-        await self.ranks.stop()
-
-    async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        loading = self._ready.cancel()
-        self.send(pb.EngineRequest(quit=pb.Quit()))
-        try:
-            await asyncio.wait_for(process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
-        except TimeoutError:
-            self._kill()
-            await process.wait()
+            loading = self._ready.cancel()
+            self.send(pb.EngineRequest(quit=pb.Quit()))
+            try:
+                await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
         if self._pump is not None:
             await self._pump
         if self._writer is not None:
             self._writer.close()
+        await self.ranks.stop()
 
     @property
     def pid(self) -> int:

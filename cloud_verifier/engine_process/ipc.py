@@ -8,15 +8,12 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
-from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from outrider.core import errors
 from outrider.core.errors import InternalError, OutriderError
 from outrider.wire.v1 import engine_pb2 as pb
-
-M = TypeVar("M", bound=Message)
 
 _HEADER = struct.Struct("<I")
 _RECEIVE_BYTES = 1 << 18

@@ -106,7 +106,9 @@ class EngineLoop:
             case "cancel":
                 self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
             case "tune":
-                self._tune(session_id, request.tune)
+                tune = request.tune
+                directive = codecs.directive_from_proto(tune.directive) if tune.HasField("directive") else None
+                self._engine.tune(session_id, directive=directive, rtt_ms=tune.rtt_ms or None)
             case "draft":
                 self._engine.drafts_with(session_id, codecs.draft_in_use_from_proto(request.draft))
             case "stop":
@@ -125,10 +127,6 @@ class EngineLoop:
             start.record,
         )
         self._epochs[request.session_id] = request.epoch
-
-    def _tune(self, session_id: str, tune: pb.Tune) -> None:
-        directive = codecs.directive_from_proto(tune.directive) if tune.HasField("directive") else None
-        self._engine.tune(session_id, directive=directive, rtt_ms=tune.rtt_ms or None)
 
     def _event(self, event: Event) -> pb.EngineEvent:
         match event:
@@ -240,15 +238,7 @@ def follow(config: VerifierConfig) -> None:
     """Load a rank's share of the target, and follow rank 0. Raises ModelRefused, or Unavailable if rank 0 has gone."""
     disable_progress_bar()
     with _join(config) as group:
-        group.follow(
-            group.load(
-                config.model,
-                dtype=config.dtype,
-                attention=config.attention,
-                threads=config.threads,
-                name=config.target_name,
-            )
-        )
+        group.follow(group.load(**_load_options(config)))
 
 
 def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
@@ -258,20 +248,18 @@ def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContex
     return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)
 
 
+def _load_options(config: VerifierConfig) -> dict[str, Any]:
+    options = {name: getattr(config, name) for name in ("dtype", "attention", "threads")}
+    return {"path": config.model, "name": config.target_name, **options}
+
+
 def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
     disable_progress_bar()  # it would write into the front's log, from a thread of its own
 
     def progress(text: str) -> None:
         end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
 
-    model = load(
-        config.model,
-        dtype=config.dtype,
-        attention=config.attention,
-        threads=config.threads,
-        name=config.target_name,
-        on_progress=progress,
-    )
+    model = load(**_load_options(config), on_progress=progress)
     progress("numerics check: token trees against plain sequences")
     check_numerics(model, rows=config.token_budget)
     progress("measuring what a step costs")

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 RETRY_S = 1.0
 CLOCK_SKEW_S = 5.0
-SessionDirective = tuple[str, int, Directive]
-"""Session id, epoch, and the session's directive."""
 SOONEST = 0.1
 """Least share of the report interval between two reports, however many tickets with unknown keys come."""
 
@@ -166,8 +164,8 @@ class RegistryClient:
         await self._channel.close()
 
 
-def directives_of(answer: pb.ReportResponse) -> Iterator[SessionDirective]:
-    """Yield the directives for sessions, but for those out of bounds, which are logged."""
+def directives_of(answer: pb.ReportResponse) -> Iterator[tuple[str, int, Directive]]:
+    """Yield (session id, epoch, directive) of each directive, but for those out of bounds, which are logged."""
     for message in answer.directives:
         try:
             yield message.session_id, message.epoch, codecs.directive_from_proto(message.directive)

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
@@ -22,7 +21,6 @@ from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import FINISHES, GONE, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.session_stream import SessionStream
-from cloud_verifier.traffic.passage import NO_PROMPT
 from cloud_verifier.traffic.passage_builder import HELD
 from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from outrider.core.errors import (
@@ -153,7 +151,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             await abort(context, error)
         finally:
             self._count_end(stream, failure)
-            _end_span(span, stream, failure)
+            if stream is not None:
+                span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.counters.tokens)
+            span.end(kind_of(failure) if failure is not None else "")
             if watching is not None:
                 watching.cancel()
             if stream is not None:
@@ -217,7 +217,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """Have the session recorded, if its ticket and this verifier's settings both allow it."""
         if self._recorder is None or not stream.recorded:
             return
-        grant = stream.grant
+        grant, prompt = stream.grant, opening.attach.prompt
+        # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
+        kept = prompt[max(0, len(prompt) - self._config.traffic_prompt_tokens - HELD) :] if grant.keep_prompts else ()
         session = RecordedSession(
             session_id=stream.session_id,
             tenant=grant.tenant,
@@ -225,14 +227,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             weights_hash=self._target.weights_hash,
             temperature=opening.attach.sampling.temperature,
             keep_s=grant.keep_s,
-            prompt=self._kept_prompt(opening) if grant.keep_prompts else NO_PROMPT,
+            prompt=np.array(kept, np.int32),
         )
         self._recorder.begin(session, stream.epoch)
-
-    def _kept_prompt(self, opening: codecs.Open) -> NDArray[np.int32]:
-        """Return the end of the prompt, and before it as many ids as a redaction hook must see beside the cut."""
-        prompt = opening.attach.prompt
-        return np.array(prompt[max(0, len(prompt) - self._config.traffic_prompt_tokens - HELD) :], np.int32)
 
     def _leave(self, stream: SessionStream) -> None:
         if self._recorder is not None and stream.recorded:
@@ -308,9 +305,3 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions
         without a ticket share with nobody if the verifier is open to all."""
         return grant.session_id if self._config.open_to_all and not self._config.coordinator else grant.tenant
-
-
-def _end_span(span: traces.Span, stream: SessionStream | None, failure: Exception | None) -> None:
-    if stream is not None:
-        span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.counters.tokens)
-    span.end(kind_of(failure) if failure is not None else "")

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.kernels.step_tables import WIDTHS, width_of
+from cloud_verifier.engine.kernels.step_tables import TILE, WIDTHS, width_of
 from cloud_verifier.engine.kernels.triton_attention import TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 
@@ -110,7 +110,7 @@ class GraphedForward:
         self._new_recorder = new_recorder
         self._kv_heads = max(layer.kv_heads for layer in layers)
         dim = max(layer.value_dim for layer in layers)
-        self._items = TritonPlan.items_within(PARTIAL_BYTES, heads, dim)
+        self._items = max(1, PARTIAL_BYTES // (4 * TILE * heads * (dim + 2)))
         self._static: _Static | None = None
         self.off = ""
         """The reason why this model runs without graphs; empty if it runs with them."""
@@ -230,6 +230,7 @@ _READING = {
 }
 """Operations after which the host has to know the result, or the result's shape."""
 _COPYING = {_aten._to_copy, _aten.copy_}
+_MASKS = (torch.bool, torch.uint8)
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index}
 
 
@@ -250,16 +251,9 @@ class ReadsBack(TorchDispatchMode):
             return result
         result = func(*args, **kwargs)
         packet = func.overloadpacket
-        moved = packet in _COPYING and _devices(args, result) > 1
-        masked = packet in _INDEXING and any(_is_mask(index) for index in args[1])
+        devices = {value.device for value in (*args, result) if isinstance(value, torch.Tensor)}
+        moved = packet in _COPYING and len(devices) > 1
+        masked = packet in _INDEXING and any(getattr(index, "dtype", None) in _MASKS for index in args[1])
         if packet in _READING or moved or masked:
             self.found.add(str(packet))
         return result
-
-
-def _devices(args: tuple[Any, ...], result: Any) -> int:
-    return len({value.device for value in (*args, result) if isinstance(value, torch.Tensor)})
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

@@ -122,11 +122,6 @@ class TritonPlan:
             plan._partials = shared
         return plans
 
-    @staticmethod
-    def items_within(size: int, heads: int, dim: int) -> int:
-        """Return the number of items whose partial results take `size` bytes."""
-        return max(1, size // (4 * step_tables.TILE * heads * (dim + 2)))
-
 
 class _Staging:
     """Pinned host memory that grows as needed and is used again when its last copy is over."""

@@ -20,18 +20,6 @@ Numbers = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class End:
-    """The last message: rank 0 sends nothing after it."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A plain forward pass over one sequence of token ids, for the numerics check."""
-
-    ids: list[int]
-
-
-@dataclass(frozen=True)
 class Forward:
     """A packed forward pass.
 
@@ -53,7 +41,8 @@ class Forward:
         return replace(PackedBatch.pack(self.segments, device), logit_rows=rows)
 
 
-RankMessage = End | Linear | Forward
+RankMessage = Forward | list[int] | None
+"""A packed forward pass; token ids for a plain one, as the numerics check needs; or None as the last message."""
 _END, _LINEAR, _FORWARD = range(3)
 
 
@@ -79,10 +68,10 @@ def receive(channel: Any) -> RankMessage:
 def encode(message: RankMessage) -> tuple[int, Numbers]:
     """Return the message as (kind, numbers)."""
     match message:
-        case End():
+        case None:
             return _END, np.empty(0, dtype=np.int32)
-        case Linear(ids):
-            return _LINEAR, np.asarray(ids, dtype=np.int32)
+        case list():
+            return _LINEAR, np.asarray(message, dtype=np.int32)
         case Forward(pool, pool_slots, segments, logit_rows):
             parts = [np.asarray([pool, pool_slots, len(segments), len(logit_rows)]), logit_rows]
             for s in segments:
@@ -95,9 +84,10 @@ def decode(kind: int, numbers: Numbers) -> RankMessage:
     """Reverse `encode`. Raises InternalError for what it cannot have made."""
     match kind:
         case 0:
-            return End()
+            return None
         case 1:
-            return Linear(numbers.tolist())
+            ids: list[int] = numbers.tolist()
+            return ids
         case 2:
             return _decode_forward(numbers)
     raise InternalError(f"a rank message of kind {kind} came, must be 0 to 2: the ranks do not run the same version")

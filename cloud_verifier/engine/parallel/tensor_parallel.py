@@ -197,10 +197,10 @@ class RankGroup:
             except RuntimeError as error:
                 raise Unavailable(f"rank 0 of {self.info.size} has gone: {error}") from error
             match message:
-                case rank_messages.End():
+                case None:
                     return
-                case rank_messages.Linear(ids):
-                    target.linear_logits(ids)
+                case list():
+                    target.linear_logits(message)
                 case rank_messages.Forward():
                     if pool is None or number != message.pool:
                         pool, number = None, message.pool  # frees the old pool's memory before there is a new one
@@ -213,7 +213,7 @@ class RankGroup:
         following, self._following = self._following, False
         if following and not self._failed:
             try:
-                self.send(rank_messages.End())
+                self.send(None)
             except RuntimeError as error:
                 log.info("a rank had gone before it was dismissed: %s", error)
 
@@ -298,7 +298,7 @@ class ShardedTarget(TargetModel):
         if self._group is None:
             return super().linear_logits(ids)
         with self._group.in_step():
-            self._group.send(rank_messages.Linear(ids))
+            self._group.send(ids)
             return super().linear_logits(ids)
 
 

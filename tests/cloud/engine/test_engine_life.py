@@ -207,13 +207,6 @@ def test_the_oldest_epochs_are_forgotten_first(llama: TargetModel) -> None:
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("prompt", {"prompt": ()}),
-        ("prompt", {"prompt": (3, VOCAB)}),
-        ("prompt", {"prompt": (3, -1)}),
-        ("tokens", {"tokens": (VOCAB,)}),
-        ("tokens", {"tokens": (1,) * 17}),
-        ("stop_token_ids", {"stop_token_ids": (VOCAB,)}),
-        ("max_tokens", {"max_tokens": 0}),
         ("prompt length + max_tokens", {"max_tokens": 254}),
         ("prompt length + max_tokens", {"max_tokens": 220}),
     ],
