@@ -34,8 +34,7 @@ class EngineConfig:
     """The most tokens of ended sessions that are kept for devices that have not received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
-        names = "kv_slots", "token_budget", "prefill_chunk", "max_sessions", "first_token_s", "standing_s", "record_top"
-        for name in names:
+        for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "standing_s", "record_top"):
             if not getattr(self, name) >= 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:

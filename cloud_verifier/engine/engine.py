@@ -351,7 +351,7 @@ class Engine:
         try:
             packed = PackedBatch.pack([segment for _, segment, _ in rows], self.model.device)
             self._profiler.lap()
-            logits = self._forward(packed)
+            logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self._pool))
         except Unavailable:
             raise  # the target itself has gone, and no session is to blame
         except Exception as error:
@@ -374,10 +374,6 @@ class Engine:
             tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
             prefilled=any(segment.chain > 1 for _, segment, _ in rows),
         )
-
-    def _forward(self, packed: PackedBatch) -> torch.Tensor:
-        """Return logits `[R, V]` of the rows that need them."""
-        return self.model.forward(packed, self.model.attention.plan(packed.segments, self._pool))
 
     def _verify(self, rows: Sequence[_Rows], packed: PackedBatch, logits: torch.Tensor) -> list[Verified | None]:
         """Return every session's path; None if its prompt goes on, or if the session failed."""

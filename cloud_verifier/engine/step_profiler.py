@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.kv_pool import KVPool, Slots
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import EngineCounters, MovingAverage
 from outrider.core.step_cost import KNOTS, StepCost
@@ -129,7 +128,25 @@ def profile(
     The least of several timings counts: whatever else runs on the machine only adds to it.
     """
     ends = clock() + limit_s
-    bench = _Bench(model, rows, clock)
+    length = min(PREFIX, model.max_sequence - 1)
+    slots = SESSIONS * length + max(rows, SESSIONS)
+    # Keys and values are zero, which take as long as real ones.
+    pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
+    prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
+
+    def seconds(counts: Sequence[int]) -> float:
+        """Return the seconds of one forward pass over as many sessions, with these rows each."""
+        begun = clock()
+        last = model.max_sequence - 1
+        segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
+        batch = PackedBatch.pack(segments, model.device)
+        logits = model.forward(batch, model.attention.plan(segments, pool))
+        logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
+        taken = clock() - begun
+        for segment in segments:
+            pool.release(segment.slots)
+        return taken
+
     best: dict[int, float] = {}
     crowd = float("inf")
     knots = [knot for knot in KNOTS if knot <= rows]
@@ -139,9 +156,9 @@ def profile(
             expected = best.get(size, best[largest] * size / largest)  # a new size at the cost per row of the largest
             if clock() + expected > ends:
                 continue  # a smaller size of the next round may still fit
-        best[size] = min(best.get(size, float("inf")), bench.seconds([size]))
+        best[size] = min(best.get(size, float("inf")), seconds([size]))
         if size == SESSIONS:
-            crowd = min(crowd, bench.seconds([1] * SESSIONS))
+            crowd = min(crowd, seconds([1] * SESSIONS))
     share = (crowd - best[SESSIONS]) / (SESSIONS - 1) if crowd < float("inf") else 0.0
     return StepCost(best, share)
 
@@ -153,38 +170,15 @@ def describe(cost: StepCost) -> str:
     return f"a step takes {shown}; a session {1e3 * cost.share_s:.2f} ms"
 
 
-class _Bench:
-    """Time forward passes over sequences whose keys and values are zero, which take as long as real ones."""
-
-    def __init__(self, model: TargetModel, rows: int, clock: Callable[[], float]) -> None:
-        self._model = model
-        self._clock = clock
-        self._prefix = min(PREFIX, model.max_sequence - 1)
-        slots = SESSIONS * self._prefix + max(rows, SESSIONS)
-        self._pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
-        self._prefixes = [self._pool.allocate(self._prefix) for _ in range(SESSIONS)]
-
-    def seconds(self, rows: list[int]) -> float:
-        """Return the seconds of one forward pass over as many sessions, with these rows each."""
-        begun = self._clock()
-        segments = [self._segment(prefix, count) for prefix, count in zip(self._prefixes, rows, strict=False)]
-        batch = PackedBatch.pack(segments, self._model.device)
-        logits = self._model.forward(batch, self._model.attention.plan(segments, self._pool))
-        logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
-        taken = self._clock() - begun
-        for segment in segments:
-            self._pool.release(segment.slots)
-        return taken
-
-    def _segment(self, prefix: NDArray[np.int32], rows: int) -> Segment:
-        """Return a segment of one token and a chain of nodes below it."""
-        last = self._model.max_sequence - 1
-        return Segment(
-            tokens=np.zeros(rows, dtype=np.int64),
-            chain=1,
-            parents=np.arange(rows - 1, dtype=np.int64),
-            positions=np.minimum(self._prefix + np.arange(rows, dtype=np.int64), last),
-            prefix=prefix,
-            slots=self._pool.allocate(rows),
-            wants_logits=True,
-        )
+def _segment(prefix: Slots, slots: Slots, last_position: int) -> Segment:
+    """Return a segment of one token and a chain of nodes below it."""
+    rows = len(slots)
+    return Segment(
+        tokens=np.zeros(rows, dtype=np.int64),
+        chain=1,
+        parents=np.arange(rows - 1, dtype=np.int64),
+        positions=np.minimum(len(prefix) + np.arange(rows, dtype=np.int64), last_position),
+        prefix=prefix,
+        slots=slots,
+        wants_logits=True,
+    )

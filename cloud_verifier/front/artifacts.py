@@ -80,15 +80,11 @@ def special_tokens(model: Path) -> dict[str, str]:
     tokenizer_config.json take precedence."""
     tokens: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        texts = {name: _token_text(value) for name, value in _json(model / file).items() if name.endswith("_token")}
-        tokens |= {name: text for name, text in texts.items() if text is not None}
+        for name, value in _json(model / file).items():
+            text = value.get("content") if isinstance(value, dict) else value  # an AddedToken's fields, or its text
+            if name.endswith("_token") and isinstance(text, str):
+                tokens[name] = text
     return tokens
-
-
-def _token_text(value: object) -> str | None:
-    """Return the text of a token that is written as its text or as an AddedToken's fields; None for anything else."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -30,36 +30,24 @@ MAX_UNSEEN = 256
 
 @dataclass
 class FrontCounters:
-    """Counts of all streams and reports since the process began."""
+    """Counts of all streams and reports since the process began; `metrics` says what each one counts."""
 
     opened: int = 0
-    """Streams that were admitted."""
     resumed: int = 0
-    """Admitted streams whose devices had received tokens before."""
     refused: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KINDS, 0)))
     """Streams that ended with an error before any token, by the error's class."""
     ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
     """All other streams, by how they ended: eos, length, cancelled, gone, or the error's class."""
     nodes: int = 0
-    """Nodes that devices sent."""
     appends: int = 0
-    """Appends that devices sent."""
     append_commit_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """Seconds from a device's nodes to the first Commit that has seen them."""
     rtt_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """Round trips of answered pings, in seconds."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """`nodes_per_step` of the directives that devices got."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """`window_depth` of the directives that devices got."""
     draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    """`draft_wait_ms` of the directives that devices got, in seconds."""
     reports: int = 0
-    """Reports that the coordinator took."""
     reports_failed: int = 0
-    """Reports that it did not take."""
     report_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
-    """Seconds from a report to its answer."""
 
 
 class StreamCounters:

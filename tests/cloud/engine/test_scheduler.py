@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.support.even_allocation import evenly
+from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.row_allocation import AllocationPolicy
 from cloud_verifier.engine.scheduler import (
     OVERDUE,
@@ -179,10 +180,15 @@ def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earl
     assert [own.session_id for own in allocated(first, replace(second, skipped=OVERDUE))] == ["second"]
 
 
-@pytest.mark.parametrize(("rows", "prefill_rows"), [(1, 1), (0, 0), (8, 0), (8, 9)])
-def test_a_budget_in_which_somebody_would_starve_is_refused(rows: int, prefill_rows: int) -> None:
-    with pytest.raises(BadRequest, match="rows"):
-        StepBudget(rows, prefill_rows)
+@pytest.mark.parametrize("bounds", [{"token_budget": 1}, {"token_budget": 0}, {"prefill_chunk": 0}])
+def test_a_budget_in_which_a_session_would_starve_is_refused(bounds: dict[str, int]) -> None:
+    [name] = bounds
+    with pytest.raises(BadRequest, match=name):
+        EngineConfig(**bounds)
+
+
+def test_prompts_get_no_more_rows_than_there_are() -> None:
+    assert EngineConfig(token_budget=8, prefill_chunk=9).budget == StepBudget(rows=8, prefill_rows=8)
 
 
 @dataclass
