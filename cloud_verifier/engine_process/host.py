@@ -20,8 +20,6 @@ from outrider.wire.v1 import engine_pb2 as pb
 log = logging.getLogger(__name__)
 
 Inbox = asyncio.Queue[pb.EngineEvent]
-Key = tuple[str, int]
-"""session id and epoch"""
 
 STOP_TIMEOUT_S = 5.0
 TICK_S = 0.25
@@ -35,7 +33,8 @@ class EngineHost:
     def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
         self._config = config
         self._on_progress = on_progress
-        self._inboxes: dict[Key, Inbox] = {}
+        self._inboxes: dict[tuple[str, int], Inbox] = {}
+        """(session id, epoch) -> the inbox of the stream"""
         self.ranks = RankProcesses(config, self._kill)
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None

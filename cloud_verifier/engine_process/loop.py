@@ -182,23 +182,6 @@ def _recorded(tokens: RecordedTokens) -> pb.EngineEvent | None:
         return None
 
 
-def _ready(model: TargetModel) -> pb.EngineReady:
-    """Describe the loaded target; the front adds the tokenizer's hash."""
-    target = session_pb2.TargetIdentity(
-        name=model.name,
-        weights_hash=f"sha256:{model.weights_hash}",
-        dtype=model.dtype,
-        backend=model.backend,
-        hardware=model.hardware,
-    )
-    return pb.EngineReady(
-        target=target,
-        vocabulary_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        max_sequence=model.max_sequence,
-    )
-
-
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
     """Load the server draft, if the settings name one. Raises ModelRefused or VocabularyMismatch."""
     if config.server_draft is None:
@@ -279,5 +262,18 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         cost=cost,
         server_draft=_server_draft(config, model, progress),
     )
-    end.send([pb.EngineEvent(ready=_ready(model))])
+    target = session_pb2.TargetIdentity(
+        name=model.name,
+        weights_hash=f"sha256:{model.weights_hash}",
+        dtype=model.dtype,
+        backend=model.backend,
+        hardware=model.hardware,
+    )  # the front adds the tokenizer's hash
+    ready = pb.EngineReady(
+        target=target,
+        vocabulary_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_sequence=model.max_sequence,
+    )
+    end.send([pb.EngineEvent(ready=ready)])
     EngineLoop(engine, end, model.vocab_size).run()

@@ -58,11 +58,6 @@ class RankProcesses:
         self._watching = asyncio.create_task(self._watch())
         return first
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of all ranks but rank 0."""
-        return [process.pid for process in self._others]
-
     def expect_end(self) -> None:
         """Do not call `on_lost` when a rank ends."""
         if self._watching is not None:

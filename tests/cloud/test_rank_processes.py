@@ -126,7 +126,7 @@ async def test_a_rank_that_dies_while_nothing_is_computed_ends_the_engine_too(
         inbox = host.register("s", 1)
         host.send(start())
         await tokens_of(inbox)
-        psutil.Process(host.ranks.pids[0]).kill()
+        psutil.Process(host.ranks._others[0].pid).kill()
         waiting = host.register("w", 1)
         with pytest.raises(Unavailable, match="engine process has ended"):
             await tokens_of(waiting)
@@ -142,7 +142,7 @@ async def test_a_rank_that_dies_within_a_session_is_told_at_once(
     try:
         await host.start()
         inbox = host.register("s", 1)
-        psutil.Process(host.ranks.pids[0]).kill()
+        psutil.Process(host.ranks._others[0].pid).kill()
         host.send(start(max_tokens=100))
         async with asyncio.timeout(3.0):
             with pytest.raises(Unavailable, match="engine process has ended"):

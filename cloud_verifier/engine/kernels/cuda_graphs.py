@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +27,7 @@ from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.kernels.step_tables import TILE, WIDTHS, width_of
 from cloud_verifier.engine.kernels.triton_attention import TritonPlan
-from cloud_verifier.engine.kv_pool import KVPool, LayerShape
+from cloud_verifier.engine.kv_pool import LayerShape
 
 log = logging.getLogger(__name__)
 
@@ -80,23 +79,22 @@ class CudaGraphRecorder:
         return graph.replay
 
 
-@dataclass
 class _Static:
-    """Buffers at fixed addresses that the graphs over one pool read and write; W is the greatest width.
+    """Buffers at fixed addresses that the graphs over one pool read and write; W is the greatest width."""
 
-    ids and positions: int64 `[1, W]`. rows: int64 `[W]`. tables: int32 `[TABLE_INTS]`. plans: by width.
-    logits: `[W, V]`, created when the first forward pass has shown their dtype.
-    replays: by the width of rows and the width of logits.
-    """
-
-    pool: KVPool
-    ids: torch.Tensor
-    positions: torch.Tensor
-    rows: torch.Tensor
-    tables: torch.Tensor
-    plans: dict[int, TritonPlan]
-    logits: torch.Tensor | None = None
-    replays: dict[tuple[int, int], Callable[[], None]] = field(default_factory=dict)
+    def __init__(self, plan: TritonPlan, items: int, programs: int) -> None:
+        device, widest = plan.tables.device, WIDTHS[-1]
+        self.pool = plan.pool
+        self.ids = torch.zeros(1, widest, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(1, widest, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(widest, dtype=torch.int64, device=device)
+        self.tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
+        self.plans = plan.static(self.tables, WIDTHS, items, programs)
+        """By the width of rows."""
+        self.logits: torch.Tensor | None = None
+        """`[W, V]`, created when the first forward pass has shown their dtype."""
+        self.replays: dict[tuple[int, int], Callable[[], None]] = {}
+        """By the width of rows and the width of logits."""
 
 
 class GraphedForward:
@@ -138,7 +136,9 @@ class GraphedForward:
         static = self._static
         if static is None or static.pool is not plan.pool:
             self._static = None  # frees the old graphs before new ones are captured
-            static = self._static = self._prepare(plan)
+            self._recorder = self._new_recorder()
+            programs = max(1, self._recorder.programs // self._kv_heads)
+            static = self._static = _Static(plan, self._items, programs)
         wanted = len(batch.logit_rows)
         key = (plan.width, width_of(max(1, wanted)))
         _fill(static, batch, plan, key)
@@ -148,20 +148,6 @@ class GraphedForward:
         if static.logits is None:
             return None
         return static.logits[:wanted].clone()
-
-    def _prepare(self, plan: TritonPlan) -> _Static:
-        device, most = plan.tables.device, WIDTHS[-1]
-        self._recorder = self._new_recorder()
-        tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
-        programs = max(1, self._recorder.programs // self._kv_heads)
-        return _Static(
-            pool=plan.pool,
-            ids=torch.zeros(1, most, dtype=torch.int64, device=device),
-            positions=torch.zeros(1, most, dtype=torch.int64, device=device),
-            rows=torch.zeros(most, dtype=torch.int64, device=device),
-            tables=tables,
-            plans=plan.static(tables, WIDTHS, self._items, programs),
-        )
 
     def _record(self, static: _Static, key: tuple[int, int]) -> bool:
         """Capture the graph for this (width of rows, width of logits); returns False if that turned graphs off.

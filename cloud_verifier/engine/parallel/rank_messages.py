@@ -1,11 +1,13 @@
 """Encode what rank 0 has the other ranks compute as int32 tensors, and broadcast it: no pickle, nothing but numbers.
 
-A message is two broadcasts: `[kind, count]` and, unless count is 0, that many numbers.
+A message is two broadcasts: `[kind, count]` and that many numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,8 +52,7 @@ def send(message: RankMessage, channel: Any) -> None:
     """Broadcast a message from rank 0. Raises RuntimeError if a rank has gone."""
     kind, numbers = encode(message)
     dist.broadcast(torch.tensor([kind, len(numbers)], dtype=torch.int32), src=0, group=channel)
-    if len(numbers):
-        dist.broadcast(torch.from_numpy(numbers), src=0, group=channel)
+    dist.broadcast(torch.from_numpy(numbers), src=0, group=channel)
 
 
 def receive(channel: Any) -> RankMessage:
@@ -60,57 +61,45 @@ def receive(channel: Any) -> RankMessage:
     dist.broadcast(header, src=0, group=channel)
     kind, count = header.tolist()
     numbers = torch.empty(count, dtype=torch.int32)
-    if count:
-        dist.broadcast(numbers, src=0, group=channel)
+    dist.broadcast(numbers, src=0, group=channel)
     return decode(kind, numbers.numpy())
 
 
 def encode(message: RankMessage) -> tuple[int, Numbers]:
-    """Return the message as (kind, numbers)."""
+    """Return the message as (kind, numbers): the number of its arrays, their lengths, and the arrays one by one."""
+    kind, arrays = _END, list[NDArray[np.integer[Any]]]()
     match message:
-        case None:
-            return _END, np.empty(0, dtype=np.int32)
         case list():
-            return _LINEAR, np.asarray(message, dtype=np.int32)
+            kind, arrays = _LINEAR, [np.asarray(message)]
         case Forward(pool, pool_slots, segments, logit_rows):
-            parts = [np.asarray([pool, pool_slots, len(segments), len(logit_rows)]), logit_rows]
+            kind, arrays = _FORWARD, [np.asarray([pool, pool_slots]), logit_rows]
             for s in segments:
-                parts.append(np.asarray([s.rows, s.chain, s.start, s.wants_logits]))
-                parts += [s.tokens, s.parents, s.positions, s.prefix, s.slots]
-            return _FORWARD, np.concatenate(parts).astype(np.int32)
+                arrays += [np.asarray([s.chain, s.wants_logits]), s.tokens, s.parents, s.positions, s.prefix, s.slots]
+    lengths = np.asarray([len(arrays), *map(len, arrays)])
+    return kind, np.concatenate([lengths, *arrays]).astype(np.int32)
 
 
 def decode(kind: int, numbers: Numbers) -> RankMessage:
     """Reverse `encode`. Raises InternalError for what it cannot have made."""
+    first = 1 + int(numbers[0])
+    ends = (first + np.cumsum(numbers[1:first])).tolist()
+    if 1 + len(ends) != first or len(numbers) != [first, *ends][-1]:
+        raise InternalError(f"a rank message has {len(numbers)} numbers, which is not what its lengths say")
+    arrays = [numbers[begin:end] for begin, end in pairwise([first, *ends])]
     match kind:
         case 0:
             return None
         case 1:
-            ids: list[int] = numbers.tolist()
+            ids: list[int] = arrays[0].tolist()
             return ids
         case 2:
-            return _decode_forward(numbers)
+            (pool, pool_slots), logit_rows = arrays[0].tolist(), arrays[1]
+            return Forward(pool, pool_slots, tuple(_segments(arrays[2:])), logit_rows)
     raise InternalError(f"a rank message of kind {kind} came, must be 0 to 2: the ranks do not run the same version")
 
 
-def _decode_forward(numbers: Numbers) -> Forward:
-    position = 0
-
-    def take(count: int) -> Numbers:
-        nonlocal position
-        taken = numbers[position : position + max(0, count)]
-        if len(taken) != count:
-            raise InternalError(f"a rank message has {len(numbers)} numbers, which is too few")
-        position += count
-        return taken
-
-    pool, pool_slots, count, wanted = take(4).tolist()
-    logit_rows = take(wanted)
-    segments = []
-    for _ in range(count):
-        rows, chain, start, wants_logits = take(4).tolist()
-        tokens, parents, positions = (take(n).astype(np.int64) for n in (rows, rows - chain, rows))
-        segments.append(Segment(tokens, chain, parents, positions, take(start), take(rows), bool(wants_logits)))
-    if position != len(numbers):
-        raise InternalError(f"a rank message has {len(numbers)} numbers, must be {position}")
-    return Forward(pool, pool_slots, tuple(segments), logit_rows)
+def _segments(arrays: Sequence[Numbers]) -> Iterator[Segment]:
+    for i in range(0, len(arrays), 6):
+        (chain, wants_logits), (prefix, slots) = arrays[i].tolist(), arrays[i + 4 : i + 6]
+        tokens, parents, positions = (array.astype(np.int64) for array in arrays[i + 1 : i + 4])
+        yield Segment(tokens, chain, parents, positions, prefix, slots, bool(wants_logits))
