@@ -74,7 +74,7 @@ class Admission:
             )
 
     def _waiting_s(self, session: EngineSession) -> float:
-        """Return how much later the prompts of others make the session's first token, by the cost model.
+        """Return how much later other sessions' prompts make the session's first token, by the cost model.
 
         The time of its own prompt does not count: a long prompt must find its moment, however busy the verifier is.
         """
@@ -94,7 +94,7 @@ class Admission:
 def first_token_s(
     own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost, between_s: float = 0.0
 ) -> float:
-    """Estimate the seconds to read a prompt of `own` tokens behind others, by the rules of the scheduler.
+    """Estimate the seconds to read a prompt of `own` tokens behind earlier ones, by the rules of the scheduler.
 
     before: tokens that are left of each other prompt, in order. between_s: seconds between two steps. Sessions that
     begin or end meanwhile are left out.

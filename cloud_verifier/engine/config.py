@@ -21,7 +21,7 @@ class EngineConfig:
     max_sessions: int = 64
     """The most live sessions."""
     first_token_s: float = 30.0
-    """Longest time by which others' prompts may delay a new session's first token, as the cost model predicts it."""
+    """Longest time by which earlier prompts may delay a new session's first token, as the cost model predicts it."""
     standing_s: float = 60.0
     """Longest time for which a session may stand still because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True

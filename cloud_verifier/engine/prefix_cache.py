@@ -5,7 +5,7 @@ every session that begins with this path reads it there. A session holds a lease
 available: `evict` returns them, longest unused first, leaves before their parents.
 
 The salt is the tenant. Paths under different salts never meet, so the time in which a prompt is read tells a tenant
-nothing about the prompts of others. (What is evicted depends on how much all tenants send, not on its content.)
+nothing about other tenants' prompts. (What is evicted depends on how much all tenants send, not on its content.)
 """
 
 from __future__ import annotations

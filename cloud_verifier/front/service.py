@@ -136,7 +136,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self.counters.resumed += bool(opening.attach.tokens)
             self._record(stream, opening)
             self.streams[opening.session_id] = stream
-            stream.announce(self._release_serial)  # nobody can tell how old the device's own knowledge is
+            stream.announce(self._release_serial)  # the device's own knowledge may be old
             watching = asyncio.create_task(self._leave_when_silent(stream))
             yield stream.opened(self._verifier_id, vocabulary_size)
             leave = functools.partial(self._leave, stream)
@@ -303,5 +303,5 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     def _salt(self, grant: Claims) -> str:
         """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions
-        without a ticket share with nobody if the verifier is open to all."""
+        without a ticket share with no other if the verifier is open to all."""
         return grant.session_id if self._config.open_to_all and not self._config.coordinator else grant.tenant

@@ -71,7 +71,7 @@ class ScriptedEngine:
         self._writer.close()
 
     async def asked(self, kind: str, epoch: int = 0) -> engine_pb2.EngineRequest:
-        """The first request of this kind (and epoch), once it has come."""
+        """Wait for the first request of this kind (and epoch) and return it."""
 
         def found() -> list[engine_pb2.EngineRequest]:
             return [r for r in self.requests if r.WhichOneof("kind") == kind and epoch in (0, r.epoch)]
@@ -81,7 +81,7 @@ class ScriptedEngine:
         return found()[0]
 
     async def asked_of(self, kind: str, wanted: Callable[[Any], bool]) -> Any:
-        """What the first request of this kind says that is as wanted, once it has come."""
+        """Wait for the first wanted request of this kind and return its message."""
 
         def found() -> list[Any]:
             said = [getattr(r, kind) for r in self.requests if r.WhichOneof("kind") == kind]

@@ -1,4 +1,4 @@
-"""What devices fetch: the catalogue, and its bytes over a socket."""
+"""Artifacts that devices fetch: the catalogue, and its bytes over a socket."""
 
 from __future__ import annotations
 

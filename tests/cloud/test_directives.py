@@ -1,4 +1,4 @@
-"""What a device is told about how far to speculate: the verifier's settings, the coordinator's word, and the load."""
+"""The directive of a device: the verifier's settings, the coordinator's decision, and the load."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def state(clock: Clock | None = None) -> DirectiveState:
     return DirectiveState(OWN, LIMITS, clock or Clock())
 
 
-def test_a_device_is_told_the_settings_and_the_load_of_the_moment():
+def test_a_device_gets_the_settings_and_the_present_load():
     told = state().next(12.0, 0.6)
     assert (told.window_nodes, told.nodes_per_step, told.step_ms) == (48, 10, 12.0)
     assert told.min_acceptance == HELD * 0.6
     assert state().next(12.0, 0.01).min_acceptance == OWN.min_acceptance  # the least, by the settings
 
 
-def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_told_once():
+def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_sent_once():
     session = state()
     steered = session.steer(Directive(10_000, 10_000, 4, 0.5, 3))
     assert steered == Directive(LIMITS.nodes, LIMITS.depth, 4, 0.5, 3)
@@ -39,7 +39,7 @@ def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_to
     assert not session.changed
 
 
-def test_another_threshold_alone_is_told_with_the_load():
+def test_another_threshold_alone_is_sent_with_the_load():
     session = state()
     session.steer(Directive(4, 4, 4, 0.5, 3))
     session.next(10.0, 0.0)
@@ -49,7 +49,7 @@ def test_another_threshold_alone_is_told_with_the_load():
     assert session.next(10.0, 0.0).min_acceptance == HELD * 0.9
 
 
-def test_a_load_that_has_changed_little_is_not_told():
+def test_a_load_that_has_changed_little_is_not_sent():
     session = state()
     session.next(10.0, 0.8)
     for step_ms, min_acceptance in ((10.0 * (1 + CHANGE), 0.8), (10.0, 0.8 * (1 - CHANGE) + 0.001)):

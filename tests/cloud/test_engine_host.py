@@ -61,7 +61,7 @@ def config(tiny_directory):
     return VerifierConfig(model=tiny_directory("llama"), kv_slots=256, max_sessions=4, join_token=SecretStr("sesame"))
 
 
-async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, reference, capfd):
+async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_streams(config, reference, capfd):
     progress: list[str] = []
     host = EngineHost(config, on_progress=progress.append)
     try:
@@ -120,7 +120,7 @@ async def test_an_engine_serves_refuses_forgets_and_its_death_is_told(config, re
         await host.stop()
 
 
-async def test_an_engine_that_hangs_is_killed_and_its_sessions_are_told(config, caplog):
+async def test_an_engine_that_hangs_is_killed_and_its_sessions_end_with_an_error(config, caplog):
     host = EngineHost(config.model_copy(update={"engine_silence_s": 2.0}))
     try:
         await host.start()

@@ -96,7 +96,7 @@ async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -
     stream.call.cancel()
 
 
-async def test_what_the_engine_told_last_is_what_a_scrape_shows(plain) -> None:
+async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     counters = engine_pb2.EngineCounters(
         drafts=3,
         evaluated=9,
@@ -137,7 +137,7 @@ def test_every_kind_of_end_is_exported_before_it_happens() -> None:
     assert kind_of(ValueError("")) in KINDS
 
 
-def test_the_traffic_logs_counts_are_all_told() -> None:
+def test_all_counts_of_the_traffic_log_are_exported() -> None:
     counts = {"recorded", "redacted", "refused", "dropped"}
     assert counts == set(vars(RecordingCounts()))
 

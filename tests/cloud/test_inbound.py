@@ -1,4 +1,4 @@
-"""What a device sends: how fast it is read, what of it goes to the engine, and what ends its stream."""
+"""A device's messages: the rate at which they are read, those that go to the engine, and those that end the stream."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def test_an_offer_that_fits_in_part_is_finished_before_anything_else():
     theirs.close()
 
 
-def test_an_offer_to_a_front_that_has_gone_says_so():
+def test_an_offer_to_a_front_that_has_gone_raises():
     ours, theirs = socket.socketpair()
     ours.close()
     with pytest.raises(ConnectionError):

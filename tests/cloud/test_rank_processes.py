@@ -135,7 +135,7 @@ async def test_a_rank_that_dies_while_nothing_is_computed_ends_the_engine_too(
         await host.stop()
 
 
-async def test_a_rank_that_dies_within_a_session_is_told_at_once(
+async def test_a_rank_that_dies_within_a_session_ends_it_with_an_error_at_once(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = EngineHost(VerifierConfig(model=directory, kv_slots=256, tensor_parallel=2))

@@ -64,7 +64,7 @@ async def test_a_stream_without_an_open_is_ended_in_time(tmp_path):
     assert "no Open came within 0.1 s" in str(error)
 
 
-async def test_a_stream_that_is_closed_without_an_open_is_told_so(plain):
+async def test_a_stream_that_is_closed_without_an_open_gets_an_error_that_says_so(plain):
     stream = Stream(plain.stub.Session())
     await stream.call.done_writing()
     assert "ended before its Open" in str(await stream.refusal())
@@ -209,7 +209,7 @@ async def test_a_stream_that_was_let_in_while_the_drain_began_is_refused_still(t
         assert running.engine.requests == []
 
 
-async def test_a_full_verifier_refuses_before_the_engine_hears_of_it_and_says_when_to_ask_again(tmp_path):
+async def test_a_full_verifier_refuses_before_the_engine_and_says_when_to_ask_again(tmp_path):
     async with front(tmp_path, max_sessions=2) as running:
         first, second = await running.open("a"), await running.open("b")
         error = await (await running.open("c", wait=False)).refusal()
@@ -234,7 +234,7 @@ async def test_a_full_verifier_takes_the_next_epoch_of_a_session_that_it_has(tmp
         new.call.cancel()
 
 
-async def test_a_stranger_is_told_that_it_is_one_though_all_places_are_taken(tmp_path):
+async def test_a_device_without_a_ticket_is_refused_for_that_even_if_the_verifier_is_full(tmp_path):
     async def authorise(ticket):
         if ticket != b"ticket":
             raise Unauthenticated("no ticket")
@@ -262,7 +262,7 @@ async def test_a_device_gets_a_directive_when_step_time_or_min_acceptance_has_ch
     stream.call.cancel()
 
 
-async def test_what_the_coordinator_says_reaches_engine_and_device_within_the_sessions_limits(plain):
+async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_the_sessions_limits(plain):
     stream = await plain.open()
     plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
     assert (await stream.read()).directive.step_ms == 12.0
@@ -289,7 +289,7 @@ async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_ow
     stream.call.cancel()
 
 
-async def test_of_another_epoch_or_another_session_nothing_is_told(plain):
+async def test_a_directive_for_another_epoch_or_session_is_ignored(plain):
     stream = await plain.open()
     for session_id, epoch in (("s", 2), ("x", 1)):
         plain.service.steer(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
@@ -586,7 +586,7 @@ async def test_a_cancel_is_answered_after_a_half_close_too(plain):
     assert await stream.read() is grpc.aio.EOF
 
 
-async def test_a_device_that_has_closed_its_side_is_told_when_its_time_is_up(tmp_path):
+async def test_a_device_that_has_closed_its_side_gets_an_error_when_its_time_is_up(tmp_path):
     async with front(tmp_path, ping_interval_s=0.05, silence_timeout_s=0.3) as running:
         stream = await running.open()
         await stream.call.done_writing()
@@ -754,7 +754,7 @@ async def test_all_streams_learn_that_the_engine_has_died(plain):
     assert isinstance(await (await plain.open("late", wait=False)).refusal(), Unavailable)
 
 
-async def test_a_defect_is_told_by_a_number_and_not_by_its_words(tmp_path):
+async def test_a_defect_is_reported_by_a_number_and_not_by_its_message(tmp_path):
     async def authorise(ticket):
         raise RuntimeError("secret path /etc/keys")
 
@@ -764,7 +764,7 @@ async def test_a_defect_is_told_by_a_number_and_not_by_its_words(tmp_path):
     assert "internal error" in str(error)
 
 
-async def test_a_hung_engine_is_given_up_and_its_streams_are_told(tmp_path):
+async def test_a_hung_engine_is_given_up_and_its_streams_end_with_an_error(tmp_path):
     async with front(tmp_path, ping_interval_s=0.05, engine_silence_s=0.4) as running:
         speaking = asyncio.create_task(speak(running.engine))
         stream = await running.open()

@@ -25,7 +25,7 @@ MAX_GROUP = 8
 QUERY_BYTES = 32 * 1024
 """The most bytes of one program's queries; it has fewer heads if they would take more."""
 PRECISION = "tf32x3"
-"""How float32 is multiplied: by three products of TF32 on tensor cores, with about float32's error."""
+"""Multiply float32 by three products of TF32 on tensor cores, with about float32's error."""
 
 Partials = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Partial results of P >= items * TILE rows, float32: weighted values `[P, Hq, Dv]`, greatest scores times log2(e)

@@ -189,7 +189,7 @@ class RankGroup:
         return target
 
     def follow(self, target: ShardedTarget) -> None:
-        """Run rank 0's forward passes until it dismisses the others. Raises Unavailable if rank 0 has gone."""
+        """Run rank 0's forward passes until it dismisses this rank. Raises Unavailable if rank 0 has gone."""
         pool, number = None, 0
         while True:
             try:

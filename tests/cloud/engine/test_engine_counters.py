@@ -109,7 +109,7 @@ def test_what_lies_beyond_the_last_position_is_in_the_sum_alone() -> None:
     assert counters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
 
 
-def test_the_front_is_told_all_of_it(llama: TargetModel) -> None:
+def test_the_message_to_the_front_has_all_counters(llama: TargetModel) -> None:
     rig = Rig(llama)
     rig.attach("s", client(prompt_of(7), nothing, max_tokens=6, ignore_eos=True))
     rig.run()

@@ -71,7 +71,7 @@ def test_a_cancel_of_another_epoch_is_ignored(llama: TargetModel, reference: Pla
     assert one.device.received == expected
 
 
-def test_stop_frees_the_slots_at_once_and_says_nothing(llama: TargetModel, reference: Plain) -> None:
+def test_stop_frees_the_slots_at_once_without_an_event(llama: TargetModel, reference: Plain) -> None:
     rig = Rig(llama)
     running(rig, reference)
     rig.engine.stop("s")

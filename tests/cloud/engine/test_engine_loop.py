@@ -106,7 +106,7 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
 
 
-def test_what_cannot_be_told_to_the_front_is_counted_and_the_loop_goes_on(
+def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
     target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> pb.Produced:

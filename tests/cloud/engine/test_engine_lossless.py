@@ -1,4 +1,4 @@
-"""What comes out is what plain transformers says, whatever the draft, the batch and the chunking (I1)."""
+"""The output equals that of plain transformers, whatever the draft, the batch and the chunking (I1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions save by the prefix cache, and that nobody can tell from the tokens."""
+"""The prefix cache saves computation and changes no token."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class Crowd:
         self.live[name] = one, chat
 
     def check(self) -> None:
-        """What everybody says is what plain transformers says; every slot is back."""
+        """Check that all tokens equal those of plain transformers, and that every slot is back."""
         self.through += [one for one, _ in self.live.values()]
         self.rig.clients = {name: one for name, (one, _) in self.live.items()}
         self.rig.run()
@@ -319,7 +319,7 @@ class Crowd:
 
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_session_says_anything_else_for_the_cache_whatever_comes_and_goes(
+def test_the_cache_changes_no_sessions_tokens_whatever_comes_and_goes(
     seed: int, cache: bool, llama: TargetModel, reference: Plain
 ) -> None:
     crowd = Crowd(llama, reference("llama"), seed, cache=cache, slots=260)

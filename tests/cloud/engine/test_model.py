@@ -67,7 +67,7 @@ def test_the_same_weights_under_another_configuration_are_another_target(tmp_pat
     assert len(set(hashes)) == 4
 
 
-def test_the_generation_config_says_what_ends_a_sequence(tiny_directory: Directory, tmp_path: Path) -> None:
+def test_the_generation_config_decides_what_ends_a_sequence(tiny_directory: Directory, tmp_path: Path) -> None:
     module = make_tiny("llama")
     module.generation_config.eos_token_id = [3, 4]
     module.save_pretrained(tmp_path)

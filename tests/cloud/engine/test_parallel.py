@@ -42,7 +42,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def torchrun(*arguments: object) -> list[dict[str, Any]]:
-    """What two ranks of our script say, one dictionary per line."""
+    """Return what two ranks of our script print, one dictionary per line."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ran = subprocess.run(
         [sys.executable, *launch, SCRIPT, *map(str, arguments)],
@@ -210,7 +210,7 @@ def test_a_message_that_is_cut_short_or_of_another_kind_is_an_error() -> None:
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "x"}, "LOCAL_RANK is not set to a number"),
     ],
 )
-def test_a_process_that_is_no_rank_is_told_so(
+def test_a_process_that_is_no_rank_is_refused(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], said: str
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):

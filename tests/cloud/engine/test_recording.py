@@ -101,7 +101,7 @@ def test_temperature_filters_and_penalties_are_not_in_it(
     check(recorded_tokens, reference("llama"), PROMPT, rig.clients["s"].device.received)
 
 
-def test_the_depths_of_right_guesses_are_told(target: Target, reference: Plain) -> None:
+def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "knows", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""How the rows for nodes are shared: by their acceptance at what they cost, or evenly."""
+"""Rows for nodes are allocated by acceptance and cost, or evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives a session, and what is forgotten."""
+"""The history keeps what outlives a session, and forgets the oldest."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_guess_that_was_under_way_when_its_token_was_committed_is_judged(strea
     assert measured(streaming).acceptance_history == bytes([HIT])
 
 
-def test_a_guess_made_after_its_token_was_heard_proves_nothing(streaming: Rig) -> None:
+def test_a_node_proposed_after_its_token_was_received_does_not_count(streaming: Rig) -> None:
     """A device that repeats what it was told passes for no good one."""
     for _ in range(3):
         (token,) = committed(streaming)

@@ -64,7 +64,7 @@ def test_on_a_slow_machine_it_keeps_to_its_time_and_prolongs_the_line(
     assert cost.seconds(256, 1) == pytest.approx(0.5 + 0.05 * 256, rel=0.05)
 
 
-def test_on_a_hopeless_machine_it_still_measures_something(
+def test_on_a_very_slow_machine_the_two_smallest_steps_are_still_measured(
     target: Callable[[str], TargetModel], slowed: Callable[..., Slow]
 ) -> None:
     clock = slowed(20.0, 1.0)

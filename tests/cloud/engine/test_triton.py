@@ -137,7 +137,7 @@ def seen_by(table: step_tables.Table, width: int, items: int) -> dict[int, list[
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_table_lets_every_row_see_what_its_segment_says(seed: int) -> None:
+def test_a_table_lets_every_row_see_the_keys_that_its_segment_allows(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shapes = [(0, 1, 0), (0, 20, 70), (1030, 1, 33), (510, 40, 0), (7, 2, 1), (600, 3, 64)]
     segments = [random_segment(*shapes[place], rng) for place in rng.permutation(len(shapes))]

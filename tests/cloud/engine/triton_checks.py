@@ -1,4 +1,4 @@
-"""What holds of `triton` attention and of graphs, on whatever there is: a GPU, or triton's interpreter on a CPU.
+"""Check `triton` attention and graphs on a GPU if there is one, else in triton's interpreter on a CPU.
 
 `test_triton.py` runs this file in a process of its own, since triton decides at its import whether it interprets.
 """
@@ -80,7 +80,7 @@ class Step:
         return plan.attend(0, self.query, self.key, self.value, scoring)
 
     def forget(self) -> None:
-        """What the rows wrote is lost."""
+        """Forget what the rows wrote."""
         for segment in self.segments:
             self.pool.keys[0][segment.slots] = torch.nan
             self.pool.values[0][segment.slots] = torch.nan
