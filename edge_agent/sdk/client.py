@@ -109,7 +109,13 @@ class AsyncClient:
             tls = ClientTls(settings.tls_ca)
         cache = Path(cache_dir or settings.cache_dir)
         self._draft = draft
-        self._draft_options = _draft_options(settings)
+        self._draft_options = DraftOptions(
+            workers=settings.draft_workers,
+            threads=settings.draft_threads,
+            budget=CpuBudget(settings.cpu_share, settings.draft_threads),
+            context=settings.draft_context,
+            prompt_lookup=settings.prompt_lookup,
+        )
         self._artifacts = ArtifactCache(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, target)
         self._tasks = BackgroundTasks()
@@ -126,13 +132,10 @@ class AsyncClient:
         )
         self.metrics = self._sessions.metrics
         updates = _update_options(settings, coordinator, draft, cache, tls)
-        self.updates = (
-            ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().offer_release(*state))
-            if updates is not None
-            else None
-        )
+        self.updates: ReleaseUpdater | None = None
         """Keeps the draft up to date; None unless releases are followed."""
-        if self.updates is not None:
+        if updates is not None:
+            self.updates = ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().offer_release(*state))
             self._sessions.on_release_notice = self.updates.notice
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
@@ -281,16 +284,6 @@ def _checked_key(settings: EdgeSettings, key: object) -> str | None:
     if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
         return key
     raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
-
-
-def _draft_options(settings: EdgeSettings) -> DraftOptions:
-    return DraftOptions(
-        workers=settings.draft_workers,
-        threads=settings.draft_threads,
-        budget=CpuBudget(settings.cpu_share, settings.draft_threads),
-        context=settings.draft_context,
-        prompt_lookup=settings.prompt_lookup,
-    )
 
 
 def _update_options(

@@ -94,8 +94,7 @@ class DirectRoute:
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
             self._backoff.progressed()
-        refused = isinstance(error, errors.Unauthenticated | errors.PermissionDenied)
-        if refused or next_attach(error) is NextAttach.NONE:
+        if isinstance(error, errors.Unauthenticated | errors.PermissionDenied) or next_attach(error) is NextAttach.NONE:
             raise error
         self._backoff.failed(error)
         self._pause_s = 0.0 if progressed else self._backoff.pause_s(_retry_after_s(error))

@@ -12,7 +12,7 @@ from edge_agent.drafting.growth import SpeculationPlan, departure_time
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Directive
 
 
 class SendPacing:
@@ -42,7 +42,7 @@ class SendPacing:
     def plan(self) -> SpeculationPlan:
         """The verifier's directive within the session's limits."""
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
-        plan = _plan(self._directive, self._session.limits, self._siblings, waits)
+        plan = _plan(self._directive, self._session.limits, siblings=self._siblings, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
 
     def replan(self, directive: Directive | None = None, rtt_s: float | None = None) -> None:
@@ -133,6 +133,4 @@ class SendPacing:
         self.flush()
 
 
-@functools.lru_cache(maxsize=64)
-def _plan(directive: Directive, limits: SessionLimits, siblings: int, waits: bool) -> SpeculationPlan:
-    return SpeculationPlan.of(directive, limits, siblings=siblings, waits=waits)
+_plan = functools.lru_cache(maxsize=64)(SpeculationPlan.of)

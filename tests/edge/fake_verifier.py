@@ -194,8 +194,8 @@ class _Live:
             self.last_commit = time.monotonic()
             commit = self.session.commit(batch, verified)
             if (top := self.session.attach.logprobs) is not None:
-                told = enumerate(commit.tokens, start=commit.start)
-                commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in told))
+                positions = enumerate(commit.tokens, start=commit.start)
+                commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in positions))
             self.commit(commit)
 
     async def _until_due(self) -> None:

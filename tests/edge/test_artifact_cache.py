@@ -19,7 +19,7 @@ REF = ArtifactRef("draft", "draft.gguf", f"sha256:{hashlib.sha256(DATA).hexdiges
 
 
 class Origin:
-    """Serves DATA in chunks; breaks off after so many, as often as told."""
+    """Serves DATA in chunks; breaks off after so many, as often as the test says."""
 
     def __init__(self, data: bytes = DATA, *, breaks: int = 0, after: int = 3) -> None:
         self.data = data

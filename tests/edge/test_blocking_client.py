@@ -69,9 +69,9 @@ def test_errors_are_the_same_and_a_closed_client_says_so(client: Client, verifie
 
 def test_many_threads_share_a_client(client: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(lambda n: client.generate("x", max_tokens=20 + n).token_ids, range(16)))
-    assert [len(ids) for ids in told] == list(range(20, 36))
-    assert all(ids == told[-1][: len(ids)] for ids in told)
+        outputs = list(pool.map(lambda n: client.generate("x", max_tokens=20 + n).token_ids, range(16)))
+    assert [len(ids) for ids in outputs] == list(range(20, 36))
+    assert all(ids == outputs[-1][: len(ids)] for ids in outputs)
 
 
 def test_closing_ends_what_another_thread_waits_for(client: Client, verifier: Threaded) -> None:

@@ -1,4 +1,4 @@
-"""What two calibrators say of one node's children: rated together, each learned from as it was heard."""
+"""Two sources rate one node's children together, and each calibrator learns from what its source proposed."""
 
 from __future__ import annotations
 

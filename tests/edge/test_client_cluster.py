@@ -76,9 +76,9 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
     ) as client:
         await client.generate([1, 2], max_tokens=2)
         await client.generate([1, 2], max_tokens=2, traffic_class="chat")
-        kit = await client.prepare()
-        assert kit.drafts is not None
-        assert kit.drafts._lookup_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
+        bundle = await client.prepare()
+        assert bundle.drafts is not None
+        assert bundle.drafts._lookup_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
     kinds = [(request.draft_release, request.traffic_class) for request in coordinator.asked]
     assert kinds == [("", ""), ("lookup", "code"), ("lookup", "chat")]  # the first one fetched what the target needs
 
@@ -103,7 +103,7 @@ HUNG_S = 2.5
 
 
 async def unanswered(client: AsyncClient, coordinator: FakeCoordinator) -> list[asyncio.Task[object]]:
-    """Requests of which the coordinator has heard, and which it does not answer."""
+    """Collect the requests that the coordinator has received and does not answer."""
     await client.prepare()
     coordinator.answering.clear()
     waiting = begin(client)

@@ -78,25 +78,25 @@ async def test_numbers_out_of_bounds_are_refused(client: AsyncClient, wrong: int
 async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
     asked = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 30, "temperature": 0}
     whole = await openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)  # type: ignore[call-overload]
-    told = whole.choices[0].logprobs.content
-    assert len(told) == 30 and all(len(one.top_logprobs) == 2 for one in told)
-    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == whole.choices[0].message.content
-    assert told[0].logprob == -1.0 and told[0].token == TEXT[0]
+    logprobs = whole.choices[0].logprobs.content
+    assert len(logprobs) == 30 and all(len(one.top_logprobs) == 2 for one in logprobs)
+    assert b"".join(bytes(one.bytes) for one in logprobs).decode(errors="replace") == whole.choices[0].message.content
+    assert logprobs[0].logprob == -1.0 and logprobs[0].token == TEXT[0]
     streamed = []
     async for chunk in await openai.chat.completions.create(**asked, logprobs=True, stream=True):  # type: ignore
         if chunk.choices[0].logprobs:
             streamed += chunk.choices[0].logprobs.content
-    assert [one.logprob for one in streamed] == [one.logprob for one in told] and not streamed[0].top_logprobs
+    assert [one.logprob for one in streamed] == [one.logprob for one in logprobs] and not streamed[0].top_logprobs
     with pytest.raises(BadRequestError, match="top_logprobs"):
         await openai.chat.completions.create(**asked, top_logprobs=2)  # type: ignore[call-overload]
 
 
 async def test_completions_tell_them_in_their_older_shape(openai: AsyncOpenAI) -> None:
     answer = await openai.completions.create(model="fake", prompt="x", max_tokens=25, temperature=0, logprobs=1)
-    told, text = answer.choices[0].logprobs, answer.choices[0].text
-    assert told and told.tokens and told.text_offset and told.token_logprobs and told.top_logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 25
-    for token, offset in zip(told.tokens, told.text_offset, strict=True):
+    logprobs, text = answer.choices[0].logprobs, answer.choices[0].text
+    assert logprobs and logprobs.tokens and logprobs.text_offset and logprobs.token_logprobs and logprobs.top_logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 25
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
     with pytest.raises(BadRequestError, match="echo"):
         await openai.completions.create(model="fake", prompt="x", logprobs=1, echo=True)
@@ -123,5 +123,5 @@ async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVeri
 def test_offsets_are_those_of_the_text_that_is_told(pieces: list[bytes], offsets: list[int]) -> None:
     silent = {i for i, piece in enumerate(pieces) if piece == b"<end>"}
     writer = LogprobsWriter(pieces, silent, chat=False, offset=3)
-    told = [writer.write([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
-    assert [one["text_offset"][0] for one in told if one] == offsets
+    logprobs = [writer.write([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]
+    assert [one["text_offset"][0] for one in logprobs if one] == offsets

@@ -35,8 +35,8 @@ def shape(method: Any) -> list[tuple[str, Any, Any, str]]:
     """Parameters with kinds, defaults and types; the types as text, those of streams by one name."""
     function = method.fget if isinstance(method, property) else method
     signature = inspect.signature(function)
-    told = [(p.name, p.kind, p.default, same(p.annotation)) for p in signature.parameters.values()]
-    return [*told, ("return", None, None, same(signature.return_annotation))]
+    parameters = [(p.name, p.kind, p.default, same(p.annotation)) for p in signature.parameters.values()]
+    return [*parameters, ("return", None, None, same(signature.return_annotation))]
 
 
 def same(annotation: Any) -> str:

@@ -195,7 +195,7 @@ async def test_the_gap_is_known_once_the_new_draft_has_brought_something() -> No
     await asyncio.sleep(0.02)
     await device.new.manual.update((1, ROOT, 20))
     await device.new.manual.update((2, ROOT, 21))
-    assert len(device.gaps_s) == 1 and 0.02 <= device.gaps_s[0] < 1.0  # told once
+    assert len(device.gaps_s) == 1 and 0.02 <= device.gaps_s[0] < 1.0  # reported once
 
 
 async def test_the_new_draft_grows_into_the_room_that_the_old_ones_nodes_leave() -> None:

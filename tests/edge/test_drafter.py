@@ -40,14 +40,14 @@ def drafter(
 
 def grown(made: Drafter) -> DraftUpdate:
     """All that it drafts before it rests."""
-    heard: list[DraftUpdate] = []
+    updates: list[DraftUpdate] = []
     while True:
         moved = made.step()
         growth = made.harvest(moved=moved)
-        heard += [growth] if growth else []
+        updates += [growth] if growth else []
         if not moved:
-            nodes = tuple(node for growth in heard for node in growth.nodes)
-            return DraftUpdate(heard[-1].base, nodes, True)
+            nodes = tuple(node for growth in updates for node in growth.nodes)
+            return DraftUpdate(updates[-1].base, nodes, True)
 
 
 def spine(growth: DraftUpdate) -> list[int]:
@@ -155,7 +155,7 @@ def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() ->
     clock = Clock()
     made = drafter(clock=clock)
     assert made.step()
-    assert made.harvest(moved=True) is None  # one more level is worth a decode of 1 ms
+    assert made.harvest(moved=True) is None  # one more level pays for a decode of 1 ms
     clock.now = 0.006
     assert made.awaited
     growth = made.harvest(moved=True)

@@ -141,7 +141,7 @@ async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> No
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0)) as draft:
         run = Run(verifier, channels, draft, tokens=90)
         assert await run.tokens_of() == continuation(PROMPT, 90)
-        assert run.statistics.drafted <= Directive().window_nodes  # what had been drafted before Opened told
+        assert run.statistics.drafted <= Directive().window_nodes  # what had been drafted before Opened came
 
 
 async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
@@ -319,7 +319,7 @@ async def test_ids_beyond_the_vocabulary_are_not_drafted(channels: Channels) -> 
 
 
 async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Channels) -> None:
-    """Commits that leave nodes in the tree are not all answered; what is received is told in time all the same."""
+    """Commits that leave nodes in the tree are not all answered; what is received is reported in time all the same."""
     limits = SessionLimits(run_ahead=8)
     async with (
         FakeVerifier(Script(target, step_s=0.004, limits=limits)) as verifier,
@@ -368,11 +368,11 @@ async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels:
         assert all(base < 75 for base in idle)
 
 
-async def test_steps_that_are_shorter_than_told_do_not_keep_nodes_back(channels: Channels) -> None:
-    """By what is told a message would leave 27.5 ms after a Commit, and the next Commit comes after 10."""
-    told = Directive(draft_wait_ms=8, step_ms=30.0)
+async def test_steps_that_are_shorter_than_the_directive_says_do_not_keep_nodes_back(channels: Channels) -> None:
+    """The directive would let a message leave 27.5 ms after a Commit, and the next Commit comes after 10."""
+    directive = Directive(draft_wait_ms=8, step_ms=30.0)
     limits = SessionLimits(run_ahead=1_000)  # rule 5 shall not come to help
-    script = Script(target, step_s=0.01, directive=told, limits=limits, rtt_ms=25.0, ping_s=0.01)
+    script = Script(target, step_s=0.01, directive=directive, limits=limits, rtt_ms=25.0, ping_s=0.01)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=200)
         assert await run.tokens_of() == continuation(PROMPT, 200)

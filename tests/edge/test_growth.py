@@ -1,4 +1,4 @@
-"""Which nodes are worth a decode, worth sending, worth waiting for."""
+"""Growth evaluates, sends and waits for the nodes that pay for it."""
 
 from __future__ import annotations
 

@@ -178,9 +178,9 @@ def test_the_command_refuses_to_serve_others_without_a_key(capsys: pytest.Captur
     with pytest.raises(SystemExit) as exit_:
         main(["serve", "--listen", "0.0.0.0:0", "--verifier", "127.0.0.1:1", "--insecure"])
     assert exit_.value.code == 2
-    told = capsys.readouterr().err
-    assert "OUTRIDER_EDGE_SERVE_API_KEY" in told
-    assert "--serve-without-key" in told
+    message = capsys.readouterr().err
+    assert "OUTRIDER_EDGE_SERVE_API_KEY" in message
+    assert "--serve-without-key" in message
 
 
 def test_origins_may_have_blanks_between_them() -> None:

@@ -121,24 +121,24 @@ async def test_a_prompt_of_several_choices_is_tokenised_once(
 ) -> None:
     async with served(verifier, tmp_path, ServeOptions(LOCAL)) as (client, web):
         tokenizer = (await client.prepare()).tokenizer
-        told: list[str] = []
+        encoded_texts: list[str] = []
 
-        def heard(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
+        def recording(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
             def encoded(text: str) -> list[int]:
-                told.append(text)
+                encoded_texts.append(text)
                 return encode(text)
 
             return encoded
 
         for name in ("encode", "encode_prompt"):
-            monkeypatch.setattr(tokenizer, name, heard(getattr(tokenizer, name)))
+            monkeypatch.setattr(tokenizer, name, recording(getattr(tokenizer, name)))
         for path, body in (
             ("completions", {"prompt": ["ab", "c"], "n": 3, "echo": True}),
             ("chat/completions", {"messages": CHAT, "n": 3}),
         ):
             answer = await web.post(f"v1/{path}", json={**body, "max_tokens": 2, "seed": 7})
             assert answer.status_code == 200
-        assert told == ["ab", "c", "<|user|>x<|end|>"]
+        assert encoded_texts == ["ab", "c", "<|user|>x<|end|>"]
     seeds = [opening.attach.sampling.seed for opening in verifier.opens]
     assert sorted(seeds) == sorted([*range(7, 13), *range(7, 10)])
     prompts = [opening.attach.prompt for opening in verifier.opens]

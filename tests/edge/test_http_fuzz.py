@@ -37,7 +37,7 @@ def verifier(tiny_gguf: Path) -> Iterator[Threaded]:
 
 @pytest.fixture(scope="module")
 def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    told: list[str] = []
+    addresses: list[str] = []
     ready, done = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -46,14 +46,14 @@ def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         where = {"verifier": verifier.address, "cache_dir": tmp_path_factory.mktemp("cache")}
         async with AsyncClient(**where) as client, serving(client, ServeOptions("127.0.0.1:0")) as address:
             await client.prepare()
-            told.append(address)
+            addresses.append(address)
             ready.set()
             await done.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     assert ready.wait(30)
-    yield told[0]
+    yield addresses[0]
     loops[0].call_soon_threadsafe(done.set)
     thread.join(10)
 
@@ -90,8 +90,8 @@ def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
 def test_nothing_that_is_sent_is_the_servers_fault(url: str, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{url}openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    told = {one.label: statuses_of(one, mode) for one in operations if mode is GenerationMode.POSITIVE or one.body}
+    statuses = {one.label: statuses_of(one, mode) for one in operations if mode is GenerationMode.POSITIVE or one.body}
     if mode is GenerationMode.POSITIVE:
-        assert 200 in told["POST /v1/completions"] and 200 in told["GET /v1/models"]
+        assert 200 in statuses["POST /v1/completions"] and 200 in statuses["GET /v1/models"]
     else:
-        assert told["POST /v1/completions"] >= {400}
+        assert statuses["POST /v1/completions"] >= {400}

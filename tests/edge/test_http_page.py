@@ -59,7 +59,7 @@ async def test_markup_that_came_in_all_the_same_would_not_run(page: Page, url: s
     )
     await page.run("document.querySelector('#turns a').click()")
     assert await page.run("return window.ran") is None
-    assert all("Content Security Policy" in told for told in await page.complaints())
+    assert all("Content Security Policy" in complaint for complaint in await page.complaints())
 
 
 async def test_characters_of_several_tokens_are_whole(page: Page, url: str) -> None:

@@ -64,8 +64,8 @@ async def test_a_completion_is_the_targets_text_with_usage_and_figures(openai: A
     assert choice.text == TEXT[: len(choice.text)] and choice.finish_reason == "length"
     assert answer.usage and answer.usage.completion_tokens == 30
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 30
-    told = choice.outrider  # type: ignore[attr-defined]
-    assert told["statistics"]["tokens"] == 30 and told["verified"] is True and told["session_id"]
+    extra = choice.outrider  # type: ignore[attr-defined]
+    assert extra["statistics"]["tokens"] == 30 and extra["verified"] is True and extra["session_id"]
 
 
 async def test_chat_streams_in_openais_order(openai: AsyncOpenAI) -> None:
@@ -161,8 +161,8 @@ async def test_provenance_is_told_per_token_where_it_is_asked_for(openai: AsyncO
     )
     tokens: list[dict[str, Any]] = []
     async for chunk in stream:
-        told = getattr(chunk.choices[0], "outrider", None)
-        tokens += (told or {}).get("tokens", [])
+        extra = getattr(chunk.choices[0], "outrider", None)
+        tokens += (extra or {}).get("tokens", [])
         ending = chunk
     assert bytes(b for token in tokens for b in token["bytes"]).decode(errors="ignore").startswith(TEXT)
     own = sum(token["provenance"] == "draft" for token in tokens)
@@ -239,8 +239,8 @@ async def test_what_it_does_not_heed_is_refused_by_name(
 ) -> None:
     answer = await web.post("v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **more})
     assert answer.status_code == 400
-    told = problem(answer)
-    assert (told["param"], told["code"], told["type"]) == (param, "unsupported_parameter", "invalid_request_error")
+    error = problem(answer)
+    assert (error["param"], error["code"], error["type"]) == (param, "unsupported_parameter", "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ async def test_wrong_values_of_a_chat_are_refused_by_the_chats_own_names(
 ) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], **more})
     answer = await web.post("v1/chat/completions", content=body, headers={"content-type": "application/json"})
-    told = problem(answer)
-    assert (answer.status_code, told["param"]) == (400, param)
-    assert said in told["message"]
+    error = problem(answer)
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert said in error["message"]
 
 
 async def test_a_whole_number_may_be_written_with_a_point(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
@@ -354,8 +354,8 @@ async def test_a_request_that_takes_too_long_is_told_the_servers_own_bound(
 
 async def test_a_body_that_is_no_json_is_said_to_be_none(web: httpx.AsyncClient) -> None:
     answer = await web.post("v1/completions", content=b'{"prompt": x}', headers={"content-type": "application/json"})
-    told = problem(answer)
-    assert (told["param"], told["message"]) == (None, "the body is no JSON: Expecting value at character 11")
+    error = problem(answer)
+    assert (error["param"], error["message"]) == (None, "the body is no JSON: Expecting value at character 11")
 
 
 async def test_other_paths_and_methods_have_errors_of_the_same_shape(web: httpx.AsyncClient) -> None:

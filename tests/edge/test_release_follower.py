@@ -162,7 +162,7 @@ async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(de
     device.files.behaviour = Behaviour(drip_s=0.00001)
     bad = device.publish(1, canary=True)
     await until(lambda: device.files.asked)
-    good = device.publish(2, tell=False)  # nobody has told the device yet
+    good = device.publish(2, tell=False)  # the device has had no notice yet
     await until(lambda: device.in_use != "own", within_s=30.0)
     assert device.in_use == good and device.trials.swaps == 1 and bad != good
 

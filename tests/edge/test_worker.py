@@ -35,7 +35,7 @@ def test_what_a_failing_build_had_taken_is_released() -> None:
 
 def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_before_its_rest_is_over() -> None:
     """On a clock that stands still a rest never ends by itself."""
-    heard: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
+    updates: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
     source = ScriptedSource()
     budget = CpuBudget(0.5, clock=lambda: 0.0)
     budget.spend(1e9)
@@ -43,16 +43,16 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
         lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS), budget=budget
     )
     try:
-        worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
-        assert heard.get(timeout=5) == DraftUpdate(0, (), resting=True)
+        worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)
+        assert updates.get(timeout=5) == DraftUpdate(0, (), resting=True)
         worker.commit([7])
         worker.commit([8])
         with pytest.raises(queue.Empty):
-            heard.get(timeout=0.1)
+            updates.get(timeout=0.1)
         assert source.decodes == 0
         worker.end()  # which is obeyed at once, with all that came before
-        worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, heard.put)
-        assert heard.get(timeout=5) == DraftUpdate(2, (), resting=True)
+        worker.begin(DraftTask((1, 2, 3), received=(7, 8)), PLAN, updates.put)
+        assert updates.get(timeout=5) == DraftUpdate(2, (), resting=True)
     finally:
         worker.close()
 
@@ -68,13 +68,13 @@ def test_a_draft_is_blamed_for_what_breaks_in_it_but_not_for_a_text_that_it_cann
         def begin(self, task: DraftTask) -> None:
             raise error
 
-    heard: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
+    updates: queue.SimpleQueue[DraftUpdate | DraftFailed] = queue.SimpleQueue()
     reasons: list[str] = []
     drafter = Drafter(CalibratedSource(Breaking(), Calibrator(), Calibrator()), None, WIDTHS)
     worker = DraftWorker(lambda: drafter, failed=reasons.append)
     try:
-        worker.begin(DraftTask((1, 2, 3)), PLAN, heard.put)
-        assert isinstance(heard.get(timeout=5), DraftFailed)
+        worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)
+        assert isinstance(updates.get(timeout=5), DraftFailed)
         assert reasons == blamed
     finally:
         worker.close()
