@@ -7,6 +7,7 @@ value and bound. Fields that have the same names on both sides are not repeated.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -49,12 +50,7 @@ _MAX_CAP = 65_536
 _MIN_STEP_MS = 1e-3
 _MAX_LOGPROB = 1e-3
 """Rounding may leave a little more than 0."""
-_LIMITS: _Bounds = {
-    "nodes": (0, _MAX_CAP),
-    "depth": (0, _MAX_CAP),
-    "in_flight": (0, _MAX_CAP),
-    "run_ahead": (1, _MAX_CAP),
-}
+_LIMITS: _Bounds = {**dict.fromkeys(("nodes", "depth", "in_flight"), (0, _MAX_CAP)), "run_ahead": (1, _MAX_CAP)}
 _DIRECTIVE: _Bounds = {
     "window_nodes": (0, _MAX_CAP),
     "window_depth": (0, _MAX_CAP),
@@ -98,8 +94,13 @@ class Ping:
 
 def built(cls: type[T], message: Message, **converted: Any) -> T:
     """Return a dataclass whose fields are those of the same names in a message, but for the converted ones."""
-    names = [field.name for field in fields(cls) if field.name not in converted]  # type: ignore[arg-type]
-    return cls(**{name: getattr(message, name) for name in names}, **converted)
+    names = _field_names(cls)  # type: ignore[arg-type]
+    return cls(**{name: getattr(message, name) for name in names if name not in converted}, **converted)
+
+
+@functools.cache
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls))
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:

@@ -95,13 +95,12 @@ class Signer:
     def from_pem(cls, pem: bytes) -> Signer:
         """Read the key in a PKCS#8 PEM. Raises BadRequest for anything else."""
         from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError) as error:
             raise BadRequest(f"the signing key is no unencrypted PEM private key: {error}", field="key") from error
-        if not isinstance(key, Ed25519PrivateKey):
+        if not isinstance(key, _ed25519().Ed25519PrivateKey):
             raise BadRequest(f"the signing key is a {type(key).__name__}, must be Ed25519", field="key")
         return cls(key)
 

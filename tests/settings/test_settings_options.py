@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 from processes import PROCESSES, Process
@@ -157,10 +157,20 @@ def test_the_form_of_a_number_is_its_unit_and_a_rate_has_none() -> None:
         ((), {"OFFLINE": "draft_only"}, {"timeout": DEFAULT_TIMEOUT, "retries": 2, "offline": "draft_only"}),
     ],
 )
-def test_what_a_servers_requests_have_in_common_is_a_setting(flags, variables, terms, monkeypatch) -> None:
+async def test_what_a_servers_requests_have_in_common_is_a_setting(flags, variables, terms, monkeypatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"OUTRIDER_EDGE_SERVE_{name}", value)
-    assert edge_cli._request_defaults(parsed("edge", "serve", *flags).load()) == terms
+    defaults: list[dict[str, Any]] = []
+
+    def client(_: EdgeSettings, **given: Any) -> NoReturn:
+        defaults.append(given)
+        raise InterruptedError
+
+    monkeypatch.setattr(edge_cli, "_client", client)
+    options = edge_cli.parser().parse_args(["serve", *flags])
+    with pytest.raises(InterruptedError):
+        await options.run(options)
+    assert defaults == [terms]
 
 
 def test_a_server_takes_the_defaults_of_the_sdk() -> None:
