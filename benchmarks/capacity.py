@@ -37,7 +37,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.latency import repetitive
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
-from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
+from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
 from benchmarks.support.harness import Pair, Size, spread
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
@@ -117,7 +117,7 @@ Cells = dict[tuple[str, int], MeasuredCell]
 
 
 class CapacityClusters:
-    """The clusters, all at once, and a tape."""
+    """The clusters of all configurations, at once, and a recording of the draft."""
 
     def __init__(
         self, pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int], stack: contextlib.AsyncExitStack
@@ -134,11 +134,11 @@ class CapacityClusters:
     async def configurations(self, prompts: Mapping[str, Sequence[int]], size: CapacitySize) -> list[ServingSetup]:
         """Start a verifier for each configuration and record the draft. The first one streams."""
         plain, where = await self._cluster()
-        tape = await make_tape(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
-        tape = replace(tape, recordings=tuple(r for r in tape.recordings if not repetitive(r.call.output)))
-        tape.save(self._file)
-        self.recordings = len(tape.recordings)
-        self.pass_s = min(tape.decodes)[1]
+        recorded = await record_drafts(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
+        recorded = replace(recorded, recordings=tuple(r for r in recorded.recordings if not repetitive(r.call.output)))
+        recorded.save(self._file)
+        self.recordings = len(recorded.recordings)
+        self.pass_s = min(recorded.decodes)[1]
         swarm = await self._swarm(where)
         found = [ServingSetup(PLAIN, swarm, plain, False), ServingSetup(DEVICE, swarm, plain, True)]
         controlled, where = await self._cluster(steered=True)

@@ -29,7 +29,7 @@ import grpc
 from benchmarks.support import harness, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recording import DraftRecording
-from benchmarks.support.draft_replay.swarm import Swarm, make_tape
+from benchmarks.support.draft_replay.swarm import Swarm, record_drafts
 from benchmarks.support.harness import Criterion, Pair, Size, quantile
 from benchmarks.support.malicious_client import RawStream
 from edge_agent.sdk.types import Options
@@ -99,9 +99,9 @@ class Goodput:
 class LoadGenerator:
     """Sends a swarm to work and keeps what became of it."""
 
-    def __init__(self, swarm: Swarm, tape: DraftRecording) -> None:
+    def __init__(self, swarm: Swarm, recorded: DraftRecording) -> None:
         self._swarm = swarm
-        self._tape = tape
+        self._recorded = recorded
         self._draw = random.Random(SEED)
         self.ended: list[EndedSession] = []
 
@@ -137,7 +137,7 @@ class LoadGenerator:
         return Goodput.of(self.ended, begin, end), came
 
     async def _one(self) -> None:
-        outcome = await self._swarm.play(SessionJob(self._draw.randrange(len(self._tape.recordings))))
+        outcome = await self._swarm.play(SessionJob(self._draw.randrange(len(self._recorded.recordings))))
         self.ended.append(EndedSession(time.monotonic(), outcome))
 
 
@@ -258,13 +258,13 @@ async def main(argv: Sequence[str] | None = None) -> None:
         front, engine, *_ = proc.family(verifier.pid)
         where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
         cost = await refusal_cost(where, front, engine, lengths)
-        tape = await make_tape(ServiceAddress(verifier.address), pair, prompts, settings)
+        recorded = await record_drafts(ServiceAddress(verifier.address), pair, prompts, settings)
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            file = Path(scratch, "tape.json")
-            tape.save(file)
+            file = Path(scratch, "recorded.json")
+            recorded.save(file)
             async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
-                peak_level, peak = await _peak(LoadGenerator(swarm, tape), lengths)
-                offered, load = TIMES * peak.sessions_per_s, LoadGenerator(swarm, tape)
+                peak_level, peak = await _peak(LoadGenerator(swarm, recorded), lengths)
+                offered, load = TIMES * peak.sessions_per_s, LoadGenerator(swarm, recorded)
                 used, began = swarm.cpu_s(), time.monotonic()
                 rate, came = await load.open(offered, lengths)
                 busy = (swarm.cpu_s() - used) / (time.monotonic() - began)

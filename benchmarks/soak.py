@@ -25,7 +25,7 @@ from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
 from benchmarks.support import harness, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob
 from benchmarks.support.draft_replay.recording import DraftRecording
-from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
+from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
 from benchmarks.support.harness import Pair
 from benchmarks.support.malicious_client import MaliciousClient, RawStream
 from benchmarks.support.phases import AlternatingPhases
@@ -67,19 +67,19 @@ QUICK = SoakSize(minutes=1.0)
 SMOKE = SoakSize(minutes=0.2, sessions=4, processes=2, prompts=1, tokens=32, kill_every_s=4.0, warm_s=2.0)
 
 
-def draw(rng: random.Random, tape: DraftRecording) -> SessionJob:
+def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
     """One session's fate."""
     (ending,) = rng.choices(list(ENDINGS), list(ENDINGS.values()))
-    recording = rng.randrange(len(tape.recordings))
-    after = rng.randint(1, len(tape.recordings[recording].call.output))
+    recording = rng.randrange(len(recorded.recordings))
+    after = rng.randint(1, len(recorded.recordings[recording].call.output))
     return SessionJob(recording, drafted=rng.random() < 0.9, ending=ending, after=after)  # type: ignore[arg-type]
 
 
-async def seat(swarm: Swarm, tape: DraftRecording, rng: random.Random, tally: SessionTally, until: float) -> None:
+async def seat(swarm: Swarm, recorded: DraftRecording, rng: random.Random, tally: SessionTally, until: float) -> None:
     """One session after another."""
     await asyncio.sleep(rng.uniform(0.0, 2.0))
     while time.monotonic() < until:
-        job = draw(rng, tape)
+        job = draw(rng, recorded)
         tally.add(job, await swarm.play(job))
         await asyncio.sleep(rng.uniform(0.0, 0.5))
 
@@ -173,16 +173,18 @@ async def main(argv: Sequence[str] | None = None) -> None:
     async with harness.one_verifier(pair, "--kv-slots", str(KV_SLOTS)) as cluster:
         verifier = cluster.verifiers[0]
         where = ServiceAddress(verifier.address, cluster.address)
-        tape = await make_tape(where, pair, prompts, settings(size.tokens))
+        recorded = await record_drafts(where, pair, prompts, settings(size.tokens))
         watcher = VerifierMonitor(cluster.address, verifier.pid)
         tally, phases = SessionTally(), AlternatingPhases()
         hostile = MaliciousClient(where, random.Random(SEED), next(iter(prompts.values())))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            file = Path(scratch, "tape.json")
-            tape.save(file)
+            file = Path(scratch, "recorded.json")
+            recorded.save(file)
             async with Swarm(file, where, processes=size.processes, cores=[device_core]) as swarm:
-                print(f"{size.sessions} sessions on {len(tape.recordings)} recordings for {seconds:.0f} s", flush=True)
-                await _soak(swarm, tape, tally, hostile, phases, watcher, size, seconds)
+                print(
+                    f"{size.sessions} sessions on {len(recorded.recordings)} recordings for {seconds:.0f} s", flush=True
+                )
+                await _soak(swarm, recorded, tally, hostile, phases, watcher, size, seconds)
         rest = await watcher.at_rest()
         missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
     findings = SoakFindings(
@@ -193,7 +195,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
 
 async def _soak(
     swarm: Swarm,
-    tape: DraftRecording,
+    recorded: DraftRecording,
     tally: SessionTally,
     hostile: MaliciousClient,
     phases: AlternatingPhases,
@@ -204,7 +206,7 @@ async def _soak(
     until = time.monotonic() + seconds
     phase_s = min(PHASE_S, (seconds - size.warm_s) / LEAST_PHASES)
     seats = [
-        asyncio.create_task(seat(swarm, tape, random.Random(SEED + i), tally, until)) for i in range(size.sessions)
+        asyncio.create_task(seat(swarm, recorded, random.Random(SEED + i), tally, until)) for i in range(size.sessions)
     ]
     attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=size.warm_s, until=until)
     others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), size, until))

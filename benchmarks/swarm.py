@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
-from benchmarks.support.draft_replay.swarm import Swarm, make_tape, settings
+from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
 from benchmarks.support.harness import Criterion, Pair, Size
 from edge_agent.sdk.client import AsyncClient
 
@@ -25,12 +25,12 @@ TOLERANCE = 0.05
 
 
 async def against_live(
-    tape: DraftRecording, swarm: Swarm, client: AsyncClient, rounds: int
+    recorded: DraftRecording, swarm: Swarm, client: AsyncClient, rounds: int
 ) -> dict[str, list[tuple[float, SessionOutcome]]]:
     """By setting: tokens per step of a live session, and the replay's outcome, for each prompt and round."""
     found: dict[str, list[tuple[float, SessionOutcome]]] = {}
     for turn in range(rounds):
-        for number, recording in enumerate(tape.recordings):
+        for number, recording in enumerate(recorded.recordings):
             setting = recording.call.name.rpartition(" ")[2]
             live_first = (turn + number) % 2 == 0
             live = await _live(client, recording.call) if live_first else 0.0
@@ -80,24 +80,24 @@ async def main(argv: Sequence[str] | None = None) -> None:
     prompts = pair.encode(harness.prompts("heldout", count))
     async with harness.one_verifier(pair, prefix_cache=False) as cluster:
         where = ServiceAddress(cluster.verifiers[0].address, cluster.address)
-        tape = await make_tape(where, pair, prompts, settings(tokens))
+        recorded = await record_drafts(where, pair, prompts, settings(tokens))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            file = Path(scratch, "tape.json")
-            tape.save(file)
-            print(f"{len(tape.recordings)} recordings; {_pace(tape)}", flush=True)
+            file = Path(scratch, "recorded.json")
+            recorded.save(file)
+            print(f"{len(recorded.recordings)} recordings; {_pace(recorded)}", flush=True)
             async with (
                 AsyncClient(coordinator=cluster.address) as client,
                 Swarm(file, where, cores=[device_core]) as swarm,
             ):
-                for recording in tape.recordings:  # the live draft learns as the recorded one has
+                for recording in recorded.recordings:  # the live draft learns as the recorded one has
                     await _live(client, recording.call)
-                found = report(await against_live(tape, swarm, client, rounds))
+                found = report(await against_live(recorded, swarm, client, rounds))
     _finish(found, options.size)
 
 
-def _pace(tape: DraftRecording) -> str:
-    decodes = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in tape.decodes)
-    return f"ms per recorded decode by width: {decodes}; commit {1000 * tape.commit_s:.2f}"
+def _pace(recorded: DraftRecording) -> str:
+    decodes = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in recorded.decodes)
+    return f"ms per recorded decode by width: {decodes}; commit {1000 * recorded.commit_s:.2f}"
 
 
 def _finish(found: Mapping[str, Mapping[str, float]], size: Size) -> None:

@@ -30,13 +30,13 @@ from benchmarks.support.harness import Pair, Size
 from benchmarks.window import cells_part
 from benchmarks.window.acceptance_criteria import criteria, summed_up, valid
 from benchmarks.window.cells import Cell, CellKey, figures
+from benchmarks.window.changing_links import play_transitions
 from benchmarks.window.context import RunContext
 from benchmarks.window.model import play_model
 from benchmarks.window.plan import MINUTES, QUICK, REAL, SMOKE, WindowPlan
-from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
-from benchmarks.window.turns_part import play_turns
 
 PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
 KEYS = (
@@ -97,7 +97,7 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
             case "model":
                 result |= await play_model(context)
             case "turns":
-                result |= await play_turns(context)
+                result |= await play_transitions(context)
             case "crowd":
                 result |= await cells_part.crowd(context)
             case "calibration":
@@ -134,7 +134,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         context = RunContext(
             WindowTestbed(pair, steered=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
         )
-        async with context.stage.site(REAL, context.lanes[0]) as site:
+        async with context.testbed.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)

@@ -26,7 +26,7 @@ WARM_TOKENS = 16
 
 
 class CellPlayer:
-    """Plays cells at one site from one tape. numbers: the recordings of its prompts; long: those of long prompts."""
+    """Plays cells at one site. numbers: the recordings of its prompts; long: those of long prompts."""
 
     def __init__(
         self,

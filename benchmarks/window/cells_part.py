@@ -42,7 +42,7 @@ async def _group(context: RunContext, group: Sequence[Sequence[CellKey]]) -> dic
     async with contextlib.AsyncExitStack() as stack:
         starting = (
             stack.enter_async_context(
-                context.stage.site(keys[0].machine, lane, context.recordings.drafts[keys[0].draft])
+                context.testbed.site(keys[0].machine, lane, context.recordings.drafts[keys[0].draft])
             )
             for keys, lane in zip(group, context.lanes, strict=False)
         )
@@ -80,7 +80,7 @@ async def crowd(context: RunContext) -> dict[str, Any]:
     """More sessions than speculation pays for."""
     key, cell = CellKey(CROWD, "good", CROWD_RTT_MS), Cell()
     async with (
-        context.stage.site(CROWD, context.lanes[0]) as site,
+        context.testbed.site(CROWD, context.lanes[0]) as site,
         site.swarm(context.recordings.file("good")) as swarm,
     ):
         player = context.player(site, swarm, "good")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.plan import WindowPlan
-from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.testbed import OVERRAN, CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class RunContext:
     """One run."""
 
-    stage: WindowTestbed
+    testbed: WindowTestbed
     plan: WindowPlan
     recordings: RecordingLibrary
     lanes: tuple[CorePair, CorePair]

@@ -1,8 +1,8 @@
 """What the streaming model says of a recording, against what was measured: the same window for the whole session.
 
 The model is coordinator.window.streaming, given the recording's own verdicts, the step that streaming took on the same
-line, the round trip that the coordinator was told, and the time of a decode on the tape; it may choose the best of all
-windows. Both speeds are of what follows the first token.
+line, the round trip that the coordinator was told, and the time of a decode in the recording; it may choose the best
+of all windows. Both speeds are of what follows the first token.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ async def play_model(context: RunContext) -> dict[str, Any]:
     One line at a time: with as many guesses as here two verifiers at once do not keep their pace.
     """
     rtts = context.plan.model_rtts_ms
-    tape = context.recordings.tape("near")
+    recorded = context.recordings.recorded("near")
     said = context.recordings.verdicts("near")
     cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
 
     async with (
-        context.stage.site(PACED, context.lanes[0]) as site,
+        context.testbed.site(PACED, context.lanes[0]) as site,
         site.swarm(context.recordings.file("near")) as swarm,
     ):
         player = CellPlayer(site, swarm, range(len(said)), (), tokens=context.plan.tokens_of(PACED), rounds=1)
@@ -119,7 +119,7 @@ async def play_model(context: RunContext) -> dict[str, Any]:
         for rtt_ms in rtts:
             await player.steady(rtt_ms, cells[rtt_ms])
         context.check(site)
-    found = [against(CellKey(PACED, "near", rtt), cells[rtt], said, tape.decodes[0][1]) for rtt in rtts]
+    found = [against(CellKey(PACED, "near", rtt), cells[rtt], said, recorded.decodes[0][1]) for rtt in rtts]
     for one in found:
         print(
             f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"

@@ -107,10 +107,10 @@ async def _sites(
     context: RunContext, stack: contextlib.AsyncExitStack, machine: VerifierMachine
 ) -> dict[str, RunningVerifier]:
     """By arm, all on the same two cores."""
-    stage, lane = context.stage, context.lanes[0]
-    found = {ADAPTIVE: await stack.enter_async_context(stage.site(machine, lane))}
+    testbed, lane = context.testbed, context.lanes[0]
+    found = {ADAPTIVE: await stack.enter_async_context(testbed.site(machine, lane))}
     for static in context.plan.statics:
-        opening = stage.static_site(machine, lane, static.directive(machine))
+        opening = testbed.static_site(machine, lane, static.directive(machine))
         found[str(static)] = await stack.enter_async_context(opening)
     return found
 

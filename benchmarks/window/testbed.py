@@ -78,10 +78,10 @@ class RunningVerifier:
     """Of a paced verifier."""
 
     @contextlib.asynccontextmanager
-    async def swarm(self, tape: Path, turns: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
-        """Devices that play this tape here. Without an RTT of their own jobs have 1 ms."""
+    async def swarm(self, recorded: Path, turns: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
+        """Run devices that replay this recording here. Jobs without an RTT of their own have 1 ms."""
         where = replace(self.where, rtt_ms=1.0, turns=turns)
-        async with Swarm(tape, where, processes=1, cores=[self.lane.devices]) as swarm:
+        async with Swarm(recorded, where, processes=1, cores=[self.lane.devices]) as swarm:
             yield swarm
 
     @property

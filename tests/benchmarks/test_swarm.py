@@ -58,30 +58,30 @@ def calls(sampling: SamplingParams = SAMPLED) -> list[RecordedRequest]:
     ]
 
 
-def taped(*, decode_s: float = DECODE_S, quality: float = 0.8) -> DraftRecording:
+def record_draft(*, decode_s: float = DECODE_S, quality: float = 0.8) -> DraftRecording:
     """Recordings of a scripted draft that is right with probability `quality`, made twice so that it has learned."""
     plan = generous(Directive(), SessionLimits())
     source = ScriptedSource(quality=quality, decode_s=decode_s)
     recorder = DraftRecorder(source, WIDTHS, plan, vocabulary=VOCABULARY)
     for call in calls():
         recorder.record(call)
-    return recorder.tape([recorder.record(call) for call in calls()])
+    return recorder.finish([recorder.record(call) for call in calls()])
 
 
 @pytest.fixture(scope="module")
-def tape() -> DraftRecording:
-    return taped()
+def recorded() -> DraftRecording:
+    return record_draft()
 
 
 class LivePool(DraftPool):
     """The draft itself, with what the recorded one had learned."""
 
-    def __init__(self, tape: DraftRecording) -> None:
+    def __init__(self, recorded: DraftRecording) -> None:
         super().__init__("live", DraftOptions(workers=1))
-        self._tape = tape
+        self._recorded = recorded
 
     def _worker(self) -> DraftWorker:
-        greedy, sampled, lookup_greedy, lookup_sampled = self._tape.calibrators()
+        greedy, sampled, lookup_greedy, lookup_sampled = self._recorded.calibrators()
         model = CalibratedSource(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled)
         lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
         return DraftWorker(lambda: Drafter(model, lookup, WIDTHS))
@@ -99,28 +99,28 @@ async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
 
 
 async def played(
-    verifier: FakeVerifier, tape: DraftRecording, scratch: Path, *jobs: SessionJob
+    verifier: FakeVerifier, recorded: DraftRecording, scratch: Path, *jobs: SessionJob
 ) -> list[SessionOutcome]:
-    async with Player(tape, ServiceAddress(verifier.address, wait_s=0.0), scratch) as player:
+    async with Player(recorded, ServiceAddress(verifier.address, wait_s=0.0), scratch) as player:
         return [await player.play(job) for job in jobs]
 
 
-async def lived(verifier: FakeVerifier, tape: DraftRecording, call: RecordedRequest) -> Completion:
+async def lived(verifier: FakeVerifier, recorded: DraftRecording, call: RecordedRequest) -> Completion:
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
         kit = await plain.prepare()
-        async with LightClient(replace(kit, drafts=LivePool(tape)), verifier=verifier.address) as client:
+        async with LightClient(replace(kit, drafts=LivePool(recorded)), verifier=verifier.address) as client:
             return await client.generate(call.prompt, **options_of(call))
 
 
 async def test_a_replay_takes_as_many_tokens_per_step_as_the_device_that_was_recorded(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
     replays: list[SessionOutcome] = []
     live: list[Completion] = []
     # In turn and several times, so that what else runs here slows both alike.
     for number, call in [*enumerate(calls())] * 4:
-        replays += await played(verifier, tape, tmp_path, SessionJob(number))
-        live.append(await lived(verifier, tape, call))
+        replays += await played(verifier, recorded, tmp_path, SessionJob(number))
+        live.append(await lived(verifier, recorded, call))
     assert [(o.wrong, o.finish, o.tokens) for o in replays] == [(0, "length", TOKENS)] * len(live)
     assert sum(o.missed for o in replays) <= 0.02 * sum(o.asked for o in replays)
     replayed_steps, live_steps = sum(o.steps for o in replays), sum(c.statistics.steps for c in live)
@@ -129,19 +129,19 @@ async def test_a_replay_takes_as_many_tokens_per_step_as_the_device_that_was_rec
 
 
 async def test_a_draft_that_was_slow_when_it_was_recorded_is_slow_when_it_is_played(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
-    (quick,) = await played(verifier, tape, tmp_path, SessionJob(0))
-    slow_tape = replace(tape, decodes=tuple((width, 0.05) for width, _ in tape.decodes))
-    (slow,) = await played(verifier, slow_tape, tmp_path, SessionJob(0))
+    (quick,) = await played(verifier, recorded, tmp_path, SessionJob(0))
+    slowed = replace(recorded, decodes=tuple((width, 0.05) for width, _ in recorded.decodes))
+    (slow,) = await played(verifier, slowed, tmp_path, SessionJob(0))
     assert slow.wrong == 0
     assert slow.steps > 1.5 * quick.steps
 
 
 async def test_a_client_that_is_far_away_waits_both_ways_and_gets_the_same(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
-    async with Player(tape, ServiceAddress(verifier.address, rtt_ms=80.0), tmp_path) as player:
+    async with Player(recorded, ServiceAddress(verifier.address, rtt_ms=80.0), tmp_path) as player:
         outcome = await player.play(SessionJob(0))
     assert (outcome.tokens, outcome.wrong) == (TOKENS, 0)
     assert outcome.first_token_s is not None
@@ -149,19 +149,19 @@ async def test_a_client_that_is_far_away_waits_both_ways_and_gets_the_same(
 
 
 async def test_without_a_draft_every_step_brings_one_token(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
-    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0, drafted=False))
+    (outcome,) = await played(verifier, recorded, tmp_path, SessionJob(0, drafted=False))
     assert (outcome.tokens, outcome.steps, outcome.wrong) == (TOKENS, TOKENS, 0)
     assert len(outcome.gaps_ms) == TOKENS - 1
     assert outcome.first_token_s is not None
 
 
 async def test_output_that_is_not_the_recorded_one_is_counted(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
     verifier.script.target = lambda sequence: (target(sequence) + (len(sequence) == 20)) % VOCABULARY
-    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0))
+    (outcome,) = await played(verifier, recorded, tmp_path, SessionJob(0))
     assert outcome.finished
     assert outcome.wrong > 0
 
@@ -180,9 +180,9 @@ def test_a_place_has_one_name_however_it_is_reached() -> None:
     assert place(output, 2, (7, 5)) == (3, (5,))
 
 
-def test_a_tape_that_was_saved_is_the_same_when_it_is_loaded(tape: DraftRecording, tmp_path: Path) -> None:
-    tape.save(tmp_path / "tape.json")
-    assert DraftRecording.load(tmp_path / "tape.json") == tape
+def test_a_recording_that_was_saved_is_the_same_when_it_is_loaded(recorded: DraftRecording, tmp_path: Path) -> None:
+    recorded.save(tmp_path / "recorded.json")
+    assert DraftRecording.load(tmp_path / "recorded.json") == recorded
 
 
 class Sleeps:
@@ -198,10 +198,12 @@ class Sleeps:
         self.now += seconds + 1e-4
 
 
-def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape: DraftRecording) -> None:
+def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(recorded: DraftRecording) -> None:
     clock = Sleeps()
-    source = ReplayedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
-    call = tape.recordings[0].call
+    source = ReplayedSource(
+        replace(recorded, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep
+    )
+    call = recorded.recordings[0].call
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
     began = clock.now
     for i in range(1, 101):
@@ -209,10 +211,12 @@ def test_a_recorded_source_takes_its_recorded_time_however_often_it_sleeps(tape:
     assert clock.now - began == pytest.approx(0.2, abs=5e-4)
 
 
-def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not(tape: DraftRecording) -> None:
+def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not(recorded: DraftRecording) -> None:
     clock = Sleeps()
-    source = ReplayedSource(replace(tape, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep)
-    call = tape.recordings[0].call
+    source = ReplayedSource(
+        replace(recorded, decodes=((1, 0.002),), commit_s=0.0, correction_s=0.002), clock, clock.sleep
+    )
+    call = recorded.recordings[0].call
     source.begin(DraftTask(call.prompt, (), call.sampling, TOKENS))
     source.expand([NodeContext(1, 0, call.output[0], 1, call.output[:1])])
     before = clock.now
@@ -223,15 +227,15 @@ def test_a_token_that_was_not_evaluated_costs_a_decode_and_one_that_was_does_not
     assert clock.now - before == pytest.approx(0.002, abs=3e-4)
 
 
-async def test_a_request_that_is_not_on_the_tape_goes_on_without_a_draft(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+async def test_a_request_that_is_not_in_the_recording_goes_on_without_a_draft(
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
-    call = tape.recordings[0].call
+    call = recorded.recordings[0].call
     with pytest.raises(BadRequest, match="no recording"):
-        ReplayedSource(tape).begin(DraftTask(call.prompt, (), SamplingParams(), TOKENS))
+        ReplayedSource(recorded).begin(DraftTask(call.prompt, (), SamplingParams(), TOKENS))
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
         kit = await plain.prepare()
-        async with LightClient(replace(kit, drafts=ReplayedDrafts(tape)), verifier=verifier.address) as client:
+        async with LightClient(replace(kit, drafts=ReplayedDrafts(recorded)), verifier=verifier.address) as client:
             completion = await client.generate(call.prompt, max_tokens=TOKENS)
     assert completion.token_ids == call.output
     assert completion.statistics.steps == TOKENS
@@ -240,9 +244,9 @@ async def test_a_request_that_is_not_on_the_tape_goes_on_without_a_draft(
 
 @pytest.mark.parametrize("ending", ["cancel", "drop"])
 async def test_a_session_that_ends_early_leaves_nothing_at_the_verifier(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path, ending: str
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path, ending: str
 ) -> None:
-    (outcome,) = await played(verifier, tape, tmp_path, SessionJob(0, ending=ending, after=10))  # type: ignore[arg-type]
+    (outcome,) = await played(verifier, recorded, tmp_path, SessionJob(0, ending=ending, after=10))  # type: ignore[arg-type]
     assert 10 <= outcome.tokens < TOKENS
     assert outcome.wrong == 0
     assert outcome.finish == ("cancelled" if ending == "cancel" else "")
@@ -252,10 +256,10 @@ async def test_a_session_that_ends_early_leaves_nothing_at_the_verifier(
 
 
 async def test_a_swarm_plays_in_processes_and_tells_of_their_death(
-    verifier: FakeVerifier, tape: DraftRecording, tmp_path: Path
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:
-    tape.save(tmp_path / "tape.json")
-    async with Swarm(tmp_path / "tape.json", ServiceAddress(verifier.address), processes=2) as swarm:
+    recorded.save(tmp_path / "recorded.json")
+    async with Swarm(tmp_path / "recorded.json", ServiceAddress(verifier.address), processes=2) as swarm:
         both = await asyncio.gather(swarm.play(SessionJob(0)), swarm.play(SessionJob(1)))
         assert [(o.tokens, o.wrong, o.error) for o in both] == [(TOKENS, 0, "")] * 2
         assert swarm.cpu_s() > 0.0
@@ -289,8 +293,8 @@ def test_the_soak_tells_harm_from_death() -> None:
     assert (tally.differing, sum(tally.errors.values())) == (1, 1)
 
 
-def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(tape: DraftRecording) -> None:
-    plans = [[soak.draw(draw, tape) for _ in range(200)] for draw in (random.Random(1), random.Random(1))]
+def test_the_soak_plans_every_ending_and_the_same_plan_for_the_same_seed(recorded: DraftRecording) -> None:
+    plans = [[soak.draw(draw, recorded) for _ in range(200)] for draw in (random.Random(1), random.Random(1))]
     assert plans[0] == plans[1]
     assert {job.ending for job in plans[0]} == set(soak.ENDINGS)
 

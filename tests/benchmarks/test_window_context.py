@@ -11,7 +11,7 @@ import pytest
 from benchmarks.support.harness import Pair
 from benchmarks.window.context import RunContext
 from benchmarks.window.plan import PACED, PACEDS, QUICK, REAL
-from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed
 
 PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))

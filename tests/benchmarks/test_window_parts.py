@@ -11,13 +11,13 @@ from outcomes import outcome
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.window.cells import Cell, CellKey, ObservedWindow
+from benchmarks.window.draft_recordings import long_prompts, match_rate, nearest
 from benchmarks.window.model import against, predicted, windows
 from benchmarks.window.plan import PACED, PACEDS, STATICS, StaticWindow, WindowPlan
-from benchmarks.window.recordings import RecordingLibrary
+from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
-from benchmarks.window.tapes import long_prompts, match_rate, nearest
 from benchmarks.window.testbed import check, play
-from benchmarks.window.turns import (
+from benchmarks.window.transitions import (
     Stretch,
     over_time,
     settled_s,

@@ -15,7 +15,7 @@ from benchmarks.support.draft_replay.client import Player, ServiceAddress, Sessi
 from benchmarks.support.draft_replay.recorder import DraftRecorder, generous
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
 from benchmarks.support.draft_replay.source import ReplayedDrafts
-from benchmarks.window.tapes import match_rate, verdicts
+from benchmarks.window.draft_recordings import match_rate, verdicts
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
@@ -31,21 +31,21 @@ PROMPT = (3, 1, 4, 1, 5)
 OUTPUT = tuple(continuation(PROMPT, TOKENS))
 
 
-def taped(quality: float) -> DraftRecording:
+def record_draft(quality: float) -> DraftRecording:
     """One call, recorded twice so that the draft has learned."""
     recorder = DraftRecorder(
         ScriptedSource(quality=quality), WIDTHS, generous(Directive(), SessionLimits()), vocabulary=VOCABULARY
     )
     call = RecordedRequest("one", PROMPT, SAMPLED, TOKENS, OUTPUT)
     recorder.record(call)
-    return replace(recorder.tape([recorder.record(call)]), commit_s=0.001, correction_s=0.001)
+    return replace(recorder.finish([recorder.record(call)]), commit_s=0.001, correction_s=0.001)
 
 
-async def played(tape: DraftRecording, scratch: Path, *jobs: SessionJob) -> list[SessionOutcome]:
+async def played(recorded: DraftRecording, scratch: Path, *jobs: SessionJob) -> list[SessionOutcome]:
     script = Script(target, step_s=0.012, vocabulary_size=VOCABULARY + 300, tokenizer_json=tokenizer_json())
     async with (
         FakeVerifier(script) as verifier,
-        Player(tape, ServiceAddress(verifier.address, wait_s=0.0), scratch) as player,
+        Player(recorded, ServiceAddress(verifier.address, wait_s=0.0), scratch) as player,
     ):
         return [await player.play(job) for job in jobs]
 
@@ -86,7 +86,7 @@ def test_a_prediction_is_the_one_that_was_sent() -> None:
 
 
 async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path: Path) -> None:
-    (outcome,) = await played(taped(0.8), tmp_path, SessionJob(0))
+    (outcome,) = await played(record_draft(0.8), tmp_path, SessionJob(0))
     assert outcome.wrong == 0
     assert len(outcome.predicted) == len(outcome.happened) > 20
     assert 0 < sum(outcome.happened) < len(outcome.happened)
@@ -94,7 +94,11 @@ async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path:
 
 async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_path: Path) -> None:
     good, spoiled, half = await played(
-        taped(1.0), tmp_path, SessionJob(0), SessionJob(0, spoiled=(0, TOKENS)), SessionJob(0, spoiled=(0, TOKENS // 2))
+        record_draft(1.0),
+        tmp_path,
+        SessionJob(0),
+        SessionJob(0, spoiled=(0, TOKENS)),
+        SessionJob(0, spoiled=(0, TOKENS // 2)),
     )
     assert [outcome.wrong for outcome in (good, spoiled, half)] == [0, 0, 0]
     assert spoiled.accepted == 0
@@ -103,36 +107,36 @@ async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_p
 
 
 async def test_a_session_may_be_ended_by_time(tmp_path: Path) -> None:
-    (outcome,) = await played(taped(0.0), tmp_path, SessionJob(0, ending="cancel", after=TOKENS, seconds=0.2))
+    (outcome,) = await played(record_draft(0.0), tmp_path, SessionJob(0, ending="cancel", after=TOKENS, seconds=0.2))
     assert 0 < outcome.tokens < TOKENS
     assert outcome.finish == "cancelled"
 
 
 def test_a_recorded_draft_expects_what_was_measured_elsewhere_until_it_has_learned() -> None:
-    untaught = replace(taped(0.8), lessons=((), (), (), ()))
+    untaught = replace(record_draft(0.8), lessons=((), (), (), ()))
     told, not_told = ReplayedDrafts(untaught), ReplayedDrafts(untaught)
     told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
-    learned, also_told = ReplayedDrafts(taped(0.8)), ReplayedDrafts(taped(0.8))
+    learned, also_told = ReplayedDrafts(record_draft(0.8)), ReplayedDrafts(record_draft(0.8))
     also_told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
     sampled = [drafts._model_calibrators[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
     assert sampled[0] < 0.5 * sampled[1]
     assert sampled[2] == sampled[3] or abs(sampled[2] - sampled[3]) < abs(sampled[0] - sampled[1])
 
 
-def test_drafts_of_two_tapes_are_two_releases() -> None:
-    tape = taped(0.8)
-    assert ReplayedDrafts(tape, release="a").release != ReplayedDrafts(tape, release="b").release
+def test_drafts_of_two_recordings_are_two_releases() -> None:
+    recorded = record_draft(0.8)
+    assert ReplayedDrafts(recorded, release="a").release != ReplayedDrafts(recorded, release="b").release
 
 
 async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
     near, far = await played(
-        taped(0.8), tmp_path, SessionJob(0, drafted=False), SessionJob(0, drafted=False, rtt_ms=200.0)
+        record_draft(0.8), tmp_path, SessionJob(0, drafted=False), SessionJob(0, drafted=False, rtt_ms=200.0)
     )
     assert near.wire_up == 0 < far.wire_up
     assert (far.first_token_s or 0.0) > (near.first_token_s or 0.0) + 0.2
 
 
 def test_observations_are_those_of_the_device_that_was_recorded() -> None:
-    perfect, poor = (match_rate(verdicts(taped(quality), PLAN)[0]) for quality in (1.0, 0.3))
+    perfect, poor = (match_rate(verdicts(record_draft(quality), PLAN)[0]) for quality in (1.0, 0.3))
     assert perfect == 1.0
     assert 0.3 <= poor < 0.8  # of its wrong first guesses half have the right one beside them

@@ -1,4 +1,4 @@
-"""Light clients: the SDK's own client with a draft that is played from a tape.
+"""Light clients: the SDK's own client with a draft that is replayed from a recording.
 
 The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far as it was
 right, and what was guessed wrong is dropped and drafted anew.
@@ -40,7 +40,7 @@ class SessionJob:
     """One session that a light client shall run."""
 
     recording: int
-    """Its number on the tape."""
+    """Its number in the recording."""
     drafted: bool = True
     """False: plain cloud streaming."""
     ending: Ending = "finish"
@@ -177,12 +177,17 @@ class ServiceAddress:
 
 
 class Player:
-    """Runs jobs of one tape; any number at once. An async context manager. release: the draft's, as in DraftPool."""
+    """Runs any number of jobs of one recording at once. An async context manager.
 
-    def __init__(self, tape: DraftRecording, where: ServiceAddress, scratch: Path, release: str = "recorded") -> None:
-        self._tape = tape
+    release: of the draft, as in DraftPool.
+    """
+
+    def __init__(
+        self, recorded: DraftRecording, where: ServiceAddress, scratch: Path, release: str = "recorded"
+    ) -> None:
+        self._recorded = recorded
         self._release = release
-        self._taught = tape.calibrators()
+        self._taught = recorded.calibrators()
         self._where = where
         self._settings = EdgeSettings(resume_budget_s=where.wait_s, cache_dir=scratch)
         self._bundle: TargetBundle | None = None
@@ -196,9 +201,9 @@ class Player:
         self._bundle = None
 
     async def play(self, job: SessionJob) -> SessionOutcome:
-        """Never raises for what happens to the session; a job that is not on the tape is a BadRequest."""
-        if not 0 <= job.recording < len(self._tape.recordings):
-            raise BadRequest.bound("recording", job.recording, f"less than {len(self._tape.recordings)}")
+        """Never raises for what happens to the session; a job that the recording does not hold is a BadRequest."""
+        if not 0 <= job.recording < len(self._recorded.recordings):
+            raise BadRequest.bound("recording", job.recording, f"less than {len(self._recorded.recordings)}")
         drafts = self._drafts(job) if job.drafted else None
         outcome = SessionOutcome()
         async with contextlib.AsyncExitStack() as stack:
@@ -217,13 +222,13 @@ class Player:
 
     def _drafts(self, job: SessionJob) -> ReplayedDrafts:
         if not any(job.spoiled):
-            return ReplayedDrafts(self._tape, self._taught, release=self._release)
-        output, vocabulary = self._tape.recordings[job.recording].call.output, self._tape.vocabulary
+            return ReplayedDrafts(self._recorded, self._taught, release=self._release)
+        output, vocabulary = self._recorded.recordings[job.recording].call.output, self._recorded.vocabulary
 
         def spoil(source: DraftSource) -> DraftSource:
             return SpoiledSource(source, output, job.spoiled, vocabulary)
 
-        return ReplayedDrafts(self._tape, self._taught, spoil=spoil, release=self._release)
+        return ReplayedDrafts(self._recorded, self._taught, spoil=spoil, release=self._release)
 
     def _client(self, drafts: ReplayedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._bundle is None:
@@ -250,7 +255,7 @@ class Player:
     async def _run(
         self, client: LightClient, job: SessionJob, outcome: SessionOutcome, proxy: DelayProxy | None
     ) -> None:
-        call = self._tape.recordings[job.recording].call
+        call = self._recorded.recordings[job.recording].call
         began = last = time.monotonic()
         stream = await client.stream(call.prompt, **options_of(call))
         got: list[int] = []

@@ -143,7 +143,7 @@ class DraftRecorder:
             drafter.advance([token])
         return RecordedProposals(call, source.prefill_s, dict(source.answers))
 
-    def tape(self, recordings: Sequence[RecordedProposals]) -> DraftRecording:
+    def finish(self, recordings: Sequence[RecordedProposals]) -> DraftRecording:
         source = self._source
         decodes = {width: statistics.fmean(seconds) for width, seconds in source.decodes.items()}
         decodes = decodes or dict(self._widths.seconds)

@@ -1,4 +1,4 @@
-"""A device's draft played from a tape: its own drafter, growth and calibrators over recorded answers, no model.
+"""Replay a recorded draft: the device's own drafter, growth and calibrators over recorded answers, without a model.
 
 A recorded decode takes its recorded time on the draft's thread, which sleeps meanwhile, as llama.cpp would let the
 others run.
@@ -25,19 +25,19 @@ from outrider.core.tree import ROOT
 
 
 class ReplayedSource:
-    """Answers from a tape, each after the time that the draft took for it. Sleeps on the thread that asks."""
+    """Answers from a recording, each after the time that the draft took for it. Sleeps on the thread that asks."""
 
     def __init__(
         self,
-        tape: DraftRecording,
+        recorded: DraftRecording,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._recordings = {(r.call.prompt, r.call.sampling): r for r in tape.recordings}
-        self._vocabulary = tape.vocabulary
-        self._decodes = DecodeLatency(tape.decodes)
-        self._commit_s = tape.commit_s
-        self._correction_s = tape.correction_s
+        self._recordings = {(r.call.prompt, r.call.sampling): r for r in recorded.recordings}
+        self._vocabulary = recorded.vocabulary
+        self._decodes = DecodeLatency(recorded.decodes)
+        self._commit_s = recorded.commit_s
+        self._correction_s = recorded.correction_s
         self._clock = clock
         self._sleep = sleep
         self._overslept = 0.0
@@ -49,7 +49,7 @@ class ReplayedSource:
         """Questions that the recording does not answer: they are answered with nothing."""
 
     def begin(self, task: DraftTask) -> None:
-        """Raises BadRequest for a request that is not on the tape: the session then goes on without a draft."""
+        """Raises BadRequest for a request that is not in the recording: the session then goes on without a draft."""
         self._recording = self._recordings.get((task.prompt, task.sampling))
         if self._recording is None:
             raise BadRequest(f"no recording of this prompt of {len(task.prompt)} tokens with {task.sampling}")
@@ -101,7 +101,7 @@ class ReplayedSource:
 class SpoiledSource:
     """A source whose guesses are wrong for the tokens of a span, as a draft's are on text that it does not know.
 
-    output: what the target says. Below a wrong guess there is no answer on a tape; the last one stands in for it, so
+    output: what the target says. Below a wrong guess there is no recorded answer; the last one stands in for it, so
     that a tree in the span grows as deep as any other.
     """
 
@@ -137,39 +137,39 @@ class SpoiledSource:
 
 
 class ReplayedDrafts(DraftPool):
-    """A draft that is played from a tape. It begins with the tape's lessons, and learns as a live draft does.
+    """Replays a draft. It begins with the recording's lessons, and learns as a live draft does.
 
-    taught: `tape.calibrators()`, if it is at hand; making them takes a while.
+    taught: `recorded.calibrators()`, if they were made before; making them takes a while.
     spoil: makes something worse of a source.
     release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
     """
 
     def __init__(
         self,
-        tape: DraftRecording,
+        recorded: DraftRecording,
         taught: Sequence[Calibrator] = (),
         workers: int = 1,
         spoil: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
     ) -> None:
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
-        self._tape = tape
-        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or tape.calibrators()))
+        self._recorded = recorded
+        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
         self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (lookup_greedy, lookup_sampled)
         self._spoil = spoil
         self.sources: list[ReplayedSource] = []
         self.drafters: list[ProbedDrafter] = []
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
-        """As a pool with a model does: the tape stands for it."""
+        """Act as a pool with a model does: the recording stands for the model."""
         for calibrator in self._model_calibrators:
             calibrator.start_from(prior)
 
     def _worker(self) -> DraftWorker:
-        source = ReplayedSource(self._tape)
+        source = ReplayedSource(self._recorded)
         self.sources.append(source)
         model = CalibratedSource(self._spoil(source), *self._model_calibrators)
         lookup = CalibratedSource(self._spoil(PromptLookup()), *self._lookup_calibrators, leads=False)
-        drafter = ProbedDrafter(model, lookup, DecodeLatency(self._tape.widths))
+        drafter = ProbedDrafter(model, lookup, DecodeLatency(self._recorded.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

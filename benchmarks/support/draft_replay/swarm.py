@@ -36,7 +36,7 @@ def settings(tokens: int = 96) -> dict[str, Options]:
     }
 
 
-async def make_tape(
+async def record_drafts(
     where: ServiceAddress, pair: Pair, prompts: Mapping[str, Sequence[int]], settings: Mapping[str, Options]
 ) -> DraftRecording:
     """Record every prompt in every setting: the target's output by plain streaming, then the draft's answers.
@@ -66,7 +66,7 @@ def record(pair: Pair, calls: Sequence[RecordedRequest], ends: Sequence[int]) ->
         # Twice: what a draft that knows nothing yet asks, and what it asks once it has learned.
         untaught, taught = ([recording.record(call) for call in calls] for _ in range(2))
         both = [replace(b, answers={**a.answers, **b.answers}) for a, b in zip(untaught, taught, strict=True)]
-        return recording.tape(both)
+        return recording.finish(both)
 
 
 class Swarm:

@@ -46,12 +46,12 @@ async def _answer(player: Player, number: int, job: SessionJob) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.support.draft_replay.worker", description=__doc__)
-    parser.add_argument("tape", type=Path)
+    parser.add_argument("recorded", type=Path)
     parser.add_argument("where", type=json.loads, help="fields of replay.Where, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
-        tape, where = DraftRecording.load(options.tape), ServiceAddress(**options.where)
-        async with Player(tape, where, Path(scratch), release=f"recorded-{options.tape.stem}") as player:
+        recorded, where = DraftRecording.load(options.recorded), ServiceAddress(**options.where)
+        async with Player(recorded, where, Path(scratch), release=f"recorded-{options.recorded.stem}") as player:
             await serve(player)
 
 

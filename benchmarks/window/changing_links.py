@@ -13,7 +13,7 @@ from benchmarks.window.cells import ObservedWindow
 from benchmarks.window.context import RunContext
 from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURN_S, TURN_TOKENS, TURNING, TURNS
 from benchmarks.window.testbed import CorePair, play
-from benchmarks.window.turns import (
+from benchmarks.window.transitions import (
     AFTER_S,
     Stretch,
     Transition,
@@ -59,7 +59,7 @@ class PlayedLink:
     """Of the first session, for the plot."""
 
 
-async def play_turns(context: RunContext) -> dict[str, Any]:
+async def play_transitions(context: RunContext) -> dict[str, Any]:
     playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
     played = await context.each(playing, [TURNING])
     found = [each for line in played for each in line.transitions]
@@ -85,11 +85,11 @@ async def play_turns(context: RunContext) -> dict[str, Any]:
 async def _play(context: RunContext, line: ChangingLink, lane: CorePair) -> PlayedLink:
     recordings, found = context.recordings, PlayedLink()
     async with (
-        context.stage.site(TURNING, lane) as site,
+        context.testbed.site(TURNING, lane) as site,
         site.swarm(recordings.file("turns"), line.turns) as swarm,
     ):
         await play(swarm, [SessionJob(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
-        for number in range(len(recordings.tape("turns").recordings)):
+        for number in range(len(recordings.recorded("turns").recordings)):
             plain = SessionJob(number, False, "cancel", PLAIN_TURN_TOKENS, rtt_ms=line.rtt_ms)
             (streamed,) = await play(swarm, [plain], 1)
             sights: list[ObservedWindow] = []

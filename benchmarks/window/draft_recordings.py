@@ -1,4 +1,4 @@
-"""The recordings that the windows' benchmarks play: outputs of the target, and what a draft says around them."""
+"""Record outputs of the target, and what a draft proposes around them, for the windows benchmark to replay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.vocabulary import token_table
 
 Lessons = tuple[tuple[Observation, ...], ...]
-"""As on a tape."""
+"""As in a DraftRecording."""
 LONG = 1_000
 """Tokens of a long prompt."""
 NEAR = (0.75, 0.85)
@@ -70,14 +70,14 @@ async def calls(
     return found, tuple(description.eos_token_ids)
 
 
-async def taped(
+async def record_draft(
     pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons, file: Path
 ) -> DraftRecording:
     """What this draft says around the calls; saved as `file`. lessons: of other prompts."""
-    recorded = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
-    tape = replace(recorded, lessons=lessons)
-    tape.save(file)
-    return tape
+    found = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
+    recorded = replace(found, lessons=lessons)
+    recorded.save(file)
+    return recorded
 
 
 def taught(pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int]) -> Lessons:
@@ -87,8 +87,8 @@ def taught(pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Seque
 
 def screened(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons) -> list[float]:
     """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
-    tape = replace(_once(pair, said, ends, depth=1), lessons=lessons)
-    return [match_rate(each) for each in verdicts(tape, told(pair))]
+    recorded = replace(_once(pair, said, ends, depth=1), lessons=lessons)
+    return [match_rate(each) for each in verdicts(recorded, told(pair))]
 
 
 def _once(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], depth: int | None) -> DraftRecording:
@@ -96,7 +96,7 @@ def _once(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], dept
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = generous(config.directive, config.limits)
     with recorder(pair.draft, table, replace(plan, depth=depth or plan.depth), ends) as recording:
-        return recording.tape([recording.record(call) for call in said])
+        return recording.finish([recording.record(call) for call in said])
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
@@ -107,24 +107,24 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(tape: DraftRecording, plan: SpeculationPlan) -> list[bytes]:
+def verdicts(recorded: DraftRecording, plan: SpeculationPlan) -> list[bytes]:
     """On the device's guesses for each position of each output, under the right predecessors
     (outrider.core.acceptance.history).
 
-    They are the device's own, look-up's included, beginning with the tape's lessons: its drafter is led along the
+    They are the device's own, look-up's included, beginning with the recording's lessons: its drafter is led along the
     output, one level deep. plan: what it may guess.
     """
-    begun = tape.calibrators()
-    return [_led(tape, recording, plan, copy.deepcopy(begun)) for recording in tape.recordings]
+    begun = recorded.calibrators()
+    return [_led(recorded, recording, plan, copy.deepcopy(begun)) for recording in recorded.recordings]
 
 
 def _led(
-    tape: DraftRecording, recording: RecordedProposals, plan: SpeculationPlan, begun: Sequence[Calibrator]
+    recorded: DraftRecording, recording: RecordedProposals, plan: SpeculationPlan, begun: Sequence[Calibrator]
 ) -> bytes:
-    source = ReplayedSource(tape, sleep=lambda seconds: None)
+    source = ReplayedSource(recorded, sleep=lambda seconds: None)
     greedy, sampled, lookup_greedy, lookup_sampled = begun
     lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-    drafter = Drafter(CalibratedSource(source, greedy, sampled), lookup, DecodeLatency(tape.widths))
+    drafter = Drafter(CalibratedSource(source, greedy, sampled), lookup, DecodeLatency(recorded.widths))
     call = recording.call
     drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens), replace(plan, depth=1))
     found = []

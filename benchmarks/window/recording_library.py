@@ -1,4 +1,4 @@
-"""All that the windows' benchmark plays, recorded before it begins by one verifier that is not paced."""
+"""Record all that the windows benchmark replays, before it begins, with one verifier that is not paced."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
 from benchmarks.support.harness import Pair
-from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, WindowPlan
-from benchmarks.window.tapes import (
+from benchmarks.window.draft_recordings import (
     Lessons,
     calls,
     long_prompts,
     match_rate,
     nearest,
     options,
+    record_draft,
     screened,
-    taped,
     taught,
     told,
     verdicts,
 )
+from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, WindowPlan
 
 LONG_OUTPUT = 16
 
 
 class RecordingLibrary:
-    """Tapes by name: `good` and `narrow` for the cells, each with the long prompts at its end; `near` and `turns` of
-    the good draft."""
+    """The draft recordings by name.
+
+    `good` and `narrow` are for the cells, each with the long prompts at its end; `near` and `turns` are of `good`.
+    """
 
     def __init__(
         self,
@@ -54,14 +56,14 @@ class RecordingLibrary:
         self._teaching = dict(islice(teaching.items(), plan.teaching))
         self._lessons: dict[str, Lessons] = {}
         self._scratch = scratch
-        self._tapes: dict[str, DraftRecording] = {}
+        self._recorded: dict[str, DraftRecording] = {}
         self._verdicts: dict[str, list[bytes]] = {}
 
     def file(self, name: str) -> Path:
         return self._scratch / f"{name}.json"
 
-    def tape(self, name: str) -> DraftRecording:
-        return self._tapes[name]
+    def recorded(self, name: str) -> DraftRecording:
+        return self._recorded[name]
 
     def verdicts(self, name: str) -> list[bytes]:
         """On each recording's guesses."""
@@ -69,7 +71,7 @@ class RecordingLibrary:
 
     def prompts(self, draft: str) -> int:
         """Recordings that come before those of long prompts."""
-        return len(self._tapes[draft].recordings) - self._plan.long
+        return len(self._recorded[draft].recordings) - self._plan.long
 
     async def make(self, where: ServiceAddress, parts: Collection[str]) -> None:
         """What these parts need."""
@@ -121,12 +123,12 @@ class RecordingLibrary:
 
     async def _record(self, name: str, draft: str, said: Sequence[RecordedRequest], ends: Sequence[int]) -> None:
         lessons = self._lessons[draft]
-        tape = await taped(self._pair, self.drafts[draft], said, ends, lessons, self.file(name))
-        self._tapes[name], self._verdicts[name] = tape, verdicts(tape, told(self._pair))
+        recorded = await record_draft(self._pair, self.drafts[draft], said, ends, lessons, self.file(name))
+        self._recorded[name], self._verdicts[name] = recorded, verdicts(recorded, told(self._pair))
         shares = [match_rate(said) for said in self.verdicts(name)]
         print(
-            f"tape {name}: {len(shares)} recordings, match {harness.spread(shares)},"
-            f" {1e3 * tape.decodes[0][1]:.2f} ms a decode",
+            f"recorded {name}: {len(shares)} outputs, match {harness.spread(shares)},"
+            f" {1e3 * recorded.decodes[0][1]:.2f} ms a decode",
             flush=True,
         )
 
