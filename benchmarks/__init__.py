@@ -1,1 +1,1 @@
-"""What we claim, measured. `python -m benchmarks.NAME [--quick]`; the last line of output is one JSON object."""
+"""Measure what Outrider claims: `python -m benchmarks.NAME [--quick | --smoke]`; the last line is one JSON object."""

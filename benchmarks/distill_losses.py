@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from outrider.llama.model import quantize
 
 ROWS = 64
 """Prompts that the target continues at a time."""
+Loss = Literal["kl", "tv", "hybrid"]
 TEMPERATURES = (0.0, 0.9)
 KINDS = ("arithmetic", "code")
 
@@ -49,7 +50,7 @@ class LossesSize:
     heldout: int
     """Prompts measured, of each kind."""
     loras: tuple[int, ...] = (0, 16)
-    losses: tuple[str, ...] = ("kl", "tv", "hybrid")
+    losses: tuple[Loss, ...] = ("kl", "tv", "hybrid")
     length: int = 128
     """Tokens that the target writes after each prompt, at most."""
 
@@ -58,7 +59,7 @@ RATES = {False: 3e-3, True: 1e-2}
 """Whether with LoRA -> learning rate."""
 FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
 QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8)
-SMOKE = LossesSize({"arithmetic": 8, "code": 8}, 2, 1, loras=(16,), losses=("hybrid",), length=24)
+SMOKE = LossesSize({"arithmetic": 8, "code": 8}, 2, 1, loras=(0,), losses=("hybrid",), length=24)
 
 
 class MemoryLog:
@@ -173,7 +174,7 @@ def until_end(written: np.ndarray) -> int:
     return int(ends[0]) + 1 if len(ends) else len(written)
 
 
-def train(pair: Pair, scale: LossesSize, folder: Path, loss: str, rank: int) -> float:
+def train(pair: Pair, scale: LossesSize, folder: Path, loss: Loss, rank: int) -> float:
     """Train one variant by the trainer's own command, and export it. Returns the seconds that the training took."""
     run = folder / f"{loss}-{rank}"
     TrainingPlan(
