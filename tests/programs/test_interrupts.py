@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import command
+from coordinator import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -73,7 +73,7 @@ def test_a_program_that_becomes_another_holds_interrupts_back_meanwhile(monkeypa
 
     monkeypatch.setattr("os.execv", execv)
     with pytest.raises(SystemExit):
-        command.main(["chat", "--verifier", "127.0.0.1:9"])
+        cli.main(["chat", "--verifier", "127.0.0.1:9"])
     assert signal.SIGINT in blocked[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
