@@ -1,4 +1,4 @@
-"""How well a GGUF draft guesses the target's greedy text: the quantised file itself, in llama.cpp."""
+"""Measure how well a GGUF draft predicts the target's greedy text: the quantised file itself, in llama.cpp."""
 
 from __future__ import annotations
 

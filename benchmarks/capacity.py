@@ -1,4 +1,4 @@
-"""How many tokens a second one verifier on one core gives its users, by who drafts: nobody, the verifier, the devices.
+"""Measure the tokens per second of one verifier on one core, by who drafts: nobody, the verifier, the devices.
 
 Four verifiers and more stand on the same core and are asked in turn: `autoregression` streams, `co-located` drafts on
 that core itself, once for each depth of its chain, of which the best counts; `device` verifies what recorded devices

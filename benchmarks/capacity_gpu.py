@@ -1,4 +1,4 @@
-"""Tokens per second of one verifier with a GPU, by who drafts: nobody, a model beside the target, the devices.
+"""Measure the tokens per second of one verifier with a GPU, by who drafts: nobody, the verifier, the devices.
 
 The real Engine, a target of 1B to 8B with random weights, 1 to 128 greedy sessions at once, prompts of 256 random
 tokens. The target's own continuations come first, by plain steps; then each device sends up trees that agree with its

@@ -1,4 +1,4 @@
-"""The engine by itself on one core: time of a step, what a step spends outside the model, and peers on the same target.
+"""Measure the engine on one core: time of a step, its share outside the model, and peers on the same target.
 
 `benchmarks.support.engine_driver.engine_step_trace` does the timing. The trees agree with the target's continuation,
 generated first, with probability RATE at each depth. Where two tokens of the target tie up to rounding, another batch

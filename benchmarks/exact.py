@@ -1,4 +1,4 @@
-"""Bits: what `exact` attention holds, what it costs, and what `sdpa` does in its place.
+"""Compare bits: what `exact` attention keeps, what it costs, and what `sdpa` does in its place.
 
 Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
 see benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, against one-token decode, in

@@ -1,4 +1,4 @@
-"""A simulated fleet around the real controller: 10,000 devices, 100 verifiers, nobody's hardware.
+"""Simulate a fleet around the real window controller: 10,000 devices and 100 verifiers of no real hardware.
 
 What is simulated: devices with a distance, a drafting speed and a kind of text; sessions that come and go; verifiers
 whose steps take `a + b n` until they are full and more beyond. What is real: coordinator.window.controller, which sees

@@ -1,4 +1,4 @@
-"""Five times as much work as one verifier can do: does it go on doing what it can, and turn the rest away at once?
+"""Offer five times the work that one verifier can do: it must keep its goodput and refuse the rest at once.
 
 First the peak: more and more sessions in a closed loop, each level for as long; goodput is the tokens per second of
 sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at five times the rate at

@@ -1,4 +1,4 @@
-"""A verifier for ten minutes under 32 sessions that join, finish, cancel, die and hang at random, and one attacker.
+"""Load a verifier for ten minutes with 32 sessions that join, finish, cancel, die and hang, and one attacker.
 
 The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
 from a seed. Beside them a hostile client goes through its attacks (benchmarks.support.malicious_client), in every other

@@ -1,4 +1,4 @@
-"""A swarm of light clients over real gRPC, and the check that it behaves as live devices do.
+"""Check that a swarm of light clients over real gRPC behaves as live devices do.
 
 `Swarm` runs jobs in a few processes (benchmarks.support.draft_replay.worker); nothing there evaluates a model. Run as a
 program it records held-out prompts, then sends each by a live device and by a light client in turn, one session at a

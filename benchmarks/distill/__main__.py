@@ -1,4 +1,4 @@
-"""The loop of distillation, closed on the running system: devices, verifier, coordinator, Redis, `outrider-distill`.
+"""Run the distillation loop on the whole system: devices, verifier, coordinator, Redis, `outrider-distill`.
 
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,

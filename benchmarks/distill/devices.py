@@ -1,4 +1,4 @@
-"""Some of the devices, in a process of their own: each asks one thing after another, and reports each answer.
+"""Run some of the devices in a process of their own; each sends one request after another and reports each answer.
 
     python -m benchmarks.distill.devices '{"coordinator": ..., "cache": ..., "keys": ..., "devices": [0, 1], ...}'
 

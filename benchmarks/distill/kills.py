@@ -1,4 +1,4 @@
-"""Part 3: what is left when the coordinator or Redis is killed, and that everything goes on by itself."""
+"""Kill the coordinator and Redis, and check that nothing is lost and everything goes on by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part 1 as far as the loop has it: traffic turns, the loop notices, trains, and is killed in the midst of it."""
+"""Follow the loop while traffic changes: it must notice, train, survive a kill in the middle, and publish."""
 
 from __future__ import annotations
 

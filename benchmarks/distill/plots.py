@@ -1,4 +1,4 @@
-"""The run as pictures: acceptance over time by release, and the training's curve. Needs matplotlib, of `dev`."""
+"""Draw the run: acceptance over time by release, and the training's curve. Needs matplotlib, of `dev`."""
 
 from __future__ import annotations
 

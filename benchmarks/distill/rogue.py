@@ -1,4 +1,4 @@
-"""A coordinator and a file server that lie: sessions go on as usual, the drafts that are offered are bad.
+"""Offer bad draft releases by a coordinator and a file server that lie, while sessions go on as usual.
 
 Each bad release meets a real device of its own, which must refuse it, say why, and go on with the draft that it has.
 """

@@ -1,4 +1,4 @@
-"""What happens, said as it happens, and what was wanted beside what was got."""
+"""Print events and checks as they happen, and keep them for the result and the plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part 2: a worse draft is rolled back, bad releases are refused, outputs stay the target's, swaps take no time."""
+"""Check that a worse draft is rolled back, bad releases are refused, and outputs stay the target's during swaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system under test, each part a process of its own that can be killed: Redis, coordinator, verifier, the loop."""
+"""Run the system under test, each part a process that can be killed: Redis, coordinator, verifier, the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft that is worse on purpose: noise on the weights of a good one, exported like any other.
+"""Make a draft worse on purpose: noise on the weights of a good one, exported like any other.
 
 python -m benchmarks.distill.worse_draft GOOD.gguf TARGET FOLDER NOISE
 """

@@ -1,1 +1,1 @@
-"""Parts that several benchmarks, and tests that need the same circumstances, plug into the product from outside."""
+"""Provide parts that several benchmarks, and some tests, plug into the product from outside."""

@@ -1,4 +1,4 @@
-"""Random ways to compute the same tokens: chunks, trees and other sessions' rows, against one token at a time."""
+"""Compute the same tokens in random ways (chunks, trees, other sessions' rows) and one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face `generate` on the same target, batched, with either cache: what a provider would run without us.
+"""Run Hugging Face `generate` on the same target, batched, with either cache: the baseline of benchmarks.engine.
 
 Greedy, float32, EOS ignored. A ragged batch is padded on the left and generates to its longest output; only the tokens
 that were asked for count. Assisted generation takes the draft of the pair; transformers reads a GGUF itself only with

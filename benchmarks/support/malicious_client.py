@@ -1,4 +1,4 @@
-"""One client that breaks every rule it can, over raw gRPC and raw TCP. It has a place and a ticket like anybody.
+"""Break every rule of the protocol, over raw gRPC and raw TCP, as a client that has a place and a ticket.
 
 Each attack ends by itself within a few seconds; how it ended is counted by attack and status, and ATTACKS says which
 endings are right for it. Three that only wait go on beside the others, so that there is always an attack in progress.

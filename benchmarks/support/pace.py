@@ -1,4 +1,4 @@
-"""A slower machine than this one: each forward pass of n rows takes at least `pass_ms + row_ms * n` milliseconds.
+"""Emulate a slower machine: each forward pass of n rows takes at least `pass_ms + row_ms * n` milliseconds.
 
 Everything else stays as it is, so that the step times of a large model on an accelerator can be studied without either.
 What is measured so is labelled PACED; it stands only where hardly a pass took longer by itself. Passes that read

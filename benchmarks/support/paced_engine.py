@@ -1,4 +1,4 @@
-"""The engine process of a paced verifier: the product's own, but that a forward pass takes its time.
+"""Run the engine process of a paced verifier: the product's own, with forward passes that take their time.
 
 Nothing is held up before the numerics check has passed; what steps cost is measured with the pace.
 """

@@ -1,5 +1,4 @@
-"""Stretches of one run with something beside the load and without it, in turn, so that what the machine does else meets
-both alike."""
+"""Divide a run into phases with and without a disturbance, in turn, so that other work on the machine meets both alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts in any number, of our own making: small sums in words, and the beginnings of Python functions.
+"""Generate prompts in any number: small sums in words, and the beginnings of Python functions.
 
 They are traffic to learn from. What is measured is `prompts/heldout.jsonl`, none of which is made here.
 """

@@ -1,4 +1,4 @@
-"""Whether predicted probabilities come true: the reliability curve and what it sums up to.
+"""Judge predicted probabilities: the reliability curve, its error and its skill.
 
 Bins hold equally many predictions, so that each point of the curve is equally sure. The expected calibration error is
 the mean distance between what a bin predicted and what happened in it (Naeini et al., 2015; equal-mass bins after

@@ -1,0 +1,1 @@
+"""Benchmark the coordinator's windows; see benchmarks.window.__main__."""

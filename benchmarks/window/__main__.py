@@ -1,4 +1,4 @@
-"""Adaptive windows against plain streaming, static windows and the model: by distance, draft, sessions and verifier.
+"""Compare adaptive windows with streaming, static windows and the model, by distance, draft, sessions and verifier.
 
 A coordinator, a verifier and recorded devices (benchmarks.swarm) behind an emulated link. `streaming` runs no drafter.
 `adaptive` is the product as it comes: devices draft, the coordinator steers. Both play the same prompts on the same

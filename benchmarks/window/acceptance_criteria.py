@@ -1,4 +1,4 @@
-"""The figures that adaptive windows are wanted to reach, beside what was got."""
+"""State the figures that adaptive windows should reach, beside what was found."""
 
 from __future__ import annotations
 

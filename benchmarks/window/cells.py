@@ -1,4 +1,4 @@
-"""One cell: the same prompts streamed and speculated, on one verifier over one line, and what that comes to.
+"""Derive the figures of one cell: the same prompts streamed and speculated, on one verifier over one link.
 
 Where a verifier has several sessions they arrive one by one, by the same schedule in both arms, so that prompts are
 read while others generate. A session's ratio is its speed, from request to last token, over that of the same prompt

@@ -1,4 +1,4 @@
-"""The parts that play whole cells: the grid, a crowd, and how good the predictions were."""
+"""Play the parts that consist of whole cells: the grid, a crowd, and how good the predictions were."""
 
 from __future__ import annotations
 

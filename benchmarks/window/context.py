@@ -1,4 +1,4 @@
-"""What every part of the windows' benchmark is given, and how it plays one verifier or two."""
+"""Hold what every part of the windows benchmark needs, and play one verifier or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows' figures as pictures: each function takes what `benchmarks.window` saved, and writes one PNG.
+"""Draw the windows' figures: each function takes what `benchmarks.window` saved, and writes one PNG.
 
 Needs matplotlib, of the `dev` extra.
 """

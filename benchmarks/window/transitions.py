@@ -1,4 +1,4 @@
-"""What happens while things change in mid-session: the round trip, or how good the draft is.
+"""Judge how a session's window follows a change in mid-session, of the round trip or of the draft's quality.
 
 A stretch begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
 long; how long it takes until the window stays near the one that it ends with; and how often it moves farther than that.

@@ -1,4 +1,4 @@
-"""A drafter whose predictions are noted when a node is handed over, to be judged when it is known what came of it.
+"""Note a drafter's predictions when it hands a node over, and judge them once the outcome is known.
 
 Handed over means harvested by the driver to be sent next: from then on a prediction is fixed, whatever is learned while
 the message waits to go out. A node that is never sent after all is judged like the others.

@@ -1,4 +1,4 @@
-"""Light clients: the SDK's own client with a draft that is replayed from a recording.
+"""Provide light clients: the SDK's own client with a draft that is replayed from a recording.
 
 The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far as it was
 right, and what was guessed wrong is dropped and drafted anew.

@@ -1,4 +1,4 @@
-"""Recordings: what the draft answers wherever a device's tree could go, around a known output of the target.
+"""Record what a draft answers wherever a device's tree could go, around a known output of the target.
 
 The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
 worth a decode (at a quarter of the price that devices are told, so that a replay under other conditions finds what it

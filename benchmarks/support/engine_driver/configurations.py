@@ -1,4 +1,4 @@
-"""Ways to serve, what each did, and the figures that are made of it."""
+"""Name the ways to serve, hold what each did, and derive the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's loop turn by turn: what each turn committed, and the thread's own seconds of each of its parts.
+"""Trace the engine's loop turn by turn: what each turn committed, and the seconds of each of its parts.
 
 The real EngineLoop reads requests from a real socket pair and writes events to it; the devices at the other end speak
 between two turns of the loop, so their time is in no figure. Time is the one thread's own: what else runs on the core

@@ -1,4 +1,4 @@
-"""An engine driven by hand, step by step, with scripted devices and a draft beside the target: what each step took."""
+"""Drive an engine step by step, with scripted devices and a draft beside the target, and time each step."""
 
 from __future__ import annotations
 
