@@ -1,4 +1,4 @@
-"""Divide a run into phases with and without a disturbance, in turn, so that other work on the machine meets both alike."""
+"""Divide a run into phases with and without a disturbance, in turn; other work on the machine meets both alike."""
 
 from __future__ import annotations
 
