@@ -86,7 +86,7 @@ async def test_a_client_that_reads_slowly_has_all_of_its_stream() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    await EventStream(b"begin ", events(), stall_s=1.0)({}, receive, send)
+    await EventStream(b"begin ", events(), stall_s=1.0)({"type": "http", "method": "POST"}, receive, send)
     assert b"".join(taken) == b"begin " + b"".join(b"%d " % number for number in range(60))
 
 
