@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +19,8 @@ from edge_agent.sdk.types import Chunk, Completion
 log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
+
+AppStatus.disable_automatic_graceful_drain()  # uvicorn's own limit gives streams `stop_s` seconds to finish
 
 DONE = b"data: [DONE]\n\n"
 
