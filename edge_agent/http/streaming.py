@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
-AppStatus.disable_automatic_graceful_drain()  # uvicorn's own limit gives streams `stop_s` seconds to finish
+AppStatus.enable_automatic_graceful_drain = False  # uvicorn gives streams `stop_s` seconds to finish
 
 DONE = b"data: [DONE]\n\n"
 
