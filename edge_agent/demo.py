@@ -57,7 +57,12 @@ REQUESTS: Sequence[DemoRequest] = (
         "Question: Sam buys 3 shirts for $15 each and a hat for $10. How much does he spend in total?\nAnswer:",
         GREEDY,
     ),
-    ("code, greedy", "class Connection:\n    def __init__(self, host, port):\n        self.host = host\n", PENALISED),
+    (
+        "code, greedy",
+        "class Rectangle:\n    def __init__(self, width, height):\n        self.width = width\n"
+        "        self.height = height\n\n    def area(self):\n",
+        PENALISED,
+    ),
 )
 
 
