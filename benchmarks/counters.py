@@ -40,10 +40,10 @@ def step(counters: EngineCounters) -> Callable[[], None]:
     parts = dict.fromkeys(PARTS, 0.004)
 
     def count() -> None:
-        counters.step(parts, 5 * SESSIONS)
+        counters.count_step(parts, 5 * SESSIONS)
         for _ in range(SESSIONS):
-            counters.draft(4, 2)
-            counters.commit(3, 0.0, gap_s=0.05, first=False)
+            counters.count_nodes(4, 2)
+            counters.count_commit(3, 0.0, gap_s=0.05, first=False)
 
     return count
 

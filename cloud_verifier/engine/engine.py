@@ -401,11 +401,11 @@ class Engine:
                 self._keep(session, segment)
             elif verified is not None:
                 evaluated, accepted = len(batch.ids), len(verified.rows)
-                counters.draft(evaluated, accepted, by_server=session.nodes.by_server)
+                counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server)
                 if session.nodes.by_server and self._server_draft is not None:
                     self._server_draft.learn(evaluated, accepted)
                 gap_s = now - session.timing.last_commit
-                counters.commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
+                counters.count_commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
                 commit = session.commit(batch, verified, now)
                 self._keep(session, segment, verified.rows)
                 if not self._slots[session.session_id].shared:
@@ -477,6 +477,6 @@ class Engine:
         del self._live[session.session_id]
         self._history.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = telemetry = session.telemetry
-        self.counters.end(telemetry)
+        self.counters.count_ended(telemetry)
         while len(self._ended) > 2 * self.config.max_sessions:
             self._ended.popitem(last=False)

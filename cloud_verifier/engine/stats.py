@@ -1,4 +1,4 @@
-"""Hold the statistics of an engine: counters of all its sessions, moving averages, and the snapshot for its front."""
+"""Hold an engine's statistics: counters over all sessions, moving averages, and the snapshot for the front process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 POSITIONS = 32
-"""Number of positions of a step for which accepted nodes are counted; further ones are in the sum alone."""
+"""Positions of a step for which accepted nodes are counted one by one; nodes beyond them are only in the total."""
 STATES = ("queued", "prefill", "decode", "standing")
-"""The states of live sessions. queued: no row so far. prefill: the prompt is being read. standing: so far ahead of what
-the device has confirmed that no step takes the session."""
+"""States of live sessions. queued: it has had no row yet. prefill: its prompt is being computed. decode: it generates
+tokens. standing: no step takes it until the device confirms more of the tokens that were sent."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment, beside its counters.
+    """A snapshot of the engine, which complements EngineCounters.
 
     sessions: live ones by id, and ended ones that were not stopped yet. kv_reserved: KV slots promised to live
     sessions; a new session can get the rest. kv_cached: KV slots with tokens that no live session needs, available to
-    any. dead, ignored: as in EngineCounters, with live sessions. states: number of live sessions by state (STATES).
+    any. dead, ignored: nodes of all sessions so far (see SessionTelemetry). states: live sessions by state (STATES).
     """
 
     verifier: VerifierTelemetry
@@ -35,53 +35,53 @@ class EngineStats:
 
 
 class EngineCounters:
-    """Count over all sessions since the engine began. Not thread-safe."""
+    """Counts over all sessions since the engine started. It is not thread-safe."""
 
     def __init__(self, now: float) -> None:
         self.steps = 0
         self.committed = 0
         """Tokens."""
         self.evaluated = self.accepted = 0
-        """Nodes of devices."""
-        self.own_evaluated = self.own_accepted = 0
-        """Nodes of the server draft."""
+        """Nodes that devices proposed."""
+        self.server_evaluated = self.server_accepted = 0
+        """Nodes that the server draft proposed."""
         self.prefilled = 0
         """Prompt tokens whose keys and values were computed."""
         self.prefix_hits = self.prefix_tokens = 0
         """Sessions that began with cached tokens, and number of these tokens."""
         self.drafts = 0
-        """Parts of steps, of one session each, that had nodes of its device."""
+        """Times that a step evaluated nodes of a session's device: a step with n such sessions counts n."""
         self.dead = self.ignored = 0
-        """Nodes of sessions that have ended; see SessionTelemetry."""
+        """Nodes of sessions that have ended, as SessionTelemetry defines them; EngineStats adds the live sessions."""
         self.rate = Rate(now)
         """Committed tokens per second."""
         self.step_s = Histogram(STEP_S)
-        """Seconds of steps, without the time between them."""
+        """Seconds per step, without the time between steps."""
         self.rows = Histogram(ROWS)
-        """Rows of steps."""
+        """Rows per step."""
         self.part_s: dict[str, float] = {}
-        """Seconds of all steps by their parts."""
+        """Total seconds by part of a step (step_profiler.PARTS)."""
         self.first_token_s = Histogram(WAIT_S)
-        """Seconds from a session's begin to its first token, for sessions that began without any."""
+        """Time to first token: seconds from a session's start, for sessions that started without generated tokens."""
         self.token_s = Histogram(STEP_S)
-        """Seconds from one token of a session to the next: the time between two commits in equal parts."""
+        """Inter-token latency: seconds since the previous commit, divided equally among the tokens of a commit."""
         self.queue_s = Histogram(WAIT_S)
-        """Seconds from a session's begin to its first rows."""
+        """Seconds from a session's start to its first rows."""
         self._accepted = [0] * (POSITIONS + 1)
-        """Index -> drafts of which so many nodes were accepted; the last index is for as many or more."""
+        """Index n: number of `drafts` with n accepted nodes; the last index also counts those with more."""
 
-    def step(self, parts_s: Mapping[str, float], rows: int) -> None:
-        """Count a forward pass, by the seconds of the step's parts."""
+    def count_step(self, parts_s: Mapping[str, float], rows: int) -> None:
+        """Count a step. parts_s: seconds by part, among them the part between this step and the last one."""
         for part, seconds in parts_s.items():
             self.part_s[part] = self.part_s.get(part, 0.0) + seconds
         self.step_s.add(sum(parts_s.values()) - parts_s.get("between", 0.0))
         self.rows.add(rows)
 
-    def draft(self, evaluated: int, accepted: int, *, by_server: bool = False) -> None:
-        """Count the nodes of one session in one step: its device's, or the server draft's."""
+    def count_nodes(self, evaluated: int, accepted: int, *, by_server: bool = False) -> None:
+        """Count the nodes of one session in one step. by_server: the server draft proposed them, not the device."""
         if by_server:
-            self.own_evaluated += evaluated
-            self.own_accepted += accepted
+            self.server_evaluated += evaluated
+            self.server_accepted += accepted
             return
         self.evaluated += evaluated
         self.accepted += accepted
@@ -89,46 +89,46 @@ class EngineCounters:
             self.drafts += 1
             self._accepted[min(accepted, POSITIONS)] += 1
 
-    def commit(self, tokens: int, now: float, *, gap_s: float, first: bool) -> None:
-        """Count a session's commit. gap_s: seconds since the last one; of the first one, since the session's begin."""
+    def count_commit(self, tokens: int, now: float, *, gap_s: float, first: bool) -> None:
+        """Count a session's commit. gap_s: seconds since its previous commit; for the first one, since its start."""
         self.committed += tokens
         self.rate.add(tokens, now)
         if first:
             self.first_token_s.add(gap_s)
             if tokens > 1:
-                self.token_s.add(0.0, tokens - 1)  # they come with the first
+                self.token_s.add(0.0, tokens - 1)  # they arrive together with the first token
         else:
             self.token_s.add(gap_s / tokens, tokens)
 
-    def end(self, session: SessionTelemetry) -> None:
-        """Count the nodes of a session that has ended."""
+    def count_ended(self, session: SessionTelemetry) -> None:
+        """Add the dead and ignored nodes of a session that has ended."""
         self.dead += session.dead
         self.ignored += session.ignored
 
     @property
     def accepted_by_position(self) -> list[int]:
-        """Accepted nodes by position after the last committed token, from 0."""
+        """Accepted nodes by position; position 0 is the one after the last committed token."""
         return [sum(self._accepted[position + 1 :]) for position in range(POSITIONS)]
 
 
 class MovingAverage:
-    """Average samples with exponential weights; the first samples count by their plain mean."""
+    """An exponential moving average; of few samples, the plain mean. alpha: weight of a new sample, 0 to 1."""
 
-    def __init__(self, share: float = 0.05) -> None:
+    def __init__(self, alpha: float = 0.05) -> None:
         self.value = 0.0
-        self._share = share
+        self._alpha = alpha
         self._samples = 0
 
     def add(self, sample: float) -> None:
         self._samples += 1
-        self.value += max(self._share, 1.0 / self._samples) * (sample - self.value)
+        self.value += max(self._alpha, 1.0 / self._samples) * (sample - self.value)
 
 
 class Rate:
-    """Estimate events per second, each event weighted by exp(-age / memory_s)."""
+    """An estimate of events per second, in which an event has the weight exp(-age / decay_s)."""
 
-    def __init__(self, now: float, memory_s: float = 5.0) -> None:
-        self._memory_s = memory_s
+    def __init__(self, now: float, decay_s: float = 5.0) -> None:
+        self._decay_s = decay_s
         self._start = self._last = now
         self._weighted = 0.0
 
@@ -137,16 +137,16 @@ class Rate:
         self._last = now
 
     def per_second(self, now: float) -> float:
-        seen = self._memory_s * (1.0 - math.exp(-max(now - self._start, 1e-3) / self._memory_s))
-        return self._decayed(now) / seen
+        weight = self._decay_s * (1.0 - math.exp(-max(now - self._start, 1e-3) / self._decay_s))
+        return self._decayed(now) / weight
 
     def _decayed(self, now: float) -> float:
-        return self._weighted * math.exp(-(now - self._last) / self._memory_s)
+        return self._weighted * math.exp(-(now - self._last) / self._decay_s)
 
 
 @dataclass
 class StepCounts:
-    """Counts of one session's verification steps: tokens committed, nodes of its device evaluated and accepted."""
+    """Counts of one session: verification steps, tokens committed, and nodes of its device evaluated and accepted."""
 
     steps: int = 0
     committed: int = 0

@@ -76,7 +76,7 @@ class StepProfiler:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
         ends = zip(self._marks, self._marks[1:], strict=False)
         parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
-        self._counters.step(parts, rows)
+        self._counters.count_step(parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:
             return

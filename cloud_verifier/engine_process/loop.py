@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
-NUMBERS = "steps committed prefilled drafts evaluated accepted accepted_by_position own_evaluated own_accepted part_s"
+NUMBERS = """steps committed prefilled drafts evaluated accepted accepted_by_position
+server_evaluated server_accepted part_s"""
 HISTOGRAMS = "step_s rows first_token_s token_s queue_s"
 """The fields of EngineCounters that its message has under the same names."""
 

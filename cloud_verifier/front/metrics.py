@@ -63,9 +63,9 @@ class VerifierCollector(Collector):
         by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position[:MAX_POSITIONS])}
         yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
         text = "Nodes of the server draft that the target evaluated"
-        yield counter(f"{server}_draft_tokens", text, counters.own_evaluated)
+        yield counter(f"{server}_draft_tokens", text, counters.server_evaluated)
         yield counter(
-            f"{server}_accepted_tokens", "Nodes of the server draft that were committed", counters.own_accepted
+            f"{server}_accepted_tokens", "Nodes of the server draft that were committed", counters.server_accepted
         )
         yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
         yield counter("outrider_nodes_dead", "Nodes that arrived too late, or below such a node", counters.dead)

@@ -161,7 +161,7 @@ class Histogram(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "own_evaluated", "own_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions")
+    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "server_evaluated", "server_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions")
     class PartSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,8 +183,8 @@ class EngineCounters(_message.Message):
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
-    OWN_EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    OWN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    SERVER_EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELD_NUMBER: _ClassVar[int]
     PART_S_FIELD_NUMBER: _ClassVar[int]
@@ -201,8 +201,8 @@ class EngineCounters(_message.Message):
     evaluated: int
     accepted: int
     accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
-    own_evaluated: int
-    own_accepted: int
+    server_evaluated: int
+    server_accepted: int
     dead: int
     ignored: int
     part_s: _containers.ScalarMap[str, float]
@@ -212,4 +212,4 @@ class EngineCounters(_message.Message):
     token_s: Histogram
     queue_s: Histogram
     sessions: _containers.ScalarMap[str, int]
-    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., own_evaluated: _Optional[int] = ..., own_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., server_evaluated: _Optional[int] = ..., server_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -104,8 +104,8 @@ def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended
 
 def test_what_lies_beyond_the_last_position_is_in_the_sum_alone() -> None:
     counters = EngineCounters(0.0)
-    counters.draft(POSITIONS + 9, POSITIONS + 9)
-    counters.draft(1, 1)
+    counters.count_nodes(POSITIONS + 9, POSITIONS + 9)
+    counters.count_nodes(1, 1)
     assert counters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
 
 

@@ -106,7 +106,7 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target) -> No
     assert counters.committed == 4 * 41
     # The device is known to draft nothing after two empty answers; from then on four tokens a step.
     assert counters.steps <= 3 + 41 / 4 + 2
-    assert counters.own_accepted == counters.own_evaluated / 2 > 4 * 25  # one sibling beside each
+    assert counters.server_accepted == counters.server_evaluated / 2 > 4 * 25  # one sibling beside each
     assert (counters.evaluated, counters.accepted) == (0, 0)
     assert all(commit.evaluated == 0 for commit in commits)
     assert all(session.evaluated == 0 for session in stats.sessions.values())
@@ -121,7 +121,7 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
     # A trial of four tokens a step, then 64 plain ones, then a trial again.
-    assert rig.engine.counters.own_accepted == 3 * 2 * policy.TRIAL
+    assert rig.engine.counters.server_accepted == 3 * 2 * policy.TRIAL
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 
@@ -192,7 +192,7 @@ def test_a_sequence_that_outgrows_the_draft_goes_on_without_it(target: Target, r
     rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
     rig.run()
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
-    assert rig.engine.counters.own_accepted > 0
+    assert rig.engine.counters.server_accepted > 0
 
 
 def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: p
         rig.turn()
         fed.append(chains.fed - before)
     assert max(fed) <= 16 + 3  # USUAL_TOKENS, and the chain
-    assert rig.engine.counters.own_accepted > 0
+    assert rig.engine.counters.server_accepted > 0
 
 
 def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
@@ -215,7 +215,7 @@ def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, 
     rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
     for _ in range(6):
         rig.turn()
-    assert rig.engine.counters.own_accepted > 0
+    assert rig.engine.counters.server_accepted > 0
 
     def broken(feeds: object) -> None:
         raise RuntimeError("llama_decode returned -3")
@@ -237,7 +237,7 @@ def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypat
         rig.turn()
         fed.append(chains.fed - before)
     assert max(fed) <= 6 * (16 + 3)
-    assert rig.engine.counters.own_accepted > 0
+    assert rig.engine.counters.server_accepted > 0
 
 
 def test_a_token_that_the_draft_does_not_know_ends_drafting_for_that_session(target: Target) -> None:
