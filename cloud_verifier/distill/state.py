@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import BaseModel, ValidationError
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.traffic_counts import ClassTraffic, adapted
+from cloud_verifier.distill.data.traffic_counts import ClassTraffic, updated_usual
 from cloud_verifier.distill.errors import PermanentFailure, TooLittleTraffic
 from outrider.artifacts import atomic_files
 from outrider.core.backoff import backoff_s
@@ -108,7 +108,7 @@ class LoopState(BaseModel, frozen=True):
         return self.changed(
             run=None,
             used_unix=run.newest_unix,
-            usual=self.usual if result == "failed" else adapted(self.usual, run.seen, config),
+            usual=self.usual if result == "failed" else updated_usual(self.usual, run.seen, config),
             wanted=0,
             history=(*self.history, outcome)[-HISTORY:],
         )

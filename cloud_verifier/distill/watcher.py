@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.distill.config import DistillConfig
-from cloud_verifier.distill.data.traffic_counts import ClassTraffic, TrafficCounter, adapted, alarms, due
+from cloud_verifier.distill.data.traffic_counts import ClassTraffic, TrafficCounter, alarms, training_due, updated_usual
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import MODEL, Job, RunFolder
@@ -54,7 +54,7 @@ class TrafficWatcher:
         if self._clock() - self._tidied >= config.housekeeping_s:
             self._tidied = self._clock()
             await asyncio.to_thread(self._counter.tidy_log, self._clock())
-        cause = due(traffic, state.usual, config)
+        cause = training_due(traffic, state.usual, config)
         if cause is None:
             # While a run waits for more traffic of a class, its fallen acceptance must not become the usual one.
             return state if self._alarmed(state, traffic) else _with_usual(state, traffic, config)
@@ -134,7 +134,7 @@ class TrafficWatcher:
 
 def _with_usual(state: LoopState, traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> LoopState:
     """Return the state with usual acceptances raised to the present ones."""
-    present = adapted({}, traffic, config)
+    present = updated_usual({}, traffic, config)
     return state.changed(
         usual=state.usual | {name: max(value, state.usual.get(name, 0.0)) for name, value in present.items()}
     )

@@ -1,4 +1,4 @@
-"""Count the traffic of each class since the last run, and decide by the counts whether to train."""
+"""Count the traffic of each class since the last training run, and decide by the counts whether to train."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from cloud_verifier.traffic.passage import Passage
     from cloud_verifier.traffic.segments import SegmentLog
 
-TENANT_CLASSES = 8
-"""Classes of one tenant that are counted apart, the first that come."""
+MAX_TENANT_CLASSES = 8
+"""Classes of one tenant that are counted separately: the first ones seen. The others are counted as one, `OTHERS`."""
 LATE_S = 300.0
-"""Seconds by which a passage may come in after newer ones: verifiers write a segment when it is full or old enough."""
+"""Seconds by which a passage may arrive after newer ones, since a verifier writes a segment once it is full or old."""
 FRESH_SHARE = 0.1
-"""Share of the new tokens that a class needs for a run to be trained for it."""
-ADAPTS = 0.5
-"""Weight of a run's traffic in the usual acceptance, which forgets older traffic within two or three runs."""
+"""Least share of the new tokens with which a class is among those that a run trains for."""
+LATEST_WEIGHT = 0.5
+"""Weight of the latest run's traffic in the usual acceptance, a moving average over runs."""
 
 
 class ClassTraffic(BaseModel, frozen=True):
-    """Counts of the traffic of one class since some time."""
+    """Token counts of one class, as a run or the next decision to train takes them into account."""
 
     tokens: int = 0
     judged: int = 0
-    """Tokens of sessions that drafted with the release whose acceptance is judged."""
+    """Tokens over which acceptance is measured: of sessions that drafted with the incumbent release."""
     guessed: int = 0
-    """Tokens among them that the device had proposed."""
+    """Those of the judged tokens that the device had proposed."""
 
     @property
     def acceptance(self) -> float:
@@ -42,7 +42,7 @@ class ClassTraffic(BaseModel, frozen=True):
 
 
 class _ClassCounter:
-    """Counts one class: all of its tokens, and the acceptance over the latest `window` tokens that can be judged."""
+    """Counts one class: all of its tokens, and acceptance over its latest `window` judged tokens (see ClassTraffic)."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -50,55 +50,55 @@ class _ClassCounter:
         self._recent: deque[tuple[int, int]] = deque()
 
     def add(self, tokens: int, guessed: int | None) -> None:
-        """guessed: tokens that the device had proposed; None if its draft is not the one that is judged."""
+        """Add tokens. guessed: how many the device had proposed; None if it did not draft with the incumbent."""
         self._tokens += tokens
         if guessed is None:
             return
         self._recent.append((tokens, guessed))
         self._judged, self._guessed = self._judged + tokens, self._guessed + guessed
         while self._judged - self._recent[0][0] >= self._window:
-            old, hits = self._recent.popleft()
-            self._judged, self._guessed = self._judged - old, self._guessed - hits
+            old_tokens, old_guessed = self._recent.popleft()
+            self._judged, self._guessed = self._judged - old_tokens, self._guessed - old_guessed
 
     def counts(self) -> ClassTraffic:
         return ClassTraffic(tokens=self._tokens, judged=self._judged, guessed=self._guessed)
 
 
 class TrafficCounter:
-    """Counts the traffic of one target, reading only what is new each time.
+    """Counts the traffic of one target, and reads only new passages each time.
 
-    Every token of a session counts once, however often it is recorded.
+    Every token of a session counts once, even if it was recorded more than once.
     """
 
     def __init__(self, log: SegmentLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
-        """window: tokens over which a class's acceptance is judged."""
+        """window: number of tokens over which the acceptance of a class is measured."""
         self._clock = clock
         self._log = log
         self._weights_hash = weights_hash
         self._window = window
-        self._release = ""
+        self._incumbent = ""
         self._since = self._newest = 0.0
         self._ends: dict[str, int] = {}
-        """Position in each session up to which it is counted."""
+        """Session id -> position up to which its tokens are counted."""
         self._classes: dict[str, _ClassCounter] = {}
         self._tenants: dict[str, set[str]] = {}
-        """Classes of each tenant that are counted apart."""
+        """Tenant -> its classes that are counted separately."""
 
-    def count(self, since_unix: float, release: str) -> tuple[dict[str, ClassTraffic], float]:
-        """Return the traffic after `since_unix` by class, and the time of the newest passage (else `since_unix`).
+    def count(self, since_unix: float, incumbent: str) -> tuple[dict[str, ClassTraffic], float]:
+        """Return the traffic after `since_unix` by class, and the time of the newest passage (`since_unix` if none).
 
-        release: hex digest of the draft whose acceptance is judged.
+        incumbent: hex digest of the draft whose acceptance is measured.
         """
-        if (since_unix, release) != (self._since, self._release):
-            self._release, self._since, self._newest = release, since_unix, since_unix
+        if (since_unix, incumbent) != (self._since, self._incumbent):
+            self._incumbent, self._since, self._newest = incumbent, since_unix, since_unix
             self._ends, self._classes, self._tenants = {}, {}, {}
         now = self._clock()
         for passage in self._log.read(max(since_unix, self._newest - LATE_S), whole=False):
-            # A verifier's clock may be ahead: its passages count when their time has come, and hide no others before.
+            # A verifier's clock may be ahead: its passages are counted later, so that `_newest` is not in the future.
             if since_unix < passage.time_unix <= now and passage.weights_hash == self._weights_hash:
                 self._add(passage)
                 self._newest = max(self._newest, passage.time_unix)
-        return {name: one.counts() for name, one in self._classes.items()}, self._newest
+        return {name: counter.counts() for name, counter in self._classes.items()}, self._newest
 
     def tidy_log(self, now: float) -> None:
         """Delete expired passages from the log, and merge its small segments."""
@@ -106,34 +106,34 @@ class TrafficCounter:
         self._log.compact(now)
 
     def _add(self, passage: Passage) -> None:
-        counted = max(0, self._ends.get(passage.session_id, 0) - passage.start)
-        if counted >= len(passage):
+        already = max(0, self._ends.get(passage.session_id, 0) - passage.start)
+        if already >= len(passage):
             return
         self._ends[passage.session_id] = passage.end
-        judged = passage.draft_release.removeprefix("sha256:") == self._release
-        guessed = int(np.count_nonzero(passage.guessed[counted:])) if judged else None
+        judged = passage.draft_release.removeprefix("sha256:") == self._incumbent
+        guessed = int(np.count_nonzero(passage.guessed[already:])) if judged else None
         name = self._class_name(passage.tenant, passage.traffic_class)
-        self._classes.setdefault(name, _ClassCounter(self._window)).add(len(passage) - counted, guessed)
+        self._classes.setdefault(name, _ClassCounter(self._window)).add(len(passage) - already, guessed)
 
     def _class_name(self, tenant: str, name: str) -> str:
-        """Return `OTHERS` for a tenant's classes beyond the first few: clients can name as many as they like."""
+        """Return the name to count a class by: `OTHERS` beyond the limit, since clients can invent any number."""
         names = self._tenants.setdefault(tenant, set())
-        if name not in names and len(names) >= TENANT_CLASSES:
+        if name not in names and len(names) >= MAX_TENANT_CLASSES:
             return OTHERS
         names.add(name)
         return name
 
 
-def due(
+def training_due(
     traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return the reason to train now and the classes to train for; None if there is none.
 
-    traffic: by class, since the last run. usual: acceptance by class, as earlier runs found it; a class that is new is
-    compared with the mean of the others.
+    traffic: by class, since the last run. usual: acceptance by class, from the traffic of earlier runs; a new class is
+    compared with the mean of all classes.
     """
-    total = sum(one.tokens for one in traffic.values())
-    fresh = tuple(sorted(name for name, one in traffic.items() if one.tokens >= FRESH_SHARE * total))
+    total = sum(counts.tokens for counts in traffic.values())
+    fresh = tuple(sorted(name for name, counts in traffic.items() if counts.tokens >= FRESH_SHARE * total))
     for name, reason in alarms(traffic, usual, config).items():
         if traffic[name].tokens >= config.run_tokens or total >= config.fresh_tokens:
             return reason, tuple(sorted({*fresh, name}))
@@ -143,19 +143,19 @@ def due(
 
 
 def alarms(traffic: Mapping[str, ClassTraffic], usual: Mapping[str, float], config: DistillConfig) -> dict[str, str]:
-    """Return the classes whose acceptance has fallen, with the figures, however little there is to learn from."""
+    """Return class -> description of its fall in acceptance, also for classes with too few tokens to train for."""
     found = {}
-    for name, one in sorted(traffic.items()):
+    for name, counts in sorted(traffic.items()):
         expected = usual.get(name, sum(usual.values()) / len(usual) if usual else 0.0)
-        if one.judged >= config.alarm_tokens and one.acceptance < expected - config.alarm_fall:
-            found[name] = f"acceptance on class {name!r} is {one.acceptance:.2f}, usual is {expected:.2f}"
+        if counts.judged >= config.alarm_tokens and counts.acceptance < expected - config.alarm_fall:
+            found[name] = f"acceptance on class {name!r} is {counts.acceptance:.2f}, usual is {expected:.2f}"
     return found
 
 
-def adapted(usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], config: DistillConfig) -> dict[str, float]:
-    """Return the usual acceptance after a run, by class; a class with little traffic keeps its own."""
-    new = dict(usual)
-    for name, one in traffic.items():
-        if one.judged >= config.alarm_tokens:
-            new[name] = one.acceptance + (1 - ADAPTS) * (usual.get(name, one.acceptance) - one.acceptance)
-    return new
+def updated_usual(
+    usual: Mapping[str, float], traffic: Mapping[str, ClassTraffic], config: DistillConfig
+) -> dict[str, float]:
+    """Return the usual acceptance by class after a run with `traffic`; a class with little traffic keeps its value."""
+    latest = {name: counts.acceptance for name, counts in traffic.items() if counts.judged >= config.alarm_tokens}
+    mean = {name: new + (1 - LATEST_WEIGHT) * (usual.get(name, new) - new) for name, new in latest.items()}
+    return {**usual, **mean}

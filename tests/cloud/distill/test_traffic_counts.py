@@ -10,12 +10,12 @@ from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.selection import OTHERS
 from cloud_verifier.distill.data.traffic_counts import (
     LATE_S,
-    TENANT_CLASSES,
+    MAX_TENANT_CLASSES,
     ClassTraffic,
     TrafficCounter,
-    adapted,
     alarms,
-    due,
+    training_due,
+    updated_usual,
 )
 
 RULE = DistillConfig.model_construct(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
@@ -81,49 +81,49 @@ def test_acceptance_is_that_of_the_latest_tokens() -> None:
 
 
 def test_enough_fresh_tokens_are_reason_whatever_their_acceptance() -> None:
-    cause = due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
+    cause = training_due({"code": seen(900, 0.9), "sums": seen(95, 0.9), "rare": seen(5, 0.9)}, {"code": 0.9}, RULE)
     assert cause is not None and cause[1] == ("code",)
-    assert due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
+    assert training_due({"code": seen(999, 0.9)}, {"code": 0.9}, RULE) is None
 
 
 def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> None:
     rule = RULE.model_copy(update={"run_tokens": 500})
     usual = {"code": 0.81}
     other = ClassTraffic(tokens=400)
-    assert due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None
+    assert training_due({"code": seen(499, 0.7), "sums": other}, usual, rule) is None
     assert set(alarms({"code": seen(499, 0.7), "sums": other}, usual, rule)) == {"code"}
-    assert due({"code": seen(500, 0.7), "sums": other}, usual, rule) is not None
-    cause = due({"code": seen(499, 0.7), "sums": ClassTraffic(tokens=501)}, usual, rule)
+    assert training_due({"code": seen(500, 0.7), "sums": other}, usual, rule) is not None
+    cause = training_due({"code": seen(499, 0.7), "sums": ClassTraffic(tokens=501)}, usual, rule)
     assert cause is not None and "'code'" in cause[0]
 
 
 def test_a_class_that_is_guessed_worse_than_usual_is_reason_enough() -> None:
-    cause = due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
+    cause = training_due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
     assert cause is not None and cause[1] == ("code",)
-    assert due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
-    assert due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
+    assert training_due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
+    assert training_due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
 
 
 def test_a_new_class_is_compared_with_the_others() -> None:
     usual = {"code": 0.9, "chat": 0.7}
-    assert due({"sums": seen(300, 0.65)}, usual, RULE) is not None
-    assert due({"sums": seen(300, 0.75)}, usual, RULE) is None
-    assert due({"sums": seen(300, 0.1)}, {}, RULE) is None, "nothing is usual yet"
+    assert training_due({"sums": seen(300, 0.65)}, usual, RULE) is not None
+    assert training_due({"sums": seen(300, 0.75)}, usual, RULE) is None
+    assert training_due({"sums": seen(300, 0.1)}, {}, RULE) is None, "nothing is usual yet"
 
 
 def test_what_no_training_mends_becomes_usual() -> None:
     usual = {"sums": 0.9}
     hard = {"sums": seen(300, 0.4)}
     runs = 0
-    while due(hard, usual, RULE):
-        usual, runs = adapted(usual, hard, RULE), runs + 1
+    while training_due(hard, usual, RULE):
+        usual, runs = updated_usual(usual, hard, RULE), runs + 1
     assert runs <= 4
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 2_000), st.floats(0, 1)), max_size=3))
 def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int, float]]) -> None:
     classes = {name: seen(*counts) for name, counts in given_classes.items()}
-    cause = due(classes, {"a": 0.8}, RULE)
+    cause = training_due(classes, {"a": 0.8}, RULE)
     if cause is not None:
         assert cause[1] and set(cause[1]) <= set(classes)
 
@@ -131,5 +131,5 @@ def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int
 def test_a_tenant_that_invents_classes_has_a_few_and_the_rest_are_one() -> None:
     made_up = [passage(f"s{i}", 10, f"class-{i:03}", 10.0 + i, 0.0, tenant="flood") for i in range(100)]
     found = counter(FakeLog([*made_up, passage("a", 50, "code", 500.0, tenant="other")])).count(0.0, OURS)[0]
-    assert len(found) == TENANT_CLASSES + 2
-    assert found[OTHERS].tokens == 10 * (100 - TENANT_CLASSES) and found["code"].tokens == 50
+    assert len(found) == MAX_TENANT_CLASSES + 2
+    assert found[OTHERS].tokens == 10 * (100 - MAX_TENANT_CLASSES) and found["code"].tokens == 50
