@@ -1,8 +1,8 @@
-"""The device: draft ahead, stream proposals to a verifier, and deliver the target's own tokens.
+"""Run on a device: draft tokens ahead, stream them to a verifier, and deliver the tokens of the target.
 
-`AsyncClient` and `Client` are the same client, for code that awaits and for code that blocks. Importing the package
-imports nothing else: each name is imported when it is first used, which keeps `outrider-edge --help` quick. llama.cpp
-and a tokenizer are loaded when a target is first used.
+`AsyncClient` is for asynchronous code, and `Client` is the same client for synchronous code. Importing the package
+imports none of its modules: each name is imported when it is first used, which keeps `outrider-edge --help` fast.
+llama.cpp and the tokenizer are loaded when a target is first used.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _MODULES = {
     "Timeout": "edge_agent.sdk.types",
     "Usage": "edge_agent.session.statistics",
 }
-"""The modules of the public names; errors, which are the rest, are in outrider.core.errors."""
+"""The module of each public name; names that are missing here are errors, of outrider.core.errors."""
 
 
 def __getattr__(name: str) -> object:

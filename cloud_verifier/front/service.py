@@ -124,7 +124,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         watching: asyncio.Task[None] | None = None
         failure: Exception | None = None
         metadata = tuple(context.invocation_metadata() or ())
-        logs.note(request=logs.given_request(metadata))
+        logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
             opening, grant = await self._admit(requests)

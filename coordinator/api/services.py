@@ -38,7 +38,7 @@ def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _C
     @functools.wraps(method)
     async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
         metadata = tuple(context.invocation_metadata() or ())
-        logs.note(session=getattr(request, "session_id", ""), request=logs.given_request(metadata))
+        logs.note(session=getattr(request, "session_id", ""), request=logs.request_id_from(metadata))
         name, begun = method.__name__, time.perf_counter()
         try:
             with traces.span(f"outrider.coordinator.{name}", metadata):

@@ -1,4 +1,4 @@
-"""Check a request's host name, key and size before it reaches a route, and give it an id in logs and traces."""
+"""Check a request's host name, API key and body size before its route runs, and give it an id in logs and traces."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "/v1/"
-"""Paths that need the key, and are logged and traced."""
+_API_PREFIX = "/v1/"
+"""Paths under it need the API key, are logged at INFO (others at DEBUG) and are traced."""
 _MAX_PATH = 200
-"""Most characters of a path in the log."""
+"""Characters of a path that are logged at most."""
 
 
 class AccessMiddleware:
-    """An ASGI middleware that checks host name, API key and body size, and leaves streams as they are.
+    """An ASGI middleware that checks host name, API key and body size, and passes streams on without buffering them.
 
-    It gives each request an id (the client's x-request-id, or a new one) in the answer, the logs and the calls that are
-    made for it, in the trace that `traceparent` names. A HEAD request is answered as GET; the server drops the body.
+    Each request has an id, its x-request-id or a new one, in the response, the logs and the calls made for it. An API
+    request continues the trace of its `traceparent`. A HEAD request is routed as GET; the HTTP server omits the body.
     """
 
     def __init__(self, app: ASGIApp, options: ServeOptions, metrics: EdgeMetrics) -> None:
@@ -42,8 +42,8 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = logs.given_request(headers.items()) or secrets.token_hex(16)
-        begun, status, api = time.monotonic(), 0, scope["path"].startswith(_PREFIX)
+        request_id = logs.request_id_from(headers.items()) or secrets.token_hex(16)
+        started, status, is_api = time.monotonic(), 0, scope["path"].startswith(_API_PREFIX)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -53,72 +53,73 @@ class AccessMiddleware:
             await send(message)
 
         routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        tracing = traces.span("outrider.http", headers.items()) if api else contextlib.nullcontext(traces.Span())
+        tracing = traces.span("outrider.http", headers.items()) if is_api else contextlib.nullcontext(traces.Span())
         with logs.about(request=request_id), tracing as span:
             try:
                 if (refusal := self._refusal(scope, headers)) is not None:
                     raise refusal
-                await self._app(routed, _bounded(receive, self._options.max_body_bytes), send_with_id)
+                await self._app(routed, _limit_body(receive, self._options.max_body_bytes), send_with_id)
             except Exception as error:
-                if status:  # it is too late for another answer
+                if status:  # the response has started, so no other can be sent
                     raise
                 await api_error(error).response()(routed, receive, send_with_id)
             finally:
                 span.note(request_id=request_id, status=status)
                 if status:
                     self._metrics.answered(getattr(routed.get("route"), "path", ""), status)
-                # Requests for health and metrics come every few seconds.
-                level, spent_ms = logging.INFO if api else logging.DEBUG, 1000 * (time.monotonic() - begun)
-                log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, spent_ms)
+                # Other requests, for health and metrics, come every few seconds.
+                level, elapsed_ms = logging.INFO if is_api else logging.DEBUG, 1000 * (time.monotonic() - started)
+                log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, elapsed_ms)
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        hosts, key, most = self._options.hosts, self._options.api_key, self._options.max_body_bytes
+        """Return the error with which the request is refused, by its headers alone; None if it is allowed."""
+        hosts, key, max_bytes = self._options.hosts, self._options.api_key, self._options.max_body_bytes
         if hosts is not None and (host := _host(headers.get("host", ""))) not in hosts:
             return ApiError(
                 403,
-                f"this server is asked as {host[:200]!r}, and without a key answers to its own address alone; set "
-                "OUTRIDER_EDGE_SERVE_API_KEY, or allow it with --serve-without-key",
+                f"the Host header names {host[:200]!r}; without an API key, this server accepts only its own: set "
+                "OUTRIDER_EDGE_SERVE_API_KEY, or start it with --serve-without-key",
                 code="unknown_host",
             )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > most:
-            return _too_large(most)
-        if key is None or not scope["path"].startswith(_PREFIX) or scope["method"] == "OPTIONS":
+        if not length.isdecimal() or int(length) > max_bytes:
+            return _too_large(max_bytes)
+        if key is None or not scope["path"].startswith(_API_PREFIX) or scope["method"] == "OPTIONS":
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), key.encode()):
             return None
         return ApiError(
             401,
-            "the API key is missing or wrong; send this server's as `Authorization: Bearer KEY`",
+            "the API key is missing or wrong; send this server's key as `Authorization: Bearer KEY`",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Cut a body off that has no length, or exceeds the one that it gave."""
-    read = 0
+def _limit_body(receive: Receive, max_bytes: int) -> Receive:
+    """Return a `receive` that raises ApiError (413) after `max_bytes`, whatever content-length says."""
+    read_bytes = 0
 
-    async def reading() -> Message:
-        nonlocal read
+    async def limited_receive() -> Message:
+        nonlocal read_bytes
         message = await receive()
         if message["type"] == "http.request":
-            read += len(message.get("body", b""))
-            if read > most:
-                raise _too_large(most)
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > max_bytes:
+                raise _too_large(max_bytes)
         return message
 
-    return reading
+    return limited_receive
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {most} bytes, which is all that is read", code="too_large")
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, the limit of this server", code="too_large")
 
 
-def _host(given: str) -> str:
-    """Return the name in a Host header, without its port; "" if it is invalid."""
+def _host(header: str) -> str:
+    """Return the host name in a Host header, without the port; "" if the header is invalid."""
     try:
-        return urlsplit(f"//{given}").hostname or ""
+        return urlsplit(f"//{header}").hostname or ""
     except ValueError:
         return ""

@@ -56,7 +56,7 @@ def note(*, session: str = "", request: str = "") -> None:
         request_id.set(request)
 
 
-def given_request(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+def request_id_from(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Return the request's id in a call's metadata; "" if it has no valid one."""
     for name, value in metadata or ():
         if name == REQUEST_HEADER and isinstance(value, str) and _ID.fullmatch(value):

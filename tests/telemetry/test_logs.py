@@ -99,15 +99,15 @@ def test_what_is_no_id_is_never_written_as_one(lines, wrong) -> None:
     with logs.about(session="s-1"), logs.about(session=wrong):
         log.info("inside")
     assert read(lines)[0]["session"] == "s-1"
-    assert logs.given_request([(logs.REQUEST_HEADER, wrong)]) == ""
+    assert logs.request_id_from([(logs.REQUEST_HEADER, wrong)]) == ""
 
 
 def test_a_requests_id_travels_in_a_calls_metadata() -> None:
     with logs.about(request="req-17"):
         sent = logs.request_metadata()
-    assert logs.given_request([("authorization", "Bearer x"), *sent]) == "req-17"
+    assert logs.request_id_from([("authorization", "Bearer x"), *sent]) == "req-17"
     assert logs.request_metadata() == ()
-    assert logs.given_request([(logs.REQUEST_HEADER, b"bytes")]) == ""
+    assert logs.request_id_from([(logs.REQUEST_HEADER, b"bytes")]) == ""
 
 
 def test_a_line_for_people_ends_with_what_it_is_about_unless_it_says_so() -> None:
