@@ -1,4 +1,4 @@
-"""Download a release's file over HTTP, from the first of its addresses that has it."""
+"""Download a release's file over HTTP, from the first of its URLs that serves it intact."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEAST_RATE = 1024.0
-"""Bytes a second that a server must send over `stall_s`: a slower one would keep others from being asked."""
+_MIN_RATE = 1024.0
+"""Bytes per second that a server must send on average over `stall_s`; if it is slower, the next URL is tried."""
 _MAX_REDIRECTS = 3
 _MAX_ETAG = 256
+"""Characters; a longer ETag is not kept."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -41,21 +42,21 @@ class ReleaseFile:
     size: int
     """In bytes."""
     urls: tuple[str, ...]
-    """URLs to fetch it from, in this order."""
+    """URLs to try, in this order."""
 
 
 def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
-    """Return the addresses of a release's file: the manifest's own, then the one where coordinators serve it.
+    """Return the URLs of a release's file: those of the manifest, then the one at which the coordinator serves it.
 
-    urls: those of the manifest, of which relative ones begin with `base_url`.
+    urls: those of the manifest; relative ones are resolved against `base_url`.
     """
     base = f"{base_url.rstrip('/')}/" if base_url else ""
-    named = [_join(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
-    return tuple(dict.fromkeys(url for url in named if url))
+    absolute = [_join(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
+    return tuple(dict.fromkeys(url for url in absolute if url))
 
 
 def _join(base: str, url: str) -> str:
-    """Join an address with its base; return "" for what is not an http address."""
+    """Resolve a URL against its base; return "" if the result is not an HTTP URL."""
     try:
         joined = urljoin(base, url)
         return joined if urlsplit(joined).scheme in ("http", "https") else ""
@@ -64,9 +65,9 @@ def _join(base: str, url: str) -> str:
 
 
 class Downloader:
-    """Fetches files into one store, one at a time.
+    """Downloads files into one store, one at a time.
 
-    stall_s: how long a server may send next to nothing. ca: PEM file of authorities to trust beside the public ones.
+    stall_s: seconds over which a server must reach `_MIN_RATE`. ca: PEM file of authorities trusted beside public ones.
     """
 
     def __init__(
@@ -76,34 +77,34 @@ class Downloader:
         self._stall_s = stall_s
         self._clock = clock
         self._ca = ca
-        self._altering: set[str] = set()
-        """Addresses that have sent other bytes than were signed: they are asked last."""
+        self._mismatched: set[str] = set()
+        """URLs that have served other bytes than the signed ones; they are tried last."""
 
     async def fetch(self, file: ReleaseFile) -> None:
-        """Put the whole file into the store. A part of it is kept where the download breaks off, and resumed next time.
+        """Download the whole file into the store. If the download breaks off, the next call resumes it.
 
-        Raises ReleaseRefused with the reason of the last address, OSError for a disk without room.
+        Raises ReleaseRefused if every URL failed, with the last reason other than "unreachable" if there is one, and
+        OSError if the disk is full.
         """
-        if not file.urls:
-            raise ReleaseRefused(
-                "unreachable",
-                f"release {file.digest[:12]} names no http address, and the coordinator serves none; start it with "
-                "--artifacts, or publish the release with absolute URLs",
-            )
         refused: ReleaseRefused | None = None
-        for url in sorted(file.urls, key=self._altering.__contains__):
+        for url in sorted(file.urls, key=self._mismatched.__contains__):
             try:
-                return await self._from(url, file)
+                return await self._fetch_from(url, file)
             except ReleaseRefused as error:
                 if error.kind in ("altered", "too long"):
-                    self._altering.add(url)
+                    self._mismatched.add(url)
                 log.info("release %s from %s: %s", file.digest[:12], url, error)
-                # That one server has altered the file says more than that the next one cannot be reached.
-                refused = error if refused is None or error.kind != "unreachable" else refused
-        raise refused or ReleaseRefused("unreachable", "there was no address")
+                # A server that altered the file is a more useful reason than another that cannot be reached.
+                if refused is None or error.kind != "unreachable":
+                    refused = error
+        raise refused or ReleaseRefused(
+            "unreachable",
+            f"release {file.digest[:12]} names no HTTP URL, and the coordinator serves none; start the "
+            "coordinator with --artifacts, or publish the release with absolute URLs",
+        )
 
-    async def _from(self, url: str, file: ReleaseFile) -> None:
-        """Fetch what is missing from one address. Raises ReleaseRefused, or OSError for a disk without room."""
+    async def _fetch_from(self, url: str, file: ReleaseFile) -> None:
+        """Download from one URL what is missing. Raises ReleaseRefused, or OSError if the disk is full."""
         try:
             await download(
                 self._store,
@@ -117,55 +118,54 @@ class Downloader:
             raise ReleaseRefused(error.reason, str(error)) from error
         finally:
             if not self._store.partial_path(file.digest).exists():
-                self._etag(file).unlink(missing_ok=True)
+                self._etag_path(file).unlink(missing_ok=True)
 
     async def _chunks(self, url: str, file: ReleaseFile, offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
-        """Yield the file's bytes with their positions, from `offset` on or from the start.
+        """Yield (position, bytes) of the file, from `offset` on, or from 0 if the server does not resume there.
 
         Raises ReleaseRefused or DownloadRefused.
         """
-        httpx, etag = _httpx(), self._etag(file)
-        begun = position = offset
+        httpx, etag_path = _httpx(), self._etag_path(file)
+        start = position = offset
         try:
-            trusted = await asyncio.to_thread(_trust, self._ca)
-            timeout, redirects = httpx.Timeout(self._stall_s), _MAX_REDIRECTS
+            tls = await asyncio.to_thread(_tls_context, self._ca)
             async with httpx.AsyncClient(
-                timeout=timeout, follow_redirects=True, max_redirects=redirects, verify=trusted
+                timeout=self._stall_s, follow_redirects=True, max_redirects=_MAX_REDIRECTS, verify=tls
             ) as client:
-                # httpx bounds each read alone, so a server that drips its headers would never be given up.
+                # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
                 async with asyncio.timeout(self._stall_s * (1 + _MAX_REDIRECTS)):
-                    request = client.build_request("GET", url, headers=_headers(offset, url, etag))
+                    request = client.build_request("GET", url, headers=_headers(offset, url, etag_path))
                     answer = await client.send(request, stream=True)
                 async with contextlib.aclosing(answer):
-                    begun = position = _first_byte(answer, offset, file)
-                    _remember(etag, url, answer.headers.get("etag", ""))
-                    async for piece in self._steady(answer.aiter_raw()):
+                    start = position = _start_position(answer, offset, file)
+                    _keep_etag(etag_path, url, answer.headers.get("etag", ""))
+                    async for piece in self._rate_checked(answer.aiter_raw()):
                         yield position, piece
                         position += len(piece)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise ReleaseRefused(
-                "truncated" if position > begun else "unreachable",
+                "truncated" if position > start else "unreachable",
                 f"release {file.digest[:12]} from {url} broke off after {position} of {file.size} bytes "
-                f"({type(error).__name__}: {error}); what has come is kept, and the next try goes on there",
+                f"({type(error).__name__}: {error}); these are kept, and the next try resumes there",
             ) from error
 
-    async def _steady(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass a body on. Raises ReleaseRefused once it comes more slowly than `_LEAST_RATE`."""
-        since, came = self._clock(), 0
+    async def _rate_checked(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass a body on. Raises ReleaseRefused if it falls below `_MIN_RATE` over a period of `stall_s`."""
+        since, received = self._clock(), 0
         async for piece in pieces:
             yield piece
-            came += len(piece)
-            if (passed := self._clock() - since) > self._stall_s:
-                if came < _LEAST_RATE * passed:
-                    raise ReleaseRefused("truncated", f"it came too slowly: {came} bytes in {passed:.1f} s")
-                since, came = self._clock(), 0
+            received += len(piece)
+            if (elapsed_s := self._clock() - since) > self._stall_s:
+                if received < _MIN_RATE * elapsed_s:
+                    raise ReleaseRefused("truncated", f"it was sent too slowly: {received} bytes in {elapsed_s:.1f} s")
+                since, received = self._clock(), 0
 
-    def _etag(self, file: ReleaseFile) -> Path:
+    def _etag_path(self, file: ReleaseFile) -> Path:
         return self._store.folder / f"{file.digest}.etag"
 
 
-def _first_byte(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
-    """Return the position at which a body begins. Raises ReleaseRefused or DownloadRefused if it is not the file's."""
+def _start_position(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
+    """Return the file position at which a body starts. Raises ReleaseRefused or DownloadRefused if it has none."""
     if answer.status_code == 416:
         raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {file.size}")
     if answer.status_code not in (200, 206):
@@ -183,20 +183,20 @@ def _first_byte(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
     return start
 
 
-def _headers(offset: int, url: str, etag: Path) -> dict[str, str]:
-    """Return the request's headers. Ranges count the file's own bytes, so no compression is accepted."""
+def _headers(offset: int, url: str, etag_path: Path) -> dict[str, str]:
+    """Return the request's headers. Compression is not accepted, since a range counts the bytes of the file itself."""
     headers = {"accept-encoding": "identity"}
     if offset:
         headers["range"] = f"bytes={offset}-"
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            known, _, tag = etag.read_text().partition("\n")
-            if tag and known == _url_digest(url):
+            url_digest, _, tag = etag_path.read_text().partition("\n")
+            if tag and url_digest == _url_digest(url):
                 headers["if-range"] = tag
     return headers
 
 
-def _remember(path: Path, url: str, tag: str) -> None:
-    """Keep a strong ETag, by which the server can tell whether its file is still the one that was begun with."""
+def _keep_etag(path: Path, url: str, tag: str) -> None:
+    """Keep a strong ETag, with which a resumed download asks whether the server still has the same file."""
     if tag and not tag.startswith("W/") and len(tag) <= _MAX_ETAG and tag.isprintable():
         path.write_text(f"{_url_digest(url)}\n{tag}")
     else:
@@ -207,16 +207,14 @@ def _url_digest(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
 
 
-def _trust(ca: Path | None) -> ssl.SSLContext:
-    """Return a TLS context with the public authorities and those in `ca`. Raises ReleaseRefused if it has none."""
+def _tls_context(ca: Path | None) -> ssl.SSLContext:
+    """Return a TLS context that trusts public authorities and those in `ca`. Raises ReleaseRefused if it is invalid."""
     context: ssl.SSLContext = _httpx().create_ssl_context()
     if ca is not None:
         try:
             context.load_verify_locations(ca)
         except OSError as error:
-            raise ReleaseRefused(
-                "unreachable", f"no server can be trusted by the authorities in {ca}: {error}; correct that file"
-            ) from error
+            raise ReleaseRefused("unreachable", f"cannot load {ca}: {error}; correct that file") from error
     return context
 
 

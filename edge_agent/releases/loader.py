@@ -1,4 +1,4 @@
-"""Loads the releases of a target and gives them up; each step is written to disk before it is taken."""
+"""Load a target's draft releases; each change is written to disk first, so that the next start notices a crash."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from outrider.core.errors import VocabularyMismatch
 
 log = logging.getLogger(__name__)
 
-_LOAD_S = 120.0
-"""A draft that has not started by then is refused."""
+_LOAD_TIMEOUT_S = 120.0
+"""A draft that has not started within this time is refused."""
 
-Load = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
-"""(file, name for people, digest, health) -> its pool, once its vocabulary was compared with the target's."""
+LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
+"""(GGUF file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
 
 
 class RefusalLog:
-    """Logs and counts releases that were refused or given up, each once for each reason."""
+    """Logs and counts releases that were refused or given up, each release once per kind of refusal."""
 
     def __init__(self) -> None:
         self.by_kind: Counter[RefusalKind] = Counter()
@@ -41,9 +41,9 @@ class RefusalLog:
 
 
 class ReleaseLoader:
-    """Loads releases from a folder that this process keeps or only reads. trusted: ids of the publishers' keys."""
+    """Loads releases from a folder, read-only if another process has its lock. trusted: ids of publishers' keys."""
 
-    def __init__(self, folder: ReleaseFolder, load: Load, refusals: RefusalLog, trusted: Collection[str]) -> None:
+    def __init__(self, folder: ReleaseFolder, load: LoadPool, refusals: RefusalLog, trusted: Collection[str]) -> None:
         self.folder = folder
         self._load = load
         self._refusals = refusals
@@ -54,24 +54,22 @@ class ReleaseLoader:
         return self.folder.state
 
     async def change(self, state: ReleaseState) -> None:
-        """Change the state, and write it to disk where that has room."""
+        """Change the state, and write it to disk if there is room."""
         await asyncio.to_thread(self.folder.change, state)
 
-    async def first(self) -> DraftPool | None:
-        """Return the draft to start with; None for the verifier's own."""
+    async def load_first(self) -> DraftPool | None:
+        """Load the draft to start with; return None for the verifier's own draft."""
         if not self.folder.writable:
-            return await self._proven_elsewhere()
+            return await self._load_proven()
         await self.recover()
-        return await self.current()
+        return await self.load_current()
 
     async def recover(self) -> None:
-        """Settle what an earlier process left: a crash, or releases of publishers that are no longer trusted."""
+        """Recover from a crash of an earlier process, and drop releases of publishers that are no longer trusted."""
         if self.state.busy and (release := self.state.current) is not None:
-            if (struck := self.state.struck()) is not None:
-                log.warning(
-                    "the process ended while release %s was being loaded: it is tried once more", release.digest
-                )
-                await self.change(struck)
+            if (retrying := self.state.after_crash()) is not None:
+                log.warning("the process ended while it loaded release %s, which is tried again", release.digest)
+                await self.change(retrying)
             else:
                 await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
         trusting = self.state.trusting(self._trusted)
@@ -80,8 +78,8 @@ class ReleaseLoader:
             await self.change(trusting)
         await asyncio.to_thread(self.folder.tidy)
 
-    async def current(self) -> DraftPool | None:
-        """Load the current release, or the last good one where that fails; return None for the verifier's own draft."""
+    async def load_current(self) -> DraftPool | None:
+        """Load the current release, or the last good one if that fails; return None for the verifier's own draft."""
         while (release := self.state.current) is not None:
             if not await self._is_intact(release):
                 log.warning(
@@ -91,47 +89,47 @@ class ReleaseLoader:
                 continue
             await self.change(self.state.loading())
             try:
-                return await self._load_current(release)
+                return await self._load_and_record(release)
             except ReleaseRefused as error:
                 await self.give_up(error.kind, str(error))
         return None
 
     async def take(self, release: InstalledRelease, before: HitRate) -> DraftPool:
-        """Load another release, whose file is here. Raises ReleaseRefused, and then the last good one is current.
+        """Make another release, whose file is in the folder, the current one, and load it.
 
-        before: hit rate of the draft in use.
+        before: hit rate of the draft in use. Raises ReleaseRefused; then the last good release is current again.
         """
         state = self.state.take(release, before, time.time())
         try:
             await asyncio.to_thread(self.folder.write, state)
-        except OSError as error:  # without a note of it, a release that crashes the process would do so at every start
+        except OSError as error:  # without this record, a release that crashes the process would do so at every start
             raise ReleaseRefused(
                 "no room", f"{self.folder.path} cannot be written: {error}; make it writable"
             ) from error
         try:
-            return await self._load_current(release)
+            return await self._load_and_record(release)
         except ReleaseRefused as error:
             await self.change(self.state.gave_up(error.kind, str(error), time.time()))
             raise
 
     async def give_up(self, kind: RefusalKind, reason: str) -> None:
-        """Refuse the current release, which has failed, from now on."""
+        """Go back to the last good release, and refuse the current one, which has failed."""
         release = self.state.current
         if release is None:
             return
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
-        back = f"release {good.digest[:12]} (version {good.version})" if good else "the verifier's own draft"
-        day = "a day has passed, or " if kind == "worse" else ""  # it may have met texts that it was not trained on
+        fallback = f"release {good.digest[:12]} (version {good.version})" if good else "the verifier's own draft"
+        expiry = "a day has passed, or " if kind == "worse" else ""  # state.WORSE_HOLDS_S
         self._refusals.note(
             kind,
             release.manifest,
-            f"release {release.digest[:12]} (version {release.version}) was given up: {reason}; back to {back}, and "
-            f"this one is not taken again before {day}`outrider-edge releases forget`",
+            f"release {release.digest[:12]} (version {release.version}) was given up: {reason}; back to {fallback}, "
+            f"and this one is not taken again before {expiry}`outrider-edge releases forget`",
         )
 
-    async def _proven_elsewhere(self) -> DraftPool | None:
-        """Load the release that another process has found good, without changing anything."""
+    async def _load_proven(self) -> DraftPool | None:
+        """Load the release that the process with the lock has found good, and leave the folder as it is."""
         state = self.state.trusting(self._trusted)
         release = state.last_good if state.busy or state.trial else state.current
         if release is None or not await self._is_intact(release):
@@ -145,8 +143,8 @@ class ReleaseLoader:
     async def _is_intact(self, release: InstalledRelease) -> bool:
         return await asyncio.to_thread(self.folder.files.verify, release.digest)
 
-    async def _load_current(self, release: InstalledRelease) -> DraftPool:
-        """Load the current release, which the state says is being loaded. Raises ReleaseRefused."""
+    async def _load_and_record(self, release: InstalledRelease) -> DraftPool:
+        """Load the current release, which the state says is being loaded, and record success. Raises ReleaseRefused."""
         trial = self.state.trial
         pool = await self._load_pool(release, DraftHealth(trial.now if trial else None))
         try:
@@ -157,12 +155,12 @@ class ReleaseLoader:
         return pool
 
     async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> DraftPool:
-        """Load a release and start its first worker. Raises ReleaseRefused."""
+        """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
         name = f"release {release.digest[:12]} (version {release.version})"
         file = self.folder.files.path(release.digest)
         pool: DraftPool | None = None
         try:
-            async with asyncio.timeout(_LOAD_S):
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 pool = await self._load(file, f"version {release.version}", release.digest, health)
                 await pool.warm_up()
             if health.failure:
@@ -171,12 +169,12 @@ class ReleaseLoader:
         except BaseException as error:
             if pool is not None:
                 await pool.close()
-            # The release is not to blame where llama.cpp is missing, or where loading was cancelled.
+            # The release is not at fault if llama.cpp is missing or if loading was cancelled.
             if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
                 raise
             if isinstance(error, VocabularyMismatch):
                 message = f"{name} has another vocabulary than the target: {error}"
                 raise ReleaseRefused("vocabulary", message) from error
-            late = isinstance(error, TimeoutError)
-            reason = f"had not begun after {_LOAD_S:.0f} s" if late else f"cannot be loaded: {error}"
+            timed_out = isinstance(error, TimeoutError)
+            reason = f"had not started after {_LOAD_TIMEOUT_S:.0f} s" if timed_out else f"cannot be loaded: {error}"
             raise ReleaseRefused("unusable", f"{name} {reason}") from error

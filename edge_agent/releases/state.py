@@ -152,8 +152,8 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
 
     # --- giving one up
 
-    def struck(self) -> ReleaseState | None:
-        """Count a crash while busy; None where the current release is to be given up for it.
+    def after_crash(self) -> ReleaseState | None:
+        """Return the state in which the current release is tried once more after a crash; None if it is to be given up.
 
         A release on trial is given up at once. One that had proved itself is given up the second time, since a reboot
         or a lack of memory look the same.

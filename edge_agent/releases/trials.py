@@ -188,7 +188,7 @@ class ReleaseTrials:
         if not await self._drafts.retired(_RETIRE_S):
             self._retry.failed()
             return
-        pool = await self._loader.current()
+        pool = await self._loader.load_current()
         if pool is None:
             try:
                 pool = await self._load_offered()

@@ -15,7 +15,7 @@ from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import Ask, OfferFollower, UpdateOptions
-from edge_agent.releases.loader import Load, RefusalLog, ReleaseLoader
+from edge_agent.releases.loader import LoadPool, RefusalLog, ReleaseLoader
 from edge_agent.releases.trials import LoadOffered, ReleaseTrials
 from outrider.wire.ticket import Target
 
@@ -32,7 +32,7 @@ class ReleaseUpdater:
         self._options = options
         self._ask = ask
         self._loader: ReleaseLoader | None = None
-        self._load: Load | None = None
+        self._load: LoadPool | None = None
         self._target = Target("", "", "")
         self._refusals = RefusalLog()
         self._follower: OfferFollower | None = None
@@ -66,7 +66,7 @@ class ReleaseUpdater:
         if self._follower is not None:
             self._follower.notice(serial)
 
-    async def begin(self, target: Target, load: Load) -> DraftPool | None:
+    async def begin(self, target: Target, load: LoadPool) -> DraftPool | None:
         """Load the release that this device has found good, or has on trial; None for the verifier's own draft."""
         await self._close_folder()
         self._target, self._load = target, load
@@ -74,7 +74,7 @@ class ReleaseUpdater:
             self._loader = await self._open_folder(load)
             if not self._loader.folder.writable:
                 log.info("another process maintains %s: this one uses its last good draft", self._loader.folder.path)
-            return await self._loader.first()
+            return await self._loader.load_first()
         except (OSError, ImportError) as error:
             log.warning("no draft releases are used, since their folder %s cannot be: %s", self._options.root, error)
             await self._close_folder()
@@ -93,7 +93,9 @@ class ReleaseUpdater:
             self._task = None
         await self._close_folder()
 
-    async def _follow(self, loader: ReleaseLoader, load: Load, drafts: DraftManager, load_offered: LoadOffered) -> None:
+    async def _follow(
+        self, loader: ReleaseLoader, load: LoadPool, drafts: DraftManager, load_offered: LoadOffered
+    ) -> None:
         """Follow what is offered, once no other process keeps the folder."""
         while not loader.folder.writable:
             await asyncio.sleep(_TAKE_OVER_S)
@@ -110,7 +112,7 @@ class ReleaseUpdater:
         self._follower.notice(self._serial)
         await self._follower.run()
 
-    async def _open_folder(self, load: Load) -> ReleaseLoader:
+    async def _open_folder(self, load: LoadPool) -> ReleaseLoader:
         """Open the target's folder. Raises OSError where it cannot be used."""
         folder = await asyncio.to_thread(ReleaseFolder.open, self._options.root, self._target.weights_hash)
         return ReleaseLoader(folder, load, self._refusals, self._options.keys)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.releases.loader import Load
+from edge_agent.releases.loader import LoadPool
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
 from edge_agent.target.artifact_client import ArtifactClient, CachedSource, Description
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
@@ -26,7 +26,7 @@ AUTO = "auto"
 
 ArtifactSource = ArtifactClient | CachedSource
 """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
-FirstDraft = Callable[[Target, Load], Awaitable[DraftPool | None]]
+FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
 

@@ -254,7 +254,7 @@ async def test_a_trial_that_no_text_decides_ends_by_the_clock(device: Device, mo
 async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device, caplog: object) -> None:
     await device.takes(1)
     revoked = ReleaseLoader(device.folder, device._load, device.refusals, ())
-    assert await revoked.first() is None
+    assert await revoked.load_first() is None
     assert device.folder.state.current is None and device.folder.state.last_good is None
 
 
@@ -264,7 +264,7 @@ async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_sec
     good = await device.takes(1)
     loader = ReleaseLoader(device.folder, device._load, device.refusals, (SIGNER.key_id,))
     device.folder.write(device.folder.state.loading())
-    pool = await loader.first()
+    pool = await loader.load_first()
     assert pool is not None and pool.release == good and device.folder.state.strikes == 0
     for strikes in (1, 0):
         device.folder.write(device.folder.state.loading())
@@ -328,7 +328,7 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
         return made[-1]
 
     await device.takes(1)
-    loading = asyncio.create_task(ReleaseLoader(device.folder, load, device.refusals, (SIGNER.key_id,)).current())
+    loading = asyncio.create_task(ReleaseLoader(device.folder, load, device.refusals, (SIGNER.key_id,)).load_current())
     await until(lambda: made)
     loading.cancel()
     await asyncio.wait({loading})
