@@ -135,7 +135,7 @@ class AsyncClient:
         self.updates: ReleaseUpdater | None = None
         """Keeps the draft up to date; None unless releases are followed."""
         if updates is not None:
-            self.updates = ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().offer_release(*state))
+            self.updates = ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().release_offer(*state))
             self._sessions.on_release_notice = self.updates.notice
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None

@@ -1,6 +1,6 @@
-"""Calls the coordinator for a device: opens, resumes and closes sessions, and asks for draft releases.
+"""Call the coordinator for a device: open, resume and close sessions, and ask for draft releases.
 
-None of these calls is on the way of a token.
+A running session needs none of these calls, except to resume after its verifiers have failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.wire.v1.session_pb2 import TargetIdentity
 _TIMEOUT_S = 5.0
 _RECONNECT_TIMEOUT_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
-_LEAST_PAUSE_S = 0.1
+_MIN_RETRY_DELAY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Placement:
 
     session_id: str
     grants: tuple[pb.Grant, ...]
-    """The primary's first, then the standby's."""
+    """The grant for the primary verifier, then the one for the standby, as far as there are any."""
     target: TargetIdentity
     prior: AcceptancePrior | None = None
-    """Acceptance of earlier sessions of the same draft release and traffic class; None where it is not known."""
+    """Acceptance of earlier sessions with the same workload key; None if it is not known."""
     release_serial: int = 0
     """Serial as in ReleaseOffer; 0 if there are no releases."""
 
     @property
     def ticket(self) -> bytes:
-        """The first grant's ticket; empty where there is no grant."""
+        """The first grant's ticket; empty if there is no grant."""
         return self.grants[0].ticket if self.grants else b""
 
 
@@ -51,19 +51,19 @@ class ReleaseOffer:
     """The draft release that the coordinator wants this device to use."""
 
     serial: int
-    """Grows with every change of what is offered."""
+    """It grows with every change of the offer."""
     manifest: bytes = b""
-    """Signed; empty for the verifier's own draft."""
+    """The signed manifest; empty for the verifier's own draft."""
     canary: bool = False
-    """Whether only some devices are offered it yet."""
+    """Whether only a share of the devices is offered the release so far."""
     base_url: str = ""
-    """Prefix of relative URLs in the manifest; empty where there is none."""
+    """Base of relative URLs in the manifest; empty if there is none."""
 
 
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    in_background: runs a coroutine beside the caller, and ignores its core errors.
+    in_background: starts a coroutine without waiting for it, and ignores its core errors.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class CoordinatorClient:
         draft_release: str = "",
         traffic_class: str = "",
     ) -> Placement:
-        """Place a session on a verifier that serves `target` ("": the cluster's only one).
+        """Open a session on a verifier that serves `target` ("": the cluster's only one).
 
-        Acceptance is measured, and predicted, for sessions of the same draft release and traffic class.
-        A cluster without room is asked again when it says, for at most `wait_s`; then Overloaded is raised. If the
-        caller is cancelled while the coordinator answers, the session is closed once it is open.
+        The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
+        If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
+        Overloaded is raised. If the caller is cancelled during the call, the session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
@@ -94,22 +94,20 @@ class CoordinatorClient:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                answer = await self._open(request)
-                return Placement(
-                    answer.session_id, _grants(answer), answer.target, _prior(answer), answer.release_serial
-                )
+                reply = await self._open(request)
+                return Placement(reply.session_id, _grants(reply), reply.target, _prior(reply), reply.release_serial)
             except Overloaded as error:
-                pause_s = max(error.retry_after_s, _LEAST_PAUSE_S)
-                if not time.monotonic() + pause_s <= deadline:  # also where the pause is not a number
+                delay_s = max(error.retry_after_s, _MIN_RETRY_DELAY_S)
+                if not time.monotonic() + delay_s <= deadline:  # so that a NaN raises, too
                     raise
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(delay_s)
 
     async def resume(
         self, session_id: str, ticket: bytes, failed: Sequence[str], last_epoch: int
     ) -> tuple[pb.Grant, ...]:
-        """Return new grants with greater epochs for a session whose verifiers failed.
+        """Return new grants with greater epochs for a session whose verifiers failed. Their order is Placement's.
 
-        ticket: any of the session's. failed: ids of verifiers. last_epoch: the greatest epoch used.
+        ticket: any ticket of the session. failed: ids of the failed verifiers. last_epoch: the greatest epoch used.
         """
         request = pb.ResumeSessionRequest(
             session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
@@ -117,24 +115,24 @@ class CoordinatorClient:
         return _grants(await self._call(self._stub.ResumeSession, request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
-        """Free the session's place before its lease ends."""
+        """Close the session, which frees its capacity before its lease expires."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call(self._stub.CloseSession, request)
 
-    async def offer_release(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
+    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
         """Ask which draft release to use for the target with these weights.
 
-        in_use: the release that this device drafts with, "" for none.
+        in_use: digest of the release that this device drafts with; "" if there is none.
         """
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
-        answer = await self._call(self._stub.OfferRelease, request)
-        return ReleaseOffer(answer.serial, answer.manifest, answer.canary, answer.base_url)
+        reply = await self._call(self._stub.OfferRelease, request)
+        return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
 
     async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         try:
             return await self._open_once(request)
         except Unavailable as unreachable:
-            # It may just have restarted: a channel that failed before does not even try until its back-off ends.
+            # The coordinator may have just restarted: a channel that failed does not reconnect until its back-off ends.
             try:
                 return await self._open_once(request, timeout=_RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
@@ -149,25 +147,25 @@ class CoordinatorClient:
             raise
 
     async def _close_opened(self, opening: Awaitable[pb.OpenSessionResponse]) -> None:
-        answer = await opening
-        await self.close(answer.session_id, answer.primary.ticket)
+        reply = await opening
+        await self.close(reply.session_id, reply.primary.ticket)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: object, **options: Any) -> Any:
-        """Call a method of the coordinator. options: gRPC's, in place of the usual ones. Raises core errors."""
+        """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
         try:
             return await method(request, **{"timeout": _TIMEOUT_S, "metadata": self._metadata, **options})
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
 
 
-def _grants(answer: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
-    return tuple(getattr(answer, name) for name in ("primary", "standby") if answer.HasField(name))
+def _grants(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:
+    return tuple(getattr(reply, name) for name in ("primary", "standby") if reply.HasField(name))
 
 
-def _prior(answer: pb.OpenSessionResponse) -> AcceptancePrior | None:
-    """Return the prior; None where its rates are not valid, since the session does not depend on them."""
-    prior = answer.prior
-    shares = prior.first_acceptance, prior.sibling_acceptance
-    if not answer.HasField("prior") or not all(0.0 <= share <= 1.0 for share in shares):
+def _prior(reply: pb.OpenSessionResponse) -> AcceptancePrior | None:
+    """Return the prior; None if there is none or its rates are invalid, since a session can do without."""
+    prior = reply.prior
+    rates = prior.first_acceptance, prior.sibling_acceptance
+    if not reply.HasField("prior") or not all(0.0 <= rate <= 1.0 for rate in rates):
         return None
-    return AcceptancePrior(*shares, prior.observations)
+    return AcceptancePrior(*rates, prior.observations)
