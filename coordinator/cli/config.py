@@ -1,6 +1,6 @@
-"""`outrider config check`: show what each process would make of its settings, without starting anything.
+"""Check the settings of every process for `outrider config check`, without starting a server.
 
-Each process is asked by its own `--check-config`, so the answer is what it would do.
+Each process reports its settings by its own `--check-config`, so that the report holds what it would use.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from coordinator.cli.output import Column, Result, note, render, table
 from outrider.settings.layers import config_file, read_file, variables
 from outrider.settings.report import shown
 
-EXIT_WRONG = 2
+EXIT_INVALID = 2
 TIMEOUT_S = 60.0
-"""Seconds for one process to report its settings, which includes Python's start on a busy machine."""
+"""Seconds within which a process must report its settings, which includes starting Python on a busy machine."""
 PROCESSES: Mapping[str, tuple[str, ...]] = {
     "coordinator": ("coordinator.app",),
     "verifier": ("cloud_verifier.app",),
     "edge": ("edge_agent.cli", "serve"),
     "distill": ("cloud_verifier.distill.cli", "run"),
 }
-"""The module of each process, and a command of it that has all its settings."""
+"""Process -> its module, and the subcommand that has all its settings."""
 COLUMNS = (
     Column("SETTING", lambda row: row[0]),
     Column("VALUE", lambda row: row[1]),
     Column("SOURCE", lambda row: row[2]),
 )
-_ABSENT = re.compile(r"No module named|pip install")
-"""In the last line of a process that lacks its packages."""
+_NOT_INSTALLED = re.compile(r"No module named|pip install")
+"""It is found in the last line on stderr of a process whose packages are not installed."""
 
 
 def check(options: argparse.Namespace) -> int:
     """Print the report and return the exit code. Raises BadRequest for a file that cannot be read."""
     file = config_file(options.file)
     if file is not None:
-        read_file(file)  # a file that no process could read is complained of once
+        read_file(file)  # reports an unreadable file once, rather than once per process
     document = asyncio.run(_document(file))
     print(render(Result(document, lambda: table(COLUMNS, _rows(document))), options.output), flush=True)
     for line in (*document["problems"], *(f"warning: {warning}" for warning in document["warnings"])):
@@ -50,45 +50,45 @@ def check(options: argparse.Namespace) -> int:
         if not process["checked"]:
             note(f"{process['process']} is unchecked: {process['reason']}")
         if process["missing"] and any(setting["source"] != "default" for setting in process["settings"]):
-            note(f"{process['process']} needs {', '.join(process['missing'])} besides, from its command line")
-    return EXIT_WRONG if document["problems"] else 0
+            note(f"{process['process']} needs {', '.join(process['missing'])} in addition, on its command line")
+    return EXIT_INVALID if document["problems"] else 0
 
 
 async def _document(file: Path | None) -> Document:
-    """Return the reports of all processes as one."""
+    """Return the reports of all processes as one document."""
     problems: list[str] = []
     warnings: list[str] = []
     processes: list[Document] = []
-    answers = await asyncio.gather(*(_ask(command, file) for command in PROCESSES.values()))
-    for process, answer in zip(PROCESSES, answers, strict=True):
+    reports = await asyncio.gather(*(_report(command, file) for command in PROCESSES.values()))
+    for process, report in zip(PROCESSES, reports, strict=True):
         reason, missing, settings = None, [], []
-        if isinstance(answer, str):
-            reason = answer
-            problems += _unchecked(process, reason, file)
+        if isinstance(report, str):
+            reason = report
+            problems += _problems_unchecked(process, reason, file)
         else:
-            problems += [f"{p['where']}: {p['what']}" for p in answer["problems"] if not p["missing"]]
-            warnings += answer["warnings"]
-            missing, settings = [p["where"] for p in answer["problems"] if p["missing"]], answer["settings"]
-        found = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
-        processes.append({"process": process, **found})
-    said = {"problems": list(dict.fromkeys(problems)), "warnings": list(dict.fromkeys(warnings))}  # each once
-    return {"file": str(file) if file is not None else None, **said, "processes": processes}
+            problems += [f"{p['where']}: {p['what']}" for p in report["problems"] if not p["missing"]]
+            warnings += report["warnings"]
+            missing, settings = [p["where"] for p in report["problems"] if p["missing"]], report["settings"]
+        checked = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
+        processes.append({"process": process, **checked})
+    unique = {"problems": list(dict.fromkeys(problems)), "warnings": list(dict.fromkeys(warnings))}
+    return {"file": str(file) if file is not None else None, **unique, "processes": processes}
 
 
-def _unchecked(process: str, reason: str, file: Path | None) -> list[str]:
-    """Return what is wrong with leaving a process unchecked: nothing if it is not installed and has no settings."""
-    if not _ABSENT.search(reason):
+def _problems_unchecked(process: str, reason: str, file: Path | None) -> list[str]:
+    """Return the problems of a process that cannot be checked: none if it is not installed and has no settings."""
+    if not _NOT_INSTALLED.search(reason):
         return [f"{process}: could not be checked"]
     settings = read_file(file).get(process) if file is not None else None
     given = [*variables(f"OUTRIDER_{process.upper()}_").values(), *([f"{file}: [{process}]"] if settings else [])]
     return [f"{process}: has settings that cannot be checked here: {', '.join(given)}"] if given else []
 
 
-async def _ask(command: tuple[str, ...], file: Path | None) -> Document | str:
-    """Return a process's report, or the reason why there is none."""
-    given = ["--config", str(file)] if file is not None else []
+async def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
+    """Return a process's report as a document, or as text the reason why there is none."""
+    config = ["--config", str(file)] if file is not None else []
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *command, *given, "--check-config", "json"),
+        *(sys.executable, "-m", *command, *config, "--check-config", "json"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -106,7 +106,7 @@ async def _ask(command: tuple[str, ...], file: Path | None) -> Document | str:
         report: Document = json.loads(out)
     except ValueError:
         lines = err.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with {child.returncode} and said nothing"
+        return lines[-1] if lines else f"it exited with status {child.returncode} and no message"
     return report
 
 

@@ -21,11 +21,11 @@ from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
 
 AdminCall = Callable[[str, Message], Awaitable[Any]]
-"""(method of the service Admin, request) -> response. Raises core errors."""
+"""(method of the gRPC service Admin, request) -> response. Raises core errors."""
 
 
 class AdminSettings(BaseSettings):
-    """Hold the settings with which a coordinator is reached: flags, then OUTRIDER_ADMIN_* in the environment."""
+    """Settings to reach a coordinator: flags take precedence over OUTRIDER_ADMIN_* in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid")
 
@@ -36,48 +36,48 @@ class AdminSettings(BaseSettings):
     token: SecretStr | None = None
 
 
-def settings_of(options: argparse.Namespace) -> AdminSettings:
-    """Return the settings of a command line. Raises BadRequest for values that cannot be."""
+def admin_settings(options: argparse.Namespace) -> AdminSettings:
+    """Return the settings that a command line and the environment give. Raises BadRequest for invalid values."""
     flags = {name: getattr(options, name, None) for name in AdminSettings.model_fields}
     return Layers(AdminSettings, {name: value for name, value in flags.items() if value is not None}).load()
 
 
 @contextlib.asynccontextmanager
-async def connected(options: argparse.Namespace, timeout_s: float) -> AsyncIterator[AdminCall]:
-    """Yield what calls the coordinator's service Admin. timeout_s: for each call. Raises BadRequest for settings."""
-    settings = settings_of(options)
+async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterator[AdminCall]:
+    """Yield a function that calls the service Admin. timeout_s: per call. Raises BadRequest for invalid settings."""
+    settings = admin_settings(options)
     tls = ClientTls(settings.ca) if settings.ca or settings.tls else None
     token = settings.token.get_secret_value() if settings.token else ""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as opened:
-        admin = coordinator_pb2_grpc.AdminStub(opened)  # type: ignore[no-untyped-call]
+    async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as connection:
+        admin = coordinator_pb2_grpc.AdminStub(connection)  # type: ignore[no-untyped-call]
 
         async def call(method: str, request: Message) -> Any:
             try:
                 return await getattr(admin, method)(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                raise _explained(error, settings.coordinator, timeout_s) from error
+                raise _with_advice(error, settings.coordinator, timeout_s) from error
 
         yield call
 
 
-def _explained(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> OutriderError:
-    """Return the error with what an operator can do about it. gRPC's own errors lack a coordinator's mark."""
+def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> OutriderError:
+    """Return a core error that tells the operator what to do. Only errors that a coordinator raised carry ERROR_KEY."""
     known = error_from_rpc(error)
-    marked = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
+    by_coordinator = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():
-        case grpc.StatusCode.DEADLINE_EXCEEDED if not marked:
+        case grpc.StatusCode.DEADLINE_EXCEEDED if not by_coordinator:
             return Unavailable(
                 f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try"
                 " again, or it may want --tls or --ca"
             )
-        case grpc.StatusCode.UNAVAILABLE if not marked:
+        case grpc.StatusCode.UNAVAILABLE if not by_coordinator:
             return Unavailable(
                 f"the coordinator at {coordinator} cannot be reached ({known}); is it running, is --coordinator right,"
                 " does it want --tls or --ca?"
             )
-        case grpc.StatusCode.UNIMPLEMENTED if not marked:
-            return BadRequest(f"the coordinator at {coordinator} is older than this command and does not know this")
+        case grpc.StatusCode.UNIMPLEMENTED if not by_coordinator:
+            return BadRequest(f"the coordinator at {coordinator} is older than this command and does not support it")
         case grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(f"{known}; set it as OUTRIDER_ADMIN_TOKEN here")
     return known

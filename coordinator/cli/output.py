@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from coordinator.cli.connection import AdminCall, connected
+from coordinator.cli.connection import AdminCall, connect
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.text import clean
 
@@ -114,7 +114,7 @@ def note(notice: str) -> None:
 
 async def _print(options: argparse.Namespace, ask: Query) -> None:
     watch_s: float | None = getattr(options, "watch", None)
-    async with connected(options, options.timeout_s) as call:
+    async with connect(options, options.timeout_s) as call:
         result = await ask(options, call)  # what is wrong from the start ends the command
         while True:
             text = render(result, options.output, one_of_many=watch_s is not None)

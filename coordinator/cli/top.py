@@ -21,7 +21,7 @@ except ImportError as error:
 
 from coordinator.cli import json_views
 from coordinator.cli.arguments import TIMEOUT_S, TOP_SESSIONS
-from coordinator.cli.connection import AdminCall, connected, settings_of
+from coordinator.cli.connection import AdminCall, admin_settings, connect
 from coordinator.cli.json_views import Document
 from coordinator.cli.output import Column, ms, number, share, table
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
@@ -57,7 +57,7 @@ def top(options: argparse.Namespace) -> int:
 
 
 async def _once(options: argparse.Namespace, console: Console) -> None:
-    async with connected(options, TIMEOUT_S) as call:
+    async with connect(options, TIMEOUT_S) as call:
         known = await _status(options, call)
     sessions = options.sessions or TOP_SESSIONS
     console.print(frame(known, Rates(), len(known["verifiers"]), sessions, console.width))
@@ -65,7 +65,7 @@ async def _once(options: argparse.Namespace, console: Console) -> None:
 
 async def _live(options: argparse.Namespace, console: Console) -> None:
     rates, foot = Rates(), Text(f"every {options.interval:g} s; q quits", "dim")
-    async with connected(options, TIMEOUT_S) as call:
+    async with connect(options, TIMEOUT_S) as call:
         known = await _status(options, call)  # what is wrong from the start is printed in a line, as everywhere
         rates.add(known, time.monotonic())
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live, _keys() as pressed:
@@ -84,7 +84,7 @@ async def _live(options: argparse.Namespace, console: Console) -> None:
 
 
 async def _status(options: argparse.Namespace, call: AdminCall) -> json_views.Document:
-    return json_views.status(settings_of(options).coordinator, await call("Status", pb.StatusRequest()))
+    return json_views.status(admin_settings(options).coordinator, await call("Status", pb.StatusRequest()))
 
 
 @contextlib.contextmanager

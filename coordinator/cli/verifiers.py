@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from coordinator.cli import json_views, sessions
-from coordinator.cli.connection import AdminCall, settings_of
+from coordinator.cli.connection import AdminCall, admin_settings
 from coordinator.cli.json_views import Document
 from coordinator.cli.output import Column, Result, facts, listing, ms, number, share, stacked, table
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -46,7 +46,7 @@ _DONE = {
 
 
 async def status(options: argparse.Namespace, call: AdminCall) -> Result:
-    coordinator = settings_of(options).coordinator
+    coordinator = admin_settings(options).coordinator
     known = json_views.status(coordinator, await call("Status", pb.StatusRequest()))
     head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
     # A session that moves to another verifier counts twice, so few may be missing.

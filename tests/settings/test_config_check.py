@@ -48,7 +48,7 @@ def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) 
 def test_what_only_a_command_line_can_give_is_said_and_is_no_error(good: Path) -> None:
     ran = run_here(*COMMAND, **{VARIABLE: str(good)})
     assert ran.returncode == 0
-    assert ran.stderr == "outrider: verifier needs model besides, from its command line\n"
+    assert ran.stderr == "outrider: verifier needs model in addition, on its command line\n"
     lines = {line.split()[0]: line.split()[1:] for line in ran.stdout.splitlines()}
     assert lines["SETTING"] == ["VALUE", "SOURCE"]
     assert lines["verifier.model"] == ["-", "missing"]
@@ -68,7 +68,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert ran.returncode == 2
     said = ran.stderr.splitlines()
     assert said == [f"outrider: {problem}" for problem in yaml.safe_load(ran.stdout)["problems"]] + [
-        "outrider: distill needs traffic, target, draft, artifacts besides, from its command line"
+        "outrider: distill needs traffic, target, draft, artifacts in addition, on its command line"
     ]
     for part in (
         f"{file}: [distil]: no such table; the nearest is distill",
