@@ -1,4 +1,4 @@
-"""What a rank of test_parallel.py runs: `rank_script.py WHAT DIRECTORY...`. The leader prints one line of JSON."""
+"""Run a rank for test_tensor_parallel.py: `rank_script.py WHAT DIRECTORY...`. The leader prints a line of JSON."""
 
 from __future__ import annotations
 
