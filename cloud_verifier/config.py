@@ -113,7 +113,7 @@ class VerifierConfig(BaseSettings):
     window_depth: int = Field(default=24, ge=0)
     """Depth of the speculation window, at most `depth`, until the coordinator decides."""
     nodes_per_step: int = Field(default=10, ge=0, le=4096)
-    """k: nodes that one step takes from one session, until the coordinator decides."""
+    """Nodes that one step takes from one session, until the coordinator decides."""
     min_acceptance: float = Field(default=0.1, ge=0.0, le=1.0)
     """Least probability of acceptance at which a device sends a node; it rises while the verifier is busy."""
     draft_wait_ms: int = Field(default=8, ge=0, le=60_000)

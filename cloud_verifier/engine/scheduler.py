@@ -54,7 +54,7 @@ class StepCandidate:
     pending: int
     """Known tokens whose keys and values are not computed: 1 while generating, more in a prefill."""
     acceptances: Acceptances
-    """Acceptances of the nodes that a step may take: at most k of the session's directive, none without speculation."""
+    """Acceptances of the nodes that a step may take: at most its `nodes_per_step`, none without speculation."""
     may_step: bool
     """False if its device has fallen too far behind (rule 16)."""
     idle: bool

@@ -281,13 +281,13 @@ class EngineSession:
         """Return the session as the scheduler sees it before step number `step`."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        k = min(directive.nodes_per_step, directive.window_nodes) if directive.window_depth else 0
+        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes) if directive.window_depth else 0
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
-            acceptances=self._acceptances(k),
+            acceptances=self._acceptances(nodes_per_step),
             may_step=protocol.may_step,
-            idle=k == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
+            idle=nodes_per_step == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
             draft_wait_s=1e-3 * directive.draft_wait_ms,
             rtt_s=self.timing.rtt_s,
             answers_s=self.timing.answers_s,

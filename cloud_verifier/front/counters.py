@@ -42,7 +42,7 @@ class FrontCounters:
     appends: int = 0
     append_commit_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
     rtt_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
-    k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
+    nodes_per_step: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
     reports: int = 0
@@ -80,7 +80,7 @@ class StreamCounters:
         self._total.rtt_s.add(sample_ms / 1000)
 
     def directive(self, directive: Directive) -> None:
-        self._total.k.add(directive.nodes_per_step)
+        self._total.nodes_per_step.add(directive.nodes_per_step)
         self._total.depth.add(directive.window_depth)
         self._total.draft_wait_s.add(directive.draft_wait_ms / 1000)
 

@@ -63,7 +63,7 @@ class VerifierCollector(Collector):
         by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position[:MAX_POSITIONS])}
         yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
         text = "Nodes of the server draft that the target evaluated"
-        yield counter(f"{server}_draft_tokens", text, counters.server_evaluated)
+        yield counter(f"{server}_tokens", text, counters.server_evaluated)
         yield counter(
             f"{server}_accepted_tokens", "Nodes of the server draft that were committed", counters.server_accepted
         )
@@ -116,7 +116,8 @@ class VerifierCollector(Collector):
         text = "From a device's nodes to the first commit that has seen them"
         yield histogram("outrider_append_to_commit_seconds", text, front.append_commit_s)
         yield histogram("outrider_rtt_seconds", "Round trips to devices, by ping", front.rtt_s)
-        yield histogram("outrider_window_nodes_per_step", "k, in the directives that devices got", front.k)
+        text = "Nodes to verify in one step, in the directives that devices got"
+        yield histogram("outrider_window_nodes_per_step", text, front.nodes_per_step)
         text = "Window depth, in the directives that devices got"
         yield histogram("outrider_window_depth", text, front.depth)
         text = "Wait for nodes before a plain step, in the directives that devices got"

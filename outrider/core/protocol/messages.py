@@ -51,7 +51,7 @@ class Directive:
     window_nodes: int = 48
     window_depth: int = 16
     nodes_per_step: int = 12
-    """Speculation length k: nodes to verify in one step."""
+    """Nodes to verify in one step."""
     min_acceptance: float = 0.05
     """Least probability of acceptance, 0 to 1, at which a node is worth sending."""
     draft_wait_ms: int = 8

@@ -342,7 +342,7 @@ def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
     behind: Counter[tuple[str, str]] = Counter()
     """(who, whom) -> by how much, since `who` began to want more than it got."""
     for step in steps:
-        wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # k is 8
+        wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # 8 nodes per step
         pending = {name: count for name, (_, count) in step.items()}
         allocations = crowd.step(wants, pending, budget).allocations
         used = sum(own.chain + own.nodes for own in allocations)
