@@ -8,7 +8,7 @@ Two loads. Crowded: every device has a session open, about 100 to a verifier. Li
 to a verifier. Every fourth verifier is judged once, right after its second decision (at its first nothing sticks yet),
 with five sets of windows: one static window for all, the controller's, the controller's if it were asked for goodput
 alone, which shows what it costs that nobody pays for others, and the optimum of either (fleet_optimum.py), which shares
-nothing with the controller and knows the true survivals. The judge is fleet_optimum's too, on the long run of each
+nothing with the controller and knows the true acceptances. The judge is fleet_optimum's too, on the long run of each
 text; what the streaming model says of the next second of text, which the controller has not seen, stands beside it.
 The whole fleet, decided about every few seconds, shows fairness and stability over time.
 

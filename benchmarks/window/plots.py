@@ -147,7 +147,7 @@ def _reliability(curve: Sequence[Sequence[float]], figure: Figure) -> None:
     predicted, happened = [point[0] for point in curve], [point[1] for point in curve]
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1)
     axes.plot(predicted, happened, "o-")
-    axes.set_xlabel("survival as estimated when the node was handed over (bins of equally many)")
+    axes.set_xlabel("path acceptance as estimated when the node was handed over (bins of equally many)")
     axes.set_ylabel("share that became text")
     axes.set_aspect("equal")
     axes.grid(alpha=0.3)

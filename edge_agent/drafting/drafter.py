@@ -19,8 +19,8 @@ from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
-_NEXT_LEVEL_SURVIVAL = 0.8
-"""Fraction of a node's survival that its children have together, roughly."""
+_NEXT_LEVEL_ACCEPTANCE = 0.8
+"""Fraction of a node's path acceptance that its children have together, roughly."""
 _IDLE = SpeculationPlan(
     nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S
 )
@@ -38,7 +38,7 @@ class DraftNode:
 
 @dataclass(frozen=True)
 class DraftUpdate:
-    """New nodes for the session, by falling survival and ancestors before descendants."""
+    """New nodes for the session, by falling path acceptance and ancestors before descendants."""
 
     base: int
     """Generated tokens that the drafter had received."""
@@ -168,7 +168,7 @@ class Drafter:
             return None
         if not unsent and self._reported_resting:
             return None
-        unsent.sort(key=lambda item: (-item.survival, item.node.id))
+        unsent.sort(key=lambda item: (-item.path_acceptance, item.node.id))
         for item in unsent:
             self._states[item.node.id].sent = True
         self._reported_resting = not moved
@@ -184,7 +184,7 @@ class Drafter:
             self._chosen = []
             if self._model is not None and self._room() > 0:
                 leaves = [item for item in self._ranked() if self._expandable(self._model, item.node)]
-                least = growth.least_survival(self.plan, self._latency, self._tokens_per_step)
+                least = growth.least_acceptance(self.plan, self._latency, self._tokens_per_step)
                 self._chosen = growth.choose_leaves(leaves, self.plan, self._latency, least)
         return self._chosen
 
@@ -192,8 +192,8 @@ class Drafter:
         """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
         if not awaited:
             return self._clock() - self._sent_at < growth.send_interval(self.plan.step_s)
-        next_gain = _NEXT_LEVEL_SURVIVAL * sum(leaf.survival for leaf in self._leaves())
-        held, elapsed_s = [item.survival for item in unsent], self._clock() - self._committed_at
+        next_gain = _NEXT_LEVEL_ACCEPTANCE * sum(leaf.path_acceptance for leaf in self._leaves())
+        held, elapsed_s = [item.path_acceptance for item in unsent], self._clock() - self._committed_at
         return growth.should_wait(self.plan, held, next_gain, self.decode_s, elapsed_s)
 
     def _expandable(self, model: CalibratedSource, node: Node) -> bool:
@@ -240,7 +240,7 @@ class Drafter:
         """Add the children of one node that qualify; return the new ones."""
         known = self._states[parent.node.id].proposals.children
         ranked = sorted(known.items(), key=lambda item: -item[1][0])
-        proposals = [ChildProposal(token, parent.survival * acceptance, first) for token, (acceptance, first) in ranked]
+        proposals = [ChildProposal(token, parent.path_acceptance * own, first) for token, (own, first) in ranked]
         added = []
         for child in growth.choose_children(proposals, parent.depth + 1, parent.spine, self.plan):
             acceptance = known[child.token][0]
@@ -251,32 +251,32 @@ class Drafter:
                 node = self._tree.add(self._next_id, parent.node.id, child.token)
                 self._states[node.id] = _NodeState(acceptance, child.leading)
                 self._next_id += 1
-                added.append(RankedNode(node, parent.depth + 1, child.survival, parent.spine and child.leading))
+                added.append(RankedNode(node, parent.depth + 1, child.path_acceptance, parent.spine and child.leading))
         return added
 
     def _look_up(self, parent: RankedNode) -> None:
         """Ask the lookup source wherever its proposals could matter, since that costs next to nothing."""
         state = self._states[parent.node.id]
-        useful = parent.survival > self.plan.min_acceptance and self._may_have_children(parent.node)
+        useful = parent.path_acceptance > self.plan.min_acceptance and self._may_have_children(parent.node)
         if self._lookup is not None and useful and not state.looked_up:
             state.looked_up = True
             self._rate(parent, self._lookup, self._lookup.source.expand([self._context(parent.node)])[0])
 
     def _propose_again(self) -> None:
-        """Add what did not qualify before: after a commit survival has risen, and there is room."""
+        """Add what did not qualify before: after a commit path acceptances have risen, and there is room."""
         if self.plan.speculates and self._states[ROOT].evaluated:
-            for parent in sorted([self._root(), *self._ranked()], key=lambda item: -item.survival):
+            for parent in sorted([self._root(), *self._ranked()], key=lambda item: -item.path_acceptance):
                 self._propose(parent)
 
     # --- bookkeeping
 
     def _ranked(self) -> list[RankedNode]:
-        """Return every node with its survival, ancestors first."""
+        """Return every node with its path acceptance, ancestors first."""
         ranked = {ROOT: self._root()}
         for node in self._tree:
             parent, state = ranked[node.parent], self._states[node.id]
-            survival, spine = parent.survival * state.acceptance, parent.spine and state.first
-            ranked[node.id] = RankedNode(node, parent.depth + 1, survival, spine)
+            path_acceptance, spine = parent.path_acceptance * state.acceptance, parent.spine and state.first
+            ranked[node.id] = RankedNode(node, parent.depth + 1, path_acceptance, spine)
         del ranked[ROOT]
         return list(ranked.values())
 

@@ -1,8 +1,8 @@
 """Decides which nodes of the token tree to evaluate, which to propose and when to send them, as pure functions.
 
-The survival S of a node is the estimated probability that the target's own tokens lead through it: the product of the
-acceptance probabilities along its path. Growing the tree by S makes it best-first. Where wide decodes are expensive it
-becomes a comb: a greedy spine, with siblings that cost no decode of their own.
+A node's path acceptance is the estimated probability that the target's own tokens lead through it: the product of the
+acceptances along its path. A tree that grows by it is best-first. Where wide decodes are expensive it becomes a comb: a
+greedy spine, with siblings that cost no decode of their own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outrider.core.tree import Node
 DEFAULT_STEP_S = 0.010
 """Length of a verification step that has not been measured yet."""
 _SPINE_FLOOR = 2
-"""The greedy spine is kept to this depth whatever its survival, so that a wrong calibration can be corrected."""
+"""The greedy spine is kept to this depth whatever its acceptance, so that a wrong calibration can be corrected."""
 _WAIT_GAIN = 2.0
 """Waiting must gain at this multiple of the current rate, since nodes that arrive during a step are not lost."""
-_LEAST_SURVIVAL = 0.1
+_LEAST_ACCEPTANCE = 0.1
 """Lower bound of `min_acceptance`. A node costs three to four bytes up and, if it is evaluated, a row of a step. At 0.1
 that costs as many bytes for each accepted node as a whole token does. With 0.12 a token cost 1.3 bytes less, and steps
 committed 4% fewer tokens at a round trip of 20 ms."""
@@ -43,10 +43,10 @@ class SpeculationPlan:
     depth: int
     """Deepest level of the tree; a child of the root has depth 1."""
     nodes_per_step: int
-    """Speculation length k: nodes that one verification step evaluates. With 0 a few nodes are drafted all the same, so
-    that the verifier can measure their acceptance, and it waits for none of them."""
+    """Nodes that one verification step evaluates. With 0 a few nodes are drafted all the same, so that the verifier can
+    measure their acceptance, and it waits for none of them."""
     min_acceptance: float
-    """Least survival at which a node is proposed."""
+    """Least path acceptance at which a node is proposed."""
     draft_wait_s: float
     """Time that the verifier waits for nodes; 0 where the round trip is too long for it to wait at all."""
     step_s: float
@@ -66,7 +66,7 @@ class SpeculationPlan:
             nodes=min(directive.window_nodes, limits.nodes),
             depth=min(directive.window_depth, limits.depth),
             nodes_per_step=directive.nodes_per_step,
-            min_acceptance=max(directive.min_acceptance, _LEAST_SURVIVAL),
+            min_acceptance=max(directive.min_acceptance, _LEAST_ACCEPTANCE),
             draft_wait_s=directive.draft_wait_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
             siblings=siblings,
@@ -90,12 +90,12 @@ class SpeculationPlan:
 
 @dataclass(frozen=True)
 class RankedNode:
-    """A node of the token tree with its survival."""
+    """A node of the token tree with its path acceptance."""
 
     node: Node
     depth: int
     """Levels below the last committed token; 0 for the root itself."""
-    survival: float
+    path_acceptance: float
     spine: bool = False
     """Whether every node on its path is the leading source's first proposal."""
 
@@ -105,7 +105,7 @@ class ChildProposal:
     """A token that could become a child of an evaluated node."""
 
     token: int
-    survival: float
+    path_acceptance: float
     leading: bool
     """Whether it is the leading source's first proposal."""
 
@@ -137,8 +137,8 @@ class DecodeLatency:
         return self.seconds[-1][0]
 
 
-def least_survival(plan: SpeculationPlan, latency: DecodeLatency, tokens_per_step: float) -> float:
-    """Return the survival at which a node pays for its decode: `min_acceptance`, or more on a slow device.
+def least_acceptance(plan: SpeculationPlan, latency: DecodeLatency, tokens_per_step: float) -> float:
+    """Return the path acceptance at which a node pays for its decode: `min_acceptance`, or more on a slow device.
 
     The device's time costs E / R tokens a second (E: tokens that a step commits, R: its seconds), but only while the
     verifier waits for it: a decode that runs beside a step delays the answer to a commit by half its length, and only
@@ -152,20 +152,20 @@ def least_survival(plan: SpeculationPlan, latency: DecodeLatency, tokens_per_ste
 def choose_leaves(
     leaves: Sequence[RankedNode], plan: SpeculationPlan, latency: DecodeLatency, least: float
 ) -> list[RankedNode]:
-    """Return the leaves to evaluate in one decode: as many as give the most survival per second, best first.
+    """Return the leaves to evaluate in one decode: as many as give the most acceptance per second, best first.
 
-    A leaf joins when its survival pays for the time that it adds to the decode, so t(W) decides between a comb and a
+    A leaf joins when its acceptance pays for the time that it adds to the decode, so t(W) decides between a comb and a
     best-first tree. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
-    least: survival that a leaf needs to be evaluated.
+    least: path acceptance that a leaf needs to be evaluated.
     """
     qualified = [
         leaf
         for leaf in leaves
-        if leaf.depth < plan.depth and (leaf.survival >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
+        if leaf.depth < plan.depth and (leaf.path_acceptance >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
     ]
     if not qualified:
         return []
-    qualified.sort(key=lambda leaf: (-leaf.survival, leaf.node.id))
+    qualified.sort(key=lambda leaf: (-leaf.path_acceptance, leaf.node.id))
     chosen = qualified[: _best_count(qualified, latency)]
     spine = next((leaf for leaf in qualified if leaf.spine), None)
     if spine is not None and spine not in chosen:
@@ -174,10 +174,10 @@ def choose_leaves(
 
 
 def _best_count(leaves: Sequence[RankedNode], latency: DecodeLatency) -> int:
-    """Return the n that maximises (survival of the n best) / t(n)."""
+    """Return the n that maximises (path acceptances of the n best) / t(n)."""
     best, best_rate, total = 1, 0.0, 0.0
     for n, leaf in enumerate(leaves[: latency.widest], start=1):
-        total += leaf.survival
+        total += leaf.path_acceptance
         rate = total / latency.of(n)
         if rate > best_rate * 1.0001:
             best, best_rate = n, rate
@@ -189,11 +189,11 @@ def choose_children(
 ) -> list[ChildProposal]:
     """Return the children to add below one parent.
 
-    proposals: by falling survival. depth: of the children. spine: whether the parent is on the greedy spine.
+    proposals: by falling path acceptance. depth: of the children. spine: whether the parent is on the greedy spine.
     """
     if depth > plan.depth or not plan.speculates:
         return []
-    kept = [child for child in proposals[: plan.siblings] if child.survival >= plan.min_acceptance]
+    kept = [child for child in proposals[: plan.siblings] if child.path_acceptance >= plan.min_acceptance]
     if spine and depth <= _SPINE_FLOOR and not any(child.leading for child in kept):
         kept += [child for child in proposals if child.leading][:1]
     return kept
@@ -204,7 +204,7 @@ def should_wait(
 ) -> bool:
     """Return whether to draft further before the first nodes after a commit are sent, while the verifier waits.
 
-    held: survival of the nodes that would be sent now. next_gain: survival that the next decode is expected to add.
+    held: path acceptances of the nodes that would be sent now. next_gain: their sum that the next decode should add.
     Waiting ends when its marginal gain per second falls to twice the rate that sending now would have.
     """
     if next_gain <= 0.0 or len(held) >= plan.nodes_per_step:

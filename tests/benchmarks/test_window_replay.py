@@ -72,7 +72,7 @@ def test_a_node_is_settled_when_it_is_text_or_can_be_no_more(committed: Sequence
     drafter.advance(committed)
     assert [happened for _, happened in drafter.settled if happened] == came
     assert 0 < len(drafter.settled) <= nodes
-    assert all(0.0 < survival <= 1.0 for survival, _ in drafter.settled)
+    assert all(0.0 < acceptance <= 1.0 for acceptance, _ in drafter.settled)
 
 
 def test_a_prediction_is_the_one_that_was_sent() -> None:
@@ -82,7 +82,7 @@ def test_a_prediction_is_the_one_that_was_sent() -> None:
     drafter.advance(OUTPUT[:1])
     sent(drafter, 1)
     assert {node: drafter._open[node] for node in first if node in drafter._open}.items() <= first.items()
-    assert {survival for survival, _ in drafter.settled} <= set(first.values())
+    assert {acceptance for acceptance, _ in drafter.settled} <= set(first.values())
 
 
 async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path: Path) -> None:

@@ -146,14 +146,14 @@ def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, floa
 
 
 def paths(calibrator: Calibrator, seed: int = 3, *, learns: bool = True, deep: bool = True) -> Reliability:
-    """Return the reliability of estimated survival, fixed when a node was drafted; the first sixth only teaches."""
+    """Return the reliability of path acceptance as estimated when a node was drafted; the first sixth only teaches."""
     predicted, happened = [], []
     for number, (chain, right) in enumerate(drafts(seed)):
-        survival, alive = 1.0, True
+        acceptance, alive = 1.0, True
         for (rank, margin, depth), came in zip(chain, right, strict=True):
-            survival *= calibrator.probability(rank, margin, depth if deep else 1)
+            acceptance *= calibrator.probability(rank, margin, depth if deep else 1)
             if number >= 1000:
-                predicted.append(survival)
+                predicted.append(acceptance)
                 happened.append(alive and came)
             alive = alive and came
         for (rank, margin, depth), came in zip(chain, right, strict=True):
@@ -164,7 +164,7 @@ def paths(calibrator: Calibrator, seed: int = 3, *, learns: bool = True, deep: b
     return reliability(predicted, happened)
 
 
-def test_predicted_survival_is_what_happens_with_a_draft_that_drifts() -> None:
+def test_predicted_path_acceptance_is_what_happens_with_a_draft_that_drifts() -> None:
     found = paths(Calibrator())
     assert found.error < 0.05
     assert found.skill > 0.4

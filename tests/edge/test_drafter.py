@@ -1,4 +1,4 @@
-"""The drafter: a tree that grows by survival, moves with every Commit and learns from it."""
+"""The drafter: a tree that grows by path acceptance, moves with every Commit and learns from it."""
 
 from __future__ import annotations
 

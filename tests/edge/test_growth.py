@@ -14,7 +14,7 @@ from edge_agent.drafting.growth import (
     choose_children,
     choose_leaves,
     departure_time,
-    least_survival,
+    least_acceptance,
     send_interval,
     should_wait,
 )
@@ -26,12 +26,12 @@ FLAT = DecodeLatency(((1, 1.0e-3), (2, 1.02e-3), (4, 1.05e-3), (8, 1.1e-3)))
 STEEP = DecodeLatency(((1, 1.0e-3), (2, 2.0e-3), (4, 4.0e-3), (8, 8.0e-3)))
 
 
-def leaf(number: int, survival: float, depth: int, *, spine: bool) -> RankedNode:
-    return RankedNode(Node(number, ROOT, token=0, position=depth - 1), depth, survival, spine)
+def leaf(number: int, path_acceptance: float, depth: int, *, spine: bool) -> RankedNode:
+    return RankedNode(Node(number, ROOT, token=0, position=depth - 1), depth, path_acceptance, spine)
 
 
-def leaves(*survivals: float, spine: int = 0) -> list[RankedNode]:
-    return [leaf(i + 1, s, depth=1 + i, spine=i == spine) for i, s in enumerate(survivals)]
+def leaves(*path_acceptances: float, spine: int = 0) -> list[RankedNode]:
+    return [leaf(i + 1, acceptance, depth=1 + i, spine=i == spine) for i, acceptance in enumerate(path_acceptances)]
 
 
 def test_a_plan_never_exceeds_the_sessions_limits() -> None:
@@ -95,9 +95,9 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
 
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
-    assert least_survival(PLAN, FLAT, tokens_per_step=3.0) == PLAN.min_acceptance
+    assert least_acceptance(PLAN, FLAT, tokens_per_step=3.0) == PLAN.min_acceptance
     slow = DecodeLatency(((1, 20e-3),))
-    assert least_survival(PLAN, slow, tokens_per_step=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
+    assert least_acceptance(PLAN, slow, tokens_per_step=1.0) == pytest.approx(20e-3 / 7e-3 / 2)
 
 
 def test_waiting_ends_when_the_next_node_gains_less_than_going_now() -> None:

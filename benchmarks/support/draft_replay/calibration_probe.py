@@ -19,7 +19,7 @@ MOST = 2_000
 
 
 class ProbedDrafter(Drafter):
-    """Survival of each node as it was estimated when it was handed over, and whether all of its path became text.
+    """Path acceptance of each node as estimated when it was handed over, and whether all of its path became text.
 
     Nodes about which nothing is decided when the session ends are left out.
     """
@@ -27,9 +27,9 @@ class ProbedDrafter(Drafter):
     def __init__(self, model: CalibratedSource | None, lookup: CalibratedSource | None, widths: DecodeLatency) -> None:
         super().__init__(model, lookup, widths)
         self.settled: list[tuple[float, bool]] = []
-        """(survival, whether it came), the first MOST of them."""
+        """(path acceptance, whether it came), the first MOST of them."""
         self._open: dict[int, float] = {}
-        """Node -> its survival when it was handed over."""
+        """Node -> its path acceptance when it was handed over."""
 
     def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:
         self._open = {}
@@ -38,8 +38,8 @@ class ProbedDrafter(Drafter):
     def harvest(self, *, moved: bool) -> DraftUpdate | None:
         growth = super().harvest(moved=moved)
         if growth is not None and growth.nodes:
-            survival = {item.node.id: item.survival for item in self._ranked()}
-            self._open |= {node.id: survival[node.id] for node in growth.nodes}
+            acceptances = {item.node.id: item.path_acceptance for item in self._ranked()}
+            self._open |= {node.id: acceptances[node.id] for node in growth.nodes}
         return growth
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -47,9 +47,9 @@ class ProbedDrafter(Drafter):
         super().advance(tokens)
         living = {node.id for node in self._tree}
         for node in [node for node in self._open if node not in living]:
-            survival = self._open.pop(node)
+            acceptance = self._open.pop(node)
             if len(self.settled) < MOST:
-                self.settled.append((survival, node in came))
+                self.settled.append((acceptance, node in came))
 
     def _path(self, tokens: Sequence[int]) -> set[int]:
         """The nodes that carry these tokens."""

@@ -88,7 +88,7 @@ class SessionOutcome:
     session_id: str = ""
     """The coordinator's; empty without one."""
     predicted: list[float] = field(default_factory=list)
-    """Of the first nodes sent that came to be decided: their survival as it was then estimated."""
+    """Of the first nodes sent that came to be decided: their path acceptance as it was then estimated."""
     happened: list[bool] = field(default_factory=list)
     """Whether they became text."""
 
