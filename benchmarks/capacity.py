@@ -265,7 +265,7 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
 
 
 def heavy_draft(target: Path, folder: Path) -> Path:
-    """The target as its own draft, in Q8_0."""
+    """Write the target as its own draft, in Q8_0, and return its path."""
     disable_progress_bar()
     full, path = folder / "target-f32.gguf", folder / "target-q8.gguf"
     model = AutoModelForCausalLM.from_pretrained(target, dtype="float32", local_files_only=True)

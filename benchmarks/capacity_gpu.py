@@ -107,7 +107,7 @@ def memory_needed(target: ModelShape, draft: ModelShape, plan: Workload, device:
 
 
 def memory_free(device: torch.device) -> int:
-    """Bytes."""
+    """Return the free memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -141,12 +141,12 @@ Steps = dict[tuple[int, int], list[list[TracedStep]]]
 
 
 def ms(rounds: Sequence[Sequence[TracedStep]]) -> list[float]:
-    """Median turn of each round."""
+    """Return the median milliseconds of a turn, for each round."""
     return [1e3 * statistics.median(turn.seconds for turn in turns) for turns in rounds]
 
 
 def outside(rounds: Sequence[Sequence[TracedStep]]) -> list[float]:
-    """Median share of each round."""
+    """Return the median share of a turn that is spent outside the forward pass, for each round."""
     return [statistics.median(turn.outside for turn in turns) for turns in rounds]
 
 

@@ -44,7 +44,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 @dataclass
 class BitComparison:
-    """Of one attention in one dtype."""
+    """Count the bits that differ with one attention backend in one dtype."""
 
     rows: int = 0
     rows_differing: int = 0

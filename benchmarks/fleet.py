@@ -105,7 +105,7 @@ class FleetTally:
         return sorted(share for one in self.judged for share in getattr(one, of)[name])
 
     def goodput(self, name: str, of: str = "long_run") -> float:
-        """Over streaming's."""
+        """Return the fleet's tokens per second over those of plain streaming."""
         each = ((one.streaming, statistics.fmean(getattr(one, of)[name])) for one in self.judged)
         return sum(streaming * share for streaming, share in each) / sum(one.streaming for one in self.judged)
 

@@ -78,7 +78,7 @@ def repetitive(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class LatencyRun:
-    """The configurations under test."""
+    """Hold the clients and the baseline that are compared."""
 
     clients: Mapping[str, AsyncClient]
     """`drafted` and `streamed`."""

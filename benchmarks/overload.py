@@ -77,7 +77,7 @@ SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 
 @dataclass(frozen=True)
 class EndedSession:
-    """One session's end."""
+    """A session that has ended, and when it did."""
 
     at: float
     outcome: SessionOutcome
@@ -194,7 +194,7 @@ class StalledSession:
     @classmethod
     @contextlib.asynccontextmanager
     async def filling(cls, where: ServiceAddress, places: int) -> AsyncIterator[list[StalledSession]]:
-        """So many of them, once all stand still."""
+        """Open as many stalled sessions as there are places, and yield them once none moves."""
         async with contextlib.AsyncExitStack() as stack:
             raws = [await stack.enter_async_context(RawStream(where)) for _ in range(places)]
             for raw in raws:
@@ -236,7 +236,7 @@ async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
 
 
 async def _cpu(pid: int, seconds: float) -> float:
-    """CPU seconds per second."""
+    """Return the CPU seconds per second that a process uses, measured for `seconds`."""
     before, began = proc.cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(seconds)
     return (proc.cpu_seconds(pid) - before) / (time.monotonic() - began)

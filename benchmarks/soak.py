@@ -68,7 +68,7 @@ SMOKE = SoakSize(minutes=0.2, sessions=4, processes=2, prompts=1, tokens=32, kil
 
 
 def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
-    """One session's fate."""
+    """Draw what a session does and how it ends."""
     (ending,) = rng.choices(list(ENDINGS), list(ENDINGS.values()))
     recording = rng.randrange(len(recorded.recordings))
     after = rng.randint(1, len(recorded.recordings[recording].call.output))
@@ -76,7 +76,7 @@ def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
 
 
 async def seat(swarm: Swarm, recorded: DraftRecording, rng: random.Random, tally: SessionTally, until: float) -> None:
-    """One session after another."""
+    """Play one session after another until `until`."""
     await asyncio.sleep(rng.uniform(0.0, 2.0))
     while time.monotonic() < until:
         job = draw(rng, recorded)

@@ -25,7 +25,7 @@ MOST_HARM = 2.0
 
 @dataclass(frozen=True)
 class VerifierSample:
-    """The verifier at one moment."""
+    """The memory and sessions of the verifier at one moment."""
 
     at: float
     front_mb: float
@@ -42,7 +42,7 @@ class VerifierSample:
 
 @dataclass
 class SessionTally:
-    """What became of the honest sessions."""
+    """Count how the honest sessions ended."""
 
     endings: Counter[str] = field(default_factory=Counter)
     differing: int = 0

@@ -131,5 +131,5 @@ def file_group(nodeid: str) -> str:
 
 
 def path_of(nodeid: str) -> str:
-    """The path of a test's file, from here."""
+    """Return the path of a test's file, relative to tests/."""
     return nodeid.split("::")[0].removeprefix("tests/")

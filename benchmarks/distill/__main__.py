@@ -40,7 +40,7 @@ _ADOPT_S = 90.0
 
 @dataclass
 class DistillResult:
-    """The last line, as far as the run came."""
+    """The last line of the output, with what the run has measured so far."""
 
     tokens_per_step: dict[str, float | None] = field(
         default_factory=lambda: {"before": None, "after": None, "reference": None}
@@ -57,7 +57,7 @@ class DistillResult:
 
 @dataclass
 class PlotData:
-    """For the plots."""
+    """Keep what the plots show."""
 
     answers: list[DeviceAnswer] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)

@@ -46,7 +46,7 @@ class DevicePlan:
 
 
 class DeviceOrders:
-    """The latest order from stdin."""
+    """Read orders from stdin and keep the latest one."""
 
     def __init__(self) -> None:
         self.kind, self.pause_s, self.over = "", 0.0, False
@@ -64,7 +64,7 @@ class DeviceOrders:
         self._tell()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """For another order, at most so long."""
+        """Wait for another order, at most so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -134,7 +134,7 @@ def options_of(number: int, asked: int, tokens: int) -> dict[str, Any]:
 
 
 def prompts_of(kind: str, number: int) -> Iterator[str]:
-    """This device's, over and over."""
+    """Yield this device's prompts of a kind, over and over."""
     make = {"code": questions.code, "arithmetic": questions.arithmetic}[kind]
     mine = make(PROMPTS, seed=number)
     while True:

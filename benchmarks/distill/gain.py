@@ -43,7 +43,7 @@ class HeldOutText:
 
 @dataclass(frozen=True)
 class DraftGain:
-    """Tokens per step by kind."""
+    """Hold the tokens per step by kind of prompt, for three drafts."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -112,7 +112,7 @@ def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0)
 
 
 def per_step(counted: Iterable[tuple[str, int, DraftCounts]]) -> dict[str, float]:
-    """Tokens per step with the tree, by kind."""
+    """Return the tokens per step with a token tree, by kind of prompt."""
     tokens: dict[str, int] = {}
     steps: dict[str, int] = {}
     for kind, positions, counts in counted:

@@ -50,7 +50,7 @@ def astray(got: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 async def compare(plain: AsyncClient, answers: Sequence[DeviceAnswer], pair: Pair) -> OutputComparison:
-    """plain: a client without a draft."""
+    """Generate each answer again with `plain`, a client without a draft, and compare the tokens."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def again(answer: DeviceAnswer) -> tuple[int, ...]:
@@ -78,6 +78,6 @@ def _is_tie(answer: DeviceAnswer, pair: Pair) -> bool:
 
 
 def settings(options: Mapping[str, Any]) -> ReferenceSampling:
-    """The same request for the reference."""
+    """Return the sampling settings of a request for the reference."""
     given = {name: options[name] for name in ("temperature", "top_p", "seed") if name in options}
     return ReferenceSampling(**given)

@@ -42,7 +42,7 @@ async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: Run
 
 
 async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
-    """With all its data."""
+    """Kill Redis, whose data is lost, start it again, and judge what follows."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}", "Redis killed")

@@ -37,7 +37,7 @@ class TrainingCut:
 
     @classmethod
     def of(cls, before: Sequence[dict[str, Any]], from_step: int) -> TrainingCut:
-        """before: the curve at the kill."""
+        """Compare the curve at the kill, `before`, with the step that training resumed from."""
         return cls(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
 
 
@@ -122,7 +122,7 @@ async def adopted(fleet: DeviceFleet, release: str, seconds: float, story: RunLo
 
 
 def outcome(history: Sequence[RunOutcome]) -> str:
-    """Of the last run, in words."""
+    """Return the result of the last run, in words."""
     return f"{history[-1].result}: {history[-1].reason}" if history else "there was none"
 
 
@@ -145,7 +145,7 @@ def resumed(log: Path) -> list[int]:
 
 
 def lost_seconds(lines: Sequence[dict[str, Any]], step: int) -> float:
-    """Of training, in a curve beyond `step`."""
+    """Return the seconds of training that a curve shows beyond `step`."""
     kept = [float(line["seconds"]) for line in lines if int(line["step"]) <= step]
     return float(lines[-1]["seconds"]) - max(kept, default=0.0) if lines else 0.0
 

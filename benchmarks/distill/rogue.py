@@ -144,7 +144,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class BadRelease:
-    """A bad release."""
+    """A release that a device must refuse."""
 
     what: str
     wanted: str
@@ -176,7 +176,7 @@ class ReleaseTrap:
         self._folder = folder
 
     async def spring(self, lies: tuple[BadRelease, ...] = LIES) -> list[Refusal]:
-        """Lie to a device for each."""
+        """Offer each bad release to a device of its own, and return how it was refused."""
         async with AsyncClient(coordinator=self._coordinator, draft=None) as plain:
             text = (await plain.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)).token_ids
             served = (await plain.prepare()).description.target
@@ -225,7 +225,7 @@ class ReleaseTrap:
 
 
 def flipped(data: bytes) -> bytes:
-    """With one bit in the middle changed."""
+    """Return the data with one bit in the middle changed."""
     changed = bytearray(data)
     changed[len(changed) // 2] ^= 1
     return bytes(changed)

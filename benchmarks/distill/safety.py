@@ -132,7 +132,7 @@ async def _decided(system: DistillSystem, digest: str, seconds: float) -> Releas
 
 
 def _latest(answers: Sequence[DeviceAnswer]) -> list[DeviceAnswer]:
-    """The last one of each device."""
+    """Return the last answer of each device."""
     return list({answer.device: answer for answer in answers if not answer.error}.values())
 
 

@@ -88,7 +88,7 @@ class DistillSystem:
         )
 
     async def kill_coordinator(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the coordinator."""
         if self._cluster.coordinator is not None:
             await self._cluster.coordinator.kill()
 
@@ -168,7 +168,7 @@ class DistillSystem:
             )
 
     def _settings(self) -> dict[str, str]:
-        """Of all parts, for their environments."""
+        """Return the settings of all processes, for their environments."""
         scale = self._scale
         for name in [name for name in os.environ if name.startswith("OUTRIDER_DISTILL_")]:
             del os.environ[name]

@@ -43,15 +43,15 @@ def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
 def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.random.Generator) -> Iterator[ComputedRow]:
     """Every sequence in random chunks and trees, several in one step; every position comes at least once."""
     pool = pool_for(model, 2 * sum(map(len, sequences)) + 64 * len(sequences))
-    sittings = [_Sitting(model, pool, tokens, rng) for tokens in sequences]
-    while left := [i for i, sitting in enumerate(sittings) if not sitting.done]:
+    readers = [_SequenceReader(model, pool, tokens, rng) for tokens in sequences]
+    while left := [i for i, reader in enumerate(readers) if not reader.done]:
         chosen = [int(rng.choice(left))] if rng.random() < LONELY else rng.permutation(left).tolist()
-        segments = [sittings[i].segment() for i in chosen]
+        segments = [readers[i].segment() for i in chosen]
         logits = _logits(model, pool, segments)
         for i, segment, rows in zip(chosen, segments, logits, strict=True):
-            for row in sittings[i].followed:
+            for row in readers[i].followed:
                 yield ComputedRow(i, int(segment.positions[row]), rows[row])
-            sittings[i].keep(segment)
+            readers[i].keep(segment)
 
 
 def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> Iterator[ComputedRow]:
@@ -82,7 +82,7 @@ def _chain(tokens: np.ndarray, prefix: np.ndarray, slots: np.ndarray) -> Segment
 
 
 def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> Sequence[torch.Tensor]:
-    """Of each segment `[rows, V]`."""
+    """Return the logits of each segment, `[rows, V]`."""
     batch = PackedBatch.pack(segments, model.device)
     every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
     logits = model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
@@ -100,8 +100,8 @@ def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
     return int(np.unpackbits(difference.view(np.uint8)).sum())
 
 
-class _Sitting:
-    """One sequence on its way into the pool."""
+class _SequenceReader:
+    """A sequence that is read into the pool in several segments."""
 
     def __init__(self, model: TargetModel, pool: KVPool, tokens: Sequence[int], rng: np.random.Generator) -> None:
         self._vocab = model.vocab_size

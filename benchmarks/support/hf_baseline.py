@@ -74,7 +74,7 @@ class TimedOutput:
 
     @property
     def rate(self) -> float:
-        """Useful tokens per second."""
+        """Return the useful tokens per second."""
         return self.tokens / self.seconds
 
     @property
@@ -131,7 +131,7 @@ class HuggingFaceBaseline:
         return self._generate(requests, longest, past_key_values=cache)
 
     def assisted(self, request: GenerateRequest) -> TimedOutput:
-        """One request, with the draft's help."""
+        """Generate for one request with assisted decoding by the draft."""
         if self._draft is None:
             raise ValueError("there is no draft to assist: load one")
         return self._generate([request], request.tokens, assistant_model=self._draft)

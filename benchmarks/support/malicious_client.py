@@ -73,7 +73,7 @@ class RawStream:
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last
 
     def begin(self) -> None:
-        """A stream, without a word yet."""
+        """Open a stream and send nothing yet."""
         stream = self._link.stream_stream(
             METHOD, request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
         )

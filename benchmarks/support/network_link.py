@@ -67,7 +67,7 @@ class Stall:
 
 
 class LinkEvent(enum.Enum):
-    """A sudden change to all connections."""
+    """A change that happens to all connections at once."""
 
     DROP = "drop"
     """Close all connections orderly."""

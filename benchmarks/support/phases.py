@@ -21,7 +21,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class DeliveryGap:
-    """Between two deliveries to one device."""
+    """The time between two deliveries to one device."""
 
     end: float
     """Seconds of time.monotonic."""

@@ -88,7 +88,7 @@ TEMPLATES = (
 
 
 def arithmetic(count: int, seed: int) -> list[str]:
-    """Questions, no two alike."""
+    """Return `count` different questions of arithmetic as prompts."""
     rng = random.Random(seed)
     made: dict[str, None] = {}
     while len(made) < count:

@@ -22,7 +22,7 @@ WORD = 2**64
 
 @dataclass(frozen=True)
 class ReferenceSampling:
-    """As in the wire contract's Sampling."""
+    """The sampling parameters of a request, as in the wire contract's Sampling."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -79,7 +79,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], max_tokens: int) -> list[int]:
-        """Hugging Face's own greedy generation."""
+        """Generate greedily with Hugging Face's own `generate`, and return the new tokens."""
         ids = torch.tensor([prompt])
         out = self.model.generate(
             ids,

@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Reliability:
-    """Of a set of predictions."""
+    """Measure how well a set of predictions is calibrated."""
 
     error: float
     """Expected calibration error, 0..1."""

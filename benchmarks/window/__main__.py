@@ -149,7 +149,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _keep(result: Mapping[str, Any], folder: Path) -> None:
-    """All figures, and their pictures."""
+    """Write all figures as JSON and draw their plots."""
     from benchmarks.window.plots import draw
 
     (folder / "window.json").write_text(json.dumps(result, indent=1))

@@ -27,7 +27,7 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class CellKey:
-    """Which cell."""
+    """Identify a cell: machine, draft and round trip."""
 
     machine: VerifierMachine
     draft: str
@@ -43,7 +43,7 @@ class CellKey:
 
 @dataclass(frozen=True)
 class ObservedWindow:
-    """A decision as it stood at one moment."""
+    """The window decision about a session as it stood at one moment."""
 
     at_s: float
     """On the clock of Outcome.delivered_s."""
@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def played(self) -> list[SessionOutcome]:
-        """Of the adaptive arm."""
+        """Return the sessions with the adaptive window."""
         return [outcome for outcomes in self.adaptive for outcome in outcomes]
 
     @property
@@ -91,12 +91,12 @@ class Cell:
 
     @property
     def decided(self) -> dict[str, ObservedWindow]:
-        """The last decision about each session."""
+        """Return the last decision about each session."""
         return {sight.session_id: sight for sight in self.sights}
 
 
 def speed(outcome: SessionOutcome) -> float:
-    """Tokens per second, from the request on."""
+    """Return the tokens per second, counted from the request on."""
     return outcome.tokens / outcome.seconds
 
 
@@ -186,7 +186,7 @@ def _p99_ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
 
 
 def line(key: CellKey, found: Mapping[str, Any]) -> str:
-    """The figures for people."""
+    """Format the figures of a cell as a line of text."""
     low, high = found["vs_streaming_lower95"], found["vs_streaming_upper95"]
     read = " (prompts read at this CPU's speed)" if key.machine.pass_ms and found["ttft_wanted"] else ""
     shown = {name: "-" if value is None else value for name, value in found.items()}

@@ -52,7 +52,7 @@ LINES = (
 
 @dataclass
 class PlayedLink:
-    """On one line."""
+    """Collect what was played over one changing link."""
 
     transitions: list[Transition] = field(default_factory=list)
     series: list[dict[str, Any]] = field(default_factory=list)
@@ -112,7 +112,7 @@ def _series(
     seen: Sequence[ObservedWindow],
     stretches: Sequence[Stretch],
 ) -> dict[str, Any]:
-    """One session over time."""
+    """Return speed and window of one session over time, for the plot."""
     begun = began_s(outcome)
     return {
         "name": line.name,

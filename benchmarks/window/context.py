@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run."""
+    """Hold what all parts of one run share."""
 
     testbed: WindowTestbed
     plan: WindowPlan

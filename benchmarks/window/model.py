@@ -28,7 +28,7 @@ DEEPEST = 24
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Of one RTT, medians over prompts."""
+    """Compare model and measurement at one RTT, as medians over prompts."""
 
     rtt_ms: float
     vs_streaming: float
@@ -62,7 +62,7 @@ def told_s(cell: Cell, decode_s: float) -> float:
 
 
 def windows(over: LinkTiming) -> list[Window]:
-    """All that come into question."""
+    """Return all windows that the model chooses from."""
     plain_s = over.step_s(0)
     ahead = math.ceil(over.rtt_s / plain_s) + SPARE
     depths = [(k, depth) for k in K for depth in {min(k + ahead, DEEPEST), DEEPEST}]
@@ -74,7 +74,7 @@ def windows(over: LinkTiming) -> list[Window]:
 
 
 def predicted(said: bytes, over: LinkTiming) -> float:
-    """Tokens per second with the best window."""
+    """Return the predicted tokens per second with the best window."""
     return max(replay(said, over, window).tokens_per_s for window in windows(over))
 
 

@@ -78,7 +78,7 @@ MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "tur
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """How much of everything."""
+    """Set how many prompts, tokens and rounds a run plays."""
 
     drafts: tuple[str, ...] = ("good", "narrow")
     prompts: int = 16

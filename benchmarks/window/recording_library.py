@@ -74,7 +74,7 @@ class RecordingLibrary:
         return len(self._recorded[draft].recordings) - self._plan.long
 
     async def make(self, where: ServiceAddress, parts: Collection[str]) -> None:
-        """What these parts need."""
+        """Record the drafts that these parts of the benchmark need."""
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
         if not {"turns", "model"}.issuperset(parts):

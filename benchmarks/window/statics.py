@@ -34,7 +34,7 @@ STREAMING = "streaming"
 
 @dataclass(frozen=True)
 class StaticScore:
-    """Of one cell."""
+    """Compare the adaptive window with the static ones in one cell."""
 
     best: tuple[str, str]
     """Chosen on the first half of the prompts, and on the second."""
@@ -106,7 +106,7 @@ async def play_statics(context: RunContext) -> dict[str, Any]:
 async def _sites(
     context: RunContext, stack: contextlib.AsyncExitStack, machine: VerifierMachine
 ) -> dict[str, RunningVerifier]:
-    """By arm, all on the same two cores."""
+    """Start a verifier for each configuration, all on the same two cores."""
     testbed, lane = context.testbed, context.lanes[0]
     found = {ADAPTIVE: await stack.enter_async_context(testbed.site(machine, lane))}
     for static in context.plan.statics:
@@ -142,6 +142,6 @@ def together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
 
 
 def rotated(names: Sequence[str], turn: int) -> Sequence[str]:
-    """Each of them first in its turn."""
+    """Return the names rotated, so that each is first in its turn."""
     first = turn % len(names)
     return [*names[first:], *names[:first]]

@@ -208,7 +208,7 @@ def test_a_draft_reads_what_was_refused_and_nothing_twice() -> None:
     draft.begin("a", prompt)
     draft.propose([DraftRequest("a", prompt, [9, 2, 6])])
     assert (draft.forwards, draft.rows) == (3, 5 + 2)
-    draft.propose([DraftRequest("a", [*prompt, 9, 7], [8])])  # the second guess was wrong
+    draft.propose([DraftRequest("a", [*prompt, 9, 7], [8])])  # the second draft token was rejected
     assert (draft.forwards, draft.rows) == (4, 7 + 1)
     draft.propose([DraftRequest("a", [*prompt, 9, 7, 8, 5], [3])])  # all came true: its last one was never fed
     assert (draft.forwards, draft.rows) == (5, 8 + 2)

@@ -51,11 +51,13 @@ THREE = (
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
-def test_when_every_guess_is_right_and_there_at_once_a_step_brings_k_and_one_of_the_targets_own(k: int) -> None:
+def test_when_every_draft_token_is_accepted_and_there_at_once_a_step_brings_k_and_one_of_the_targets_own(
+    k: int,
+) -> None:
     assert _speed(RIGHT, k) == pytest.approx((k + 1.0, k))
 
 
-def test_when_every_guess_is_wrong_a_step_brings_one_token_and_still_holds_k_levels() -> None:
+def test_when_every_draft_token_is_rejected_a_step_brings_one_token_and_still_holds_k_levels() -> None:
     assert _speed(WRONG, 4) == pytest.approx((1.0, 4.0))
 
 
@@ -71,7 +73,7 @@ def test_a_device_slower_than_the_target_adds_nothing() -> None:
     assert _speed(RIGHT, 4, draft=1.5) == pytest.approx((1.0, 0.0))
 
 
-def test_independent_guesses_give_the_geometric_sum() -> None:
+def test_independent_acceptances_give_the_geometric_sum() -> None:
     process = AcceptanceProcess(0.6, 0.6, flip=0.5, caught=0.0)
     assert _speed(process, 3)[0] == pytest.approx(1.0 + 0.6 + 0.6**2 + 0.6**3, rel=1e-6)
 

@@ -35,7 +35,7 @@ ways = st.booleans()
 
 
 def arrivals(chunks):
-    """(when, bytes) of each chunk."""
+    """Return the arrival time and the size in bytes of each chunk."""
     return list(zip(itertools.accumulate(gap for gap, _ in chunks), (size for _, size in chunks), strict=True))
 
 

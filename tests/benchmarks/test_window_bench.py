@@ -25,7 +25,7 @@ KEY = CellKey(PACEDS, "good", 50.0)
 
 
 def cell(streaming: list[float], adaptive: list[float], rounds: int = 2) -> Cell:
-    """Seconds of each prompt's session."""
+    """Return a cell whose sessions took so many seconds for each prompt."""
     return Cell([[outcome(s) for s in streaming]] * rounds, [[outcome(s) for s in adaptive]] * rounds)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of benchmarks.window."""
+"""The plots of benchmarks.window are drawn from its figures."""
 
 from __future__ import annotations
 

@@ -139,4 +139,4 @@ async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
 def test_observations_are_those_of_the_device_that_was_recorded() -> None:
     perfect, poor = (match_rate(verdicts(record_draft(quality), PLAN)[0]) for quality in (1.0, 0.3))
     assert perfect == 1.0
-    assert 0.3 <= poor < 0.8  # of its wrong first guesses half have the right one beside them
+    assert 0.3 <= poor < 0.8  # of its rejected first proposals half have the right one beside them

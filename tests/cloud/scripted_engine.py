@@ -93,7 +93,7 @@ class ScriptedEngine:
 
 
 class ScriptedHost(EngineHost):
-    """A real host of a scripted engine."""
+    """A real engine host whose engine is scripted."""
 
     def __init__(self, config: VerifierConfig, engine: ScriptedEngine) -> None:
         super().__init__(config)
@@ -125,7 +125,7 @@ class Front:
 
     @property
     def tenants(self) -> dict[str, str]:
-        """session id -> tenant, of live sessions"""
+        """Return the tenant of each live session, by session id."""
         return {session_id: stream.grant.tenant for session_id, stream in self.service.streams.items()}
 
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:

@@ -23,7 +23,7 @@ def commit(number: int) -> pb.EngineEvent:
 
 
 async def read_until(sock: socket.socket, last: pb.EngineEvent) -> list[pb.EngineEvent]:
-    """Everything up to this event."""
+    """Read all events up to `last`, which is included."""
     reader, writer = await asyncio.open_connection(sock=sock)
     got = []
     async with asyncio.timeout(10):

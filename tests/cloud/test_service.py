@@ -39,7 +39,7 @@ def claims(session_id: str = "s", first: int = 10, last: int = 19, target: Targe
 
 @pytest.fixture
 async def plain(tmp_path):
-    """A front without tickets."""
+    """Start a front that takes streams without tickets."""
     async with front(tmp_path, ping_interval_s=0.05) as running:
         yield running
 

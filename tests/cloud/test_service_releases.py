@@ -212,7 +212,7 @@ async def test_the_draft_in_use_as_a_first_message_is_refused(tmp_path):
         assert "the first message is draft, must be open" in str(await stream.refusal())
 
 
-async def test_a_report_says_draft_class_and_how_its_guesses_did(tmp_path):
+async def test_a_report_has_the_draft_the_class_and_the_acceptance(tmp_path):
     async with front(tmp_path, authorise=allowing()) as running:
         stream = await running.open()
         told = SessionTelemetry(session_id="s", epoch=1, draft_release="r2", positions=40, first_accepted=31)

@@ -36,7 +36,7 @@ PROMPT = (3, 1, 4, 1, 5)
 
 @contextlib.asynccontextmanager
 async def verifier(model: Path, traffic: Path, coordinator: str) -> AsyncIterator[tuple[Process, str]]:
-    """(process, address)"""
+    """Start a paced verifier that keeps a traffic log, and yield its process and address."""
     options = ["--model", str(model), "--coordinator", coordinator, "--traffic", str(traffic), "--verifier-id", "v1"]
     settings = {"TRAFFIC_FLUSH_S": str(FLUSH_S), "TRAFFIC_TOP": "4", "KV_SLOTS": "1024"}
     process = await asyncio.create_subprocess_exec(

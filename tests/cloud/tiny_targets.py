@@ -103,7 +103,7 @@ class Reference:
         ignore_eos: bool = False,
         stop: tuple[int, ...] = (),
     ) -> list[int]:
-        """The target-only sequence."""
+        """Return the sequence that the target generates without a draft."""
         params = params or SamplingParams()
         cache = transformers.DynamicCache(config=self.module.config)
         out: list[int] = []

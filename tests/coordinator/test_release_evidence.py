@@ -9,7 +9,7 @@ from coordinator.releases import evidence
 from coordinator.releases.records import AcceptanceSample, CanaryPolicy
 
 POLICY = CanaryPolicy(share=0.25, bound=0.05, alpha=0.01, window_s=3600.0)
-GUESSED = 32
+PROPOSED = 32
 
 
 def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="default", traffic="code"):
@@ -20,13 +20,13 @@ def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="defaul
 
 def sample(rng, at_s, is_canary, mean, spread=0.1, tenant="default", traffic="code"):
     text = float(np.clip(rng.normal(mean, spread), 0.0, 1.0)) if spread else mean
-    return AcceptanceSample(is_canary, tenant, traffic, int(rng.binomial(GUESSED, text)), GUESSED, float(at_s))
+    return AcceptanceSample(is_canary, tenant, traffic, int(rng.binomial(PROPOSED, text)), PROPOSED, float(at_s))
 
 
 def alternating(count, canary, stable, tenant="t"):
     """Return samples without chance: so many accepted on each side."""
     return [
-        AcceptanceSample(i % 2 == 0, tenant, "", stable if i % 2 else canary, GUESSED, float(i)) for i in range(count)
+        AcceptanceSample(i % 2 == 0, tenant, "", stable if i % 2 else canary, PROPOSED, float(i)) for i in range(count)
     ]
 
 
@@ -253,7 +253,7 @@ def test_a_class_that_is_worse_holds_up_a_promotion_that_all_others_speak_for() 
 
 def test_where_several_tenants_take_part_none_decides_alone() -> None:
     rng = np.random.default_rng(9)
-    liar = alternating(2_000, 0, GUESSED, "liar")
+    liar = alternating(2_000, 0, PROPOSED, "liar")
     honest = stream(rng, 0.65, 0.65, 60, share=0.5, tenant="honest")
     assert evidence.weigh(liar, POLICY).log_worse >= POLICY.log_threshold  # where nobody else is
     assert evidence.weigh(liar + honest, POLICY).log_worse < POLICY.log_threshold
@@ -262,7 +262,7 @@ def test_where_several_tenants_take_part_none_decides_alone() -> None:
 def test_no_tenant_undoes_what_others_have_shown() -> None:
     rng = np.random.default_rng(10)
     honest = [s for name in ("a", "b", "c") for s in stream(rng, 0.3, 0.7, 200, share=0.5, tenant=name)]
-    liar = alternating(2_000, GUESSED, 0, "liar")
+    liar = alternating(2_000, PROPOSED, 0, "liar")
     assert evidence.weigh(honest + liar, POLICY).log_worse >= POLICY.log_threshold
 
 

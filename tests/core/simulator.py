@@ -37,7 +37,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Scenario:
-    """The settings of one schedule."""
+    """Set what one schedule of the simulator does."""
 
     max_tokens: int = 16
     vocabulary: int = 4
@@ -51,7 +51,7 @@ class Scenario:
     whole_batches: bool = False
     """Every step takes all the nodes that it may, rather than a random ancestor-closed subset."""
     match: float = 0.8
-    """Probability that the drafter guesses as the target would."""
+    """Probability that the drafter proposes the target's token."""
     chain: float = 0.7
     """Probability that the drafter extends its latest node, rather than any."""
     rest: float = 0.05
@@ -225,11 +225,11 @@ class World:
             ids = [ROOT, *(node.id for node in device.tree)]
             parent = ids[int(self.random() * len(ids))]
         prefix = (*device.received, *device.tree.path(parent))
-        guess = (
+        token = (
             self.target.token(prefix) if self.random() < scenario.match else int(self.random() * scenario.vocabulary)
         )
-        node_id = device.add(parent, guess)
-        self._note("draft", parent, guess, node_id)
+        node_id = device.add(parent, token)
+        self._note("draft", parent, token, node_id)
         if node_id is None:
             self.refused += 1
             return

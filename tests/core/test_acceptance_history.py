@@ -87,7 +87,7 @@ def test_positions_count_from_the_first_proposal_on_that_is_judged() -> None:
     for proposals in ([], [], [8], [], [7]):
         history.commit(7, proposals)
     assert (history.positions, history.first_accepted) == (3, 1)
-    history.late(1, right=True)  # from before: it counts with its own guess
+    history.late(1, right=True)  # from before: it counts with its own draft token
     assert (history.positions, history.first_accepted) == (4, 2)
     history.late(3, right=True)  # its position has been counted
     assert (history.positions, history.first_accepted) == (4, 3)

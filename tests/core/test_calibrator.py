@@ -12,7 +12,7 @@ from benchmarks.support.reliability import Reliability, reliability
 from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Calibrator
 
 
-def test_the_prior_grows_with_the_lead_of_the_first_guess_and_falls_with_the_lag_of_the_others() -> None:
+def test_the_prior_grows_with_the_lead_of_the_first_proposal_and_falls_with_the_lag_of_the_others() -> None:
     calibrator = Calibrator()
     first = [calibrator.probability(0, margin, 1) for margin in (0.0, *MARGIN_EDGES, 50.0)]
     second = [calibrator.probability(1, margin, 1) for margin in (0.0, *MARGIN_EDGES, 50.0)]
@@ -89,7 +89,7 @@ def mean_first(calibrator: Calibrator) -> float:
 
 
 @pytest.mark.parametrize("first", [0.3, 0.6, 0.9])
-def test_a_measurement_from_elsewhere_is_what_first_guesses_are_expected_to_do(first: float) -> None:
+def test_a_measurement_from_elsewhere_is_what_first_proposals_are_expected_to_do(first: float) -> None:
     calibrator = Calibrator()
     calibrator.start_from(AcceptancePrior(first, 0.4, 256))
     assert mean_first(calibrator) == pytest.approx(first, abs=0.1)
@@ -129,7 +129,7 @@ def test_siblings_of_whom_none_was_sent_are_still_tried() -> None:
 
 
 def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, float, int]], list[bool]]]:
-    """Chains of guesses, (rank, margin, depth) each, with what became of each guess under the one before.
+    """Chains of proposals, (rank, margin, depth) each, with what became of each proposal under the one before.
 
     How good the draft is depends on all three, and drifts as the text does.
     """

@@ -13,7 +13,7 @@ from outrider.core.tree import ROOT, TokenTree
 
 
 def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:
-    """Nodes (parent, token), numbered from 1."""
+    """Return a tree of nodes (parent, token), numbered from 1."""
     made = TokenTree(position)
     for i, (parent, token) in enumerate(nodes, start=1):
         made.add(i, parent, token)

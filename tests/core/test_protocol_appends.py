@@ -22,7 +22,7 @@ LIMITS = SessionLimits(nodes=4, depth=3, in_flight=6, run_ahead=5)
 
 
 def target(prefix: list[int]) -> int:
-    """0, 1, 2, 0, 1, 2, ... without an end."""
+    """Return the next token of 0, 1, 2, 0, 1, 2, ..., which has no end."""
     return len(prefix) % 3
 
 
@@ -39,7 +39,7 @@ def step(verifier: VerifierSession, limit: int = 8):
 
 
 def append(first_id: int, base: int, *nodes: tuple[int, int], idle: bool = False, epoch: int = EPOCH) -> Append:
-    """nodes: (parent, token) each."""
+    """Return an Append with `nodes`, each a (parent, token)."""
     return Append(epoch, first_id, base, tuple(p for p, _ in nodes), tuple(t for _, t in nodes), idle)
 
 

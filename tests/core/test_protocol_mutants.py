@@ -162,7 +162,7 @@ class NeverEmptied(TokenTree):
         return None
 
 
-class KeepsWrongGuesses(DeviceSession):
+class KeepsRejectedNodes(DeviceSession):
     """The device drops nothing when a token comes for which it has no node."""
 
     def __init__(self, *arguments, **named):
@@ -238,7 +238,7 @@ class VerifierDropsBelowTheBonus(VerifierSession):
 
 
 class StepsForEver(VerifierSession):
-    """Rule 16 dropped."""
+    """A verifier's session that breaks rule 16."""
 
     @property
     def may_step(self):
@@ -318,7 +318,7 @@ MUTANTS = [
     (device(SurvivorsCountAsSent), "KeyError|a node is sent before its parent|drew a violation|died"),
     (device(KeepsTooLargeATree), "holds more than W nodes after an attach"),
     (device(DeviceDropsBelowTheBonus), "trees differ"),
-    (device(KeepsWrongGuesses), "does not descend from the root"),
+    (device(KeepsRejectedNodes), "does not descend from the root"),
     (verifier(AliasesDropped), "live nodes are"),
     (verifier(LateNodesDie), "live nodes are"),
     (verifier(LateNodesLive), "live nodes are"),

@@ -53,7 +53,7 @@ def test_a_perfect_drafter_fills_every_step() -> None:
     assert sum(len(world.delivered) for world in worlds) / sum(world.steps for world in worlds) > 3.5
 
 
-def test_speculation_stays_alive_where_many_guesses_die_late() -> None:
+def test_speculation_stays_alive_where_many_draft_tokens_are_rejected_late() -> None:
     worlds = [_steady(seed, match=0.7, patient=False, weights=(6, 3, 2, 2, 1)) for seed in range(100)]
     assert sum(world.happened["a node died"] for world in worlds) > 100
     assert sum(world.accepted for world in worlds) / sum(world.steps for world in worlds) > 0.5

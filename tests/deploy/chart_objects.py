@@ -39,7 +39,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def workloads(objects: list[Object]) -> dict[str, Object]:
-    """Pod templates, by component."""
+    """Return the pod templates by component."""
     found = [each["spec"]["template"] for each in of_kind(objects, "Deployment", "StatefulSet")]
     return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in found}
 

@@ -33,7 +33,7 @@ def tool() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def helm() -> Any:
-    """Helm's own library."""
+    """Return the bindings to Helm's own library."""
     demand("helm_python", "the chart")
     import helm_python
 

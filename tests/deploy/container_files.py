@@ -63,7 +63,7 @@ class Image:
 
     @property
     def runs(self) -> list[str]:
-        """Of all stages."""
+        """Return the RUN instructions of all stages."""
         return [rest for stage in self.stages for word, rest in stage if word == "RUN"]
 
     @property

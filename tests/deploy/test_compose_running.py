@@ -88,7 +88,7 @@ def test_a_verifier_drains_by_the_charts_hook(local: Local, chart) -> None:
 
 
 def test_a_coordinator_whose_redis_is_gone_is_ill_and_says_why(local: Local) -> None:
-    """The last one here."""
+    """Run last in this file, since Redis stays killed."""
     local.process("redis").kill()
     give_up = time.monotonic() + 20
     while (done := local.check("coordinator")).returncode == 0:

@@ -63,12 +63,12 @@ def blocks(page: str) -> Iterator[Block]:
         if fence := _FENCE.match(lines[at]):
             at = _end_of_fence(page, lines, at, fence["marks"])
             held = [line.removeprefix(fence["indent"]) for line in lines[begin + 1 : at]]
-            yield Block(page, begin + 2, fence["language"].strip() or _guessed(held), "\n".join(held))
+            yield Block(page, begin + 2, fence["language"].strip() or _language(held), "\n".join(held))
         elif lines[at].startswith(_INDENT) and (at == 0 or not lines[at - 1].strip()):
             while at + 1 < len(lines) and (lines[at + 1].startswith(_INDENT) or not lines[at + 1].strip()):
                 at += 1
             held = [line.removeprefix(_INDENT) for line in lines[begin : at + 1]]
-            yield Block(page, begin + 1, _guessed(held), "\n".join(held).rstrip("\n"))
+            yield Block(page, begin + 1, _language(held), "\n".join(held).rstrip("\n"))
         at += 1
 
 
@@ -79,7 +79,7 @@ def _end_of_fence(page: str, lines: list[str], begin: int, marks: str) -> int:
     raise ValueError(f"{page}:{begin + 1}: this fence is never closed")
 
 
-def _guessed(lines: list[str]) -> str:
+def _language(lines: list[str]) -> str:
     """The language of a block that does not say: what is unmarked is there to be typed."""
     return "console" if lines and lines[0].startswith(PROMPT) else "sh"
 

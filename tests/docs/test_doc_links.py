@@ -64,7 +64,7 @@ def test_a_module_that_is_named_is_there(page: str) -> None:
 
 
 def _is_there(name: str) -> bool:
-    """A module, or something in one."""
+    """Return whether a name is a module, or something in one."""
     try:
         if importlib.util.find_spec(name) is not None:
             return True

@@ -38,7 +38,7 @@ class Failed(Exception):
 
 @dataclass
 class Running:
-    """One request at the device."""
+    """A request that a device runs, and what it has reported so far."""
 
     id: int
     _device: Device
@@ -86,7 +86,7 @@ class Running:
 
 
 class Device:
-    """The other end of device.py."""
+    """A process that runs device.py, and its requests."""
 
     def __init__(self, process: asyncio.subprocess.Process, cache: Path) -> None:
         self.process = process
@@ -125,7 +125,7 @@ class Device:
         await self.process.stdin.drain()
 
     async def begin(self, where: dict[str, Any], prompt: Any, *, do: str = "generate", **options: Any) -> Running:
-        """where: AsyncClient's arguments."""
+        """Begin a request; `where` holds AsyncClient's arguments."""
         number = next(self._numbers)
         self._inboxes[number] = asyncio.Queue()
         client = {"cache_dir": str(self._cache), **where}
@@ -179,7 +179,7 @@ class System:
         await self.cluster.__aexit__(kind, error, trace)
 
     def signal(self, signum: int) -> None:
-        """Signal all of its processes."""
+        """Send a signal to all processes of the cluster."""
         for child in [*self.cluster.verifiers, self.cluster.coordinator]:
             if child is not None:
                 child.signal_group(signum)
@@ -252,7 +252,7 @@ async def status_of(address: str, ca: Path | None = None) -> pb.StatusResponse:
 
 
 def children_of(pid: int) -> list[int]:
-    """All descendants that live."""
+    """Return the process ids of all live descendants."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -29,7 +29,7 @@ async def opened_session(system) -> Any:
 
 @dataclass
 class Knock:
-    """A hand-made stream."""
+    """The messages that open a hand-made stream."""
 
     grant: Any
     session_id: str

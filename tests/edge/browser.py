@@ -78,7 +78,7 @@ class Page:
         await asyncio.to_thread(self._driver.find_element(By.CSS_SELECTOR, selector).click)
 
     async def set(self, name: str, value: object) -> None:
-        """Of a field under Settings."""
+        """Set the value of a field under Settings."""
         await self.run(
             "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
             "field.dispatchEvent(new Event('change'));",

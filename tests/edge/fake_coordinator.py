@@ -78,7 +78,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.CloseSessionResponse()
 
     def _granted(self, session_id: str, among: Sequence[FakeVerifier], epoch: int) -> pb.OpenSessionResponse:
-        """Ten epochs for each."""
+        """Grant a session ten epochs at each verifier."""
         claims = pb.TicketClaims(session_id=session_id, limits=limits_to_proto(SessionLimits())).SerializeToString()
         ticket = pb.SignedTicket(claims=claims, signature=b"unchecked", key_id="k").SerializeToString()
         grants = [

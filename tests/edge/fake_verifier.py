@@ -102,7 +102,7 @@ class FakeVerifier:
             self._server = None
 
     def drop_streams(self, error: OutriderError | None = None) -> None:
-        """Break every stream, go on listening."""
+        """Break every stream, but continue to listen."""
         for live in self._streams:
             live.fail(error or Unavailable("the stream was dropped"))
 
@@ -135,7 +135,7 @@ class FakeVerifier:
 
 
 class _Live:
-    """One stream."""
+    """Run one stream of a session as the script says."""
 
     def __init__(self, verifier: FakeVerifier, opening: Open, session: VerifierSession) -> None:
         self.verifier = verifier
@@ -322,7 +322,7 @@ def hash_of(data: bytes) -> str:
 
 
 def patient(script: Script, **directive: Any) -> Script:
-    """The script with another directive."""
+    """Return the script with another directive."""
     return replace(script, directive=replace(script.directive, **directive))
 
 

@@ -27,7 +27,7 @@ class Publisher:
     serial: int = 0
 
     def draft(self, seed: int, template: str = TEMPLATE) -> bytes:
-        """A GGUF of its own."""
+        """Write a tiny draft from `seed` and return the bytes of its GGUF."""
         return write_tiny_llama(self.folder / f"draft-{seed}.gguf", seed=seed, template=template).read_bytes()
 
     def manifest(self, data: bytes, version: int) -> Manifest:

@@ -46,7 +46,7 @@ def recital(draft: Path | None = None, text: str = TEXT) -> Script:
 
 
 class Threaded:
-    """A verifier on a thread of its own."""
+    """A fake verifier whose event loop runs on a thread of its own."""
 
     def __init__(self, verifier: FakeVerifier, loop: asyncio.AbstractEventLoop) -> None:
         self.verifier = verifier

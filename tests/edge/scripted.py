@@ -1,4 +1,4 @@
-"""Scripted targets and drafts: a sequence that is a function of what stands before it, and guesses of a set quality."""
+"""Scripted targets and drafts: the next token is a function of those before it, and acceptance can be set."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def continuation(prompt: Sequence[int], count: int, rule: Callable[[Sequence[int
 
 
 class ScriptedSource:
-    """Guesses right with probability `quality`, by a hash; otherwise the right token is second or missing.
+    """Proposes the right token with probability `quality`, by a hash; otherwise the right token is second or missing.
 
     read_s: time that it takes to read a sequence. raises_after: decodes after which it breaks; 0: it cannot even read.
     """
@@ -62,7 +62,7 @@ class ScriptedSource:
 
     def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
         self._work()
-        return [self._guess([*self._sequence, *spot.path]) for spot in spots]
+        return [self._propose([*self._sequence, *spot.path]) for spot in spots]
 
     def knows(self, token: int) -> bool:
         return token < VOCABULARY
@@ -73,7 +73,7 @@ class ScriptedSource:
             raise RuntimeError("the draft broke")
         time.sleep(self.decode_s)
 
-    def _guess(self, sequence: list[int]) -> list[Proposal]:
+    def _propose(self, sequence: list[int]) -> list[Proposal]:
         right = target(sequence)
         luck = hashlib.blake2b(repr(sequence[-4:]).encode(), digest_size=4).digest()
         draw = int.from_bytes(luck, "little") / 2**32

@@ -12,7 +12,7 @@ RIGHT, OTHER = 7, 8
 
 
 def taught(model: Calibrator, lookup: Calibrator, *, agreed: int, contradicted: int) -> None:
-    """Look-up was right wherever the model agreed, and wrong wherever it had other guesses."""
+    """Look-up was right wherever the model agreed, and wrong wherever it proposed other tokens."""
     for second, count in ((RIGHT, agreed), (99, contradicted)):
         for _ in range(count):
             proposals = NodeProposals()
@@ -49,7 +49,7 @@ def test_and_more_once_the_model_agrees(calibrators: tuple[Calibrator, Calibrato
     assert ratings(*calibrators, RIGHT)[RIGHT][0] > 0.9 > ratings(*calibrators, RIGHT, asked=False)[RIGHT][0]
 
 
-def test_the_order_in_which_they_are_heard_does_not_matter(calibrators: tuple[Calibrator, Calibrator]) -> None:
+def test_the_order_of_the_sources_does_not_matter(calibrators: tuple[Calibrator, Calibrator]) -> None:
     model, lookup = calibrators
     proposals = NodeProposals()
     proposals.add(model, [Proposal(RIGHT, 0, 2.0), Proposal(OTHER, 1, 2.0)], 1, leads=True)
@@ -57,13 +57,15 @@ def test_the_order_in_which_they_are_heard_does_not_matter(calibrators: tuple[Ca
     assert proposals.children == ratings(model, lookup, 99)
 
 
-def test_the_leading_voices_first_guess_leads_whoever_has_it_too(calibrators: tuple[Calibrator, Calibrator]) -> None:
-    guesses = ratings(*calibrators, RIGHT)
-    assert [guesses[token][1] for token in (RIGHT, OTHER)] == [True, False]
+def test_the_first_proposal_of_the_leading_source_leads_whichever_source_has_it_too(
+    calibrators: tuple[Calibrator, Calibrator],
+) -> None:
+    proposals = ratings(*calibrators, RIGHT)
+    assert [proposals[token][1] for token in (RIGHT, OTHER)] == [True, False]
     assert not ratings(*calibrators, RIGHT, asked=False)[RIGHT][1]
 
 
-def test_a_guess_is_learned_from_at_the_depth_at_which_it_was_made() -> None:
+def test_a_proposal_is_learned_from_at_the_depth_at_which_it_was_made() -> None:
     model = Calibrator()
     for _ in range(100):
         proposals = NodeProposals()

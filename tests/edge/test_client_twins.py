@@ -22,7 +22,7 @@ TWINS = {
 
 
 def surface(cls: type) -> dict[str, Callable[..., Any]]:
-    """Public methods and the protocols' own."""
+    """Return the public methods of a class and those of Python's protocols."""
     kept = {"__init__", *TWINS, *TWINS.values()}
     return {
         name: member

@@ -49,7 +49,7 @@ class ManualWorker:
 
 
 class ManualPool(DraftPool):
-    """A draft with one such worker."""
+    """A draft with one worker that the test moves by hand."""
 
     def __init__(self, release: str) -> None:
         super().__init__(release, DraftOptions(), release=release)

@@ -27,7 +27,7 @@ PROMPT = (1, 2, 3)
 
 @dataclass
 class Run:
-    """One session on one verifier."""
+    """Run one session on one verifier."""
 
     verifier: FakeVerifier
     channels: Channels

@@ -50,11 +50,11 @@ async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
 # --- who wrote a token
 
 
-async def test_a_guess_that_was_taken_is_the_drafts_and_each_steps_last_token_the_targets(client: AsyncClient) -> None:
+async def test_an_accepted_token_is_the_drafts_and_each_steps_last_token_the_targets(client: AsyncClient) -> None:
     completion = await client.generate("x", max_tokens=150)
     own = completion.provenance.count("draft")
     assert own == completion.statistics.accepted > 0
-    # A step brings the guesses that it took and one token of the target's; only the last one may end inside a path.
+    # A step brings the draft tokens that it accepts and one token of the target; only the last may end inside a path.
     assert completion.provenance.count("target") in (completion.statistics.steps, completion.statistics.steps - 1)
     assert completion.statistics.guessed >= own
     assert 0.0 < completion.statistics.acceptance <= 1.0

@@ -1,4 +1,4 @@
-"""The draft on llama.cpp: a draft that is the target itself must guess every token."""
+"""The draft on llama.cpp: a draft that is the target itself must propose every token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
+def test_a_draft_equal_to_the_target_proposes_what_the_target_accepts(
     model: LlamaModel, context: TreeContext, sampling: SamplingParams
 ) -> None:
     reference = Reference(model, sampling)
@@ -75,7 +75,7 @@ def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
     )
     drafter.begin(DraftTask(PROMPT, sampling=sampling, max_tokens=100), PLAN)
     generated: list[int] = []
-    first_guesses = 0
+    first_accepted = 0
     while len(generated) < 40:
         while drafter.step():
             pass
@@ -84,7 +84,7 @@ def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
         while True:
             token = reference.token([*generated, *accepted])
             children = drafter._tree.children(node)
-            first_guesses += bool(children) and next(iter(children)) == token
+            first_accepted += bool(children) and next(iter(children)) == token
             accepted.append(token)
             if token not in children:
                 break
@@ -92,7 +92,7 @@ def test_a_draft_equal_to_the_target_guesses_what_the_target_takes(
         generated += accepted
         drafter.advance(accepted)
     reference.close()
-    assert first_guesses >= 0.9 * (len(generated) - 12)  # the deepest token of a walk was never guessed
+    assert first_accepted >= 0.9 * (len(generated) - 12)  # the deepest token of a walk was never proposed
 
 
 def test_ids_beyond_the_shared_vocabulary_are_never_proposed(context: TreeContext) -> None:

@@ -52,7 +52,7 @@ class Pool(DraftPool):
 
 
 class Device:
-    """One follower, and what surrounds it."""
+    """A release follower and the parts of a device that it works with."""
 
     def __init__(self, files: FileServer, folder: Path) -> None:
         self.files = files
@@ -335,7 +335,7 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
     assert made[0].closed
 
 
-def test_a_release_that_guessed_worse_gets_another_try_after_a_day_and_one_that_crashed_does_not() -> None:
+def test_a_release_with_lower_acceptance_gets_another_try_after_a_day_and_one_that_crashed_does_not() -> None:
     from test_release_state import installed, on_trial
 
     for kind, left in (("worse", 0), ("crashed", 1)):

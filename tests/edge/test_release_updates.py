@@ -47,7 +47,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.fixture
 def own(tiny_gguf: Path) -> bytes:
-    """The verifier's own draft."""
+    """Return the draft that comes with the verifier, as the bytes of a GGUF."""
     return tiny_gguf.read_bytes()
 
 
@@ -332,7 +332,7 @@ async def test_a_draft_of_another_vocabulary_is_refused_although_its_manifest_sa
         assert await release_of(client) == world.own
 
 
-async def test_a_draft_that_guesses_clearly_worse_is_given_up_and_not_taken_again(
+async def test_a_draft_with_clearly_lower_acceptance_is_given_up_and_not_used_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world.client() as client:

@@ -1,4 +1,4 @@
-"""The device's end of a stream."""
+"""The device's end of a stream checks what it receives."""
 
 from __future__ import annotations
 

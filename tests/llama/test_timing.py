@@ -1,4 +1,4 @@
-"""Measuring a decode by width."""
+"""The latency of a decode is measured by its width."""
 
 from __future__ import annotations
 

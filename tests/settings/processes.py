@@ -29,7 +29,7 @@ from edge_agent.config import EdgeSettings
 
 @dataclass(frozen=True)
 class Process:
-    """One of them."""
+    """A process that has settings."""
 
     name: str
     model: type[BaseSettings]

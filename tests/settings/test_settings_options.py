@@ -33,7 +33,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """It and all below it."""
+    """Yield a parser and all parsers below it."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -23,7 +23,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(cls, flags=None, file: Path | None = None) -> list[str]:
-    """Every problem."""
+    """Load settings and return every problem in words."""
     with pytest.raises(WrongSettings) as caught:
         Layers(cls, flags or {}, file).load()
     return [str(problem) for problem in caught.value.problems]

@@ -16,7 +16,7 @@ from outrider.wire.channels import ServerTls
 
 
 def self_signed(folder: Path) -> ServerTls:
-    """Its own authority."""
+    """Return a certificate that is its own authority, for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)

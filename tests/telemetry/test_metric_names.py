@@ -125,6 +125,6 @@ def test_no_two_processes_export_the_same_metric() -> None:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """By the headings of the third level."""
+    """Return the sections of a page by the headings of the third level."""
     parts = re.split(r"^### (\S+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -1,4 +1,4 @@
-"""The HTTP server of metrics and health."""
+"""The HTTP server answers for metrics and health."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Some(Collector):
 
 
 async def get(url: str) -> tuple[int, str, str]:
-    """Status, content type and body."""
+    """Return status, content type and body of the answer."""
 
     def ask() -> tuple[int, str, str]:
         try:

@@ -310,7 +310,7 @@ async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_ve
 
 
 async def test_a_failover_is_counted_at_both_ends(watched, client, completions) -> None:
-    """The last one here: a verifier dies."""
+    """Run last in this file, since a verifier dies."""
     before = samples_of(client.metrics.render().decode())["outrider_edge_failovers_total"]
     stream = await client.stream(PROMPTS[0], max_tokens=400, ignore_eos=True)
     chunks = aiter(stream)

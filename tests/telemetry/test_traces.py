@@ -1,4 +1,4 @@
-"""Spans, in this process."""
+"""Spans are made and ended, in this process."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ log_probs = st.floats(-1e4, 0.0, width=32)
 
 @st.composite
 def told_commits(draw: st.DrawFn) -> Commit:
-    """With log-probabilities."""
+    """Draw a commit with log-probabilities."""
     commit, each = draw(commits), draw(st.integers(0, MAX_LOGPROBS))
     top = st.lists(st.tuples(ids, log_probs), min_size=each, max_size=each).map(tuple)
     one = st.builds(TokenLogprobs, log_probs, top)

@@ -11,7 +11,7 @@ from outrider.wire.status import abort
 
 
 class Message:
-    """Something large."""
+    """A message that stands for a large one."""
 
 
 class Aborted(Exception):

@@ -1,4 +1,4 @@
-"""Web servers inside of other processes."""
+"""Web servers run inside of other processes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ProbedDrafter(Drafter):
                 self.settled.append((acceptance, node in came))
 
     def _path(self, tokens: Sequence[int]) -> set[int]:
-        """The nodes that carry these tokens."""
+        """Return the nodes on the path that carries these tokens."""
         at, found = ROOT, set()
         for token in tokens:
             child = self._tree.child(at, token)

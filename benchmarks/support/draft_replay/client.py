@@ -164,7 +164,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """How to reach the system."""
+    """Addresses, emulated link and time limit of a client."""
 
     verifier: str
     coordinator: str = ""

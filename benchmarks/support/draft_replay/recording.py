@@ -24,7 +24,7 @@ Observation = tuple[int, float, int, bool]
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request and the target's output."""
+    """A request and the tokens that the target generated for it."""
 
     name: str
     prompt: tuple[int, ...]

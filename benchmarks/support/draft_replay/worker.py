@@ -19,7 +19,7 @@ from benchmarks.support.draft_replay.recording import DraftRecording
 
 
 async def serve(player: Player) -> None:
-    """One job per line, all at once."""
+    """Play the jobs that arrive on stdin, one per line, all at the same time."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(limit=1 << 20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

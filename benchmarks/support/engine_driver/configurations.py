@@ -16,7 +16,7 @@ SHARE_OF_BOUND = 0.9
 
 @dataclass(frozen=True)
 class Configuration:
-    """A way to serve."""
+    """A way to serve sessions: who drafts, and how many nodes."""
 
     kind: str
     nodes: int = 0
@@ -85,7 +85,7 @@ class LoadLevel:
         return statistics.median(r.tokens_per_s for r in self.rounds[arm])
 
     def ratios(self, arm: Configuration, other: Configuration) -> list[float]:
-        """Of tokens per second, by round."""
+        """Return the tokens per second of one configuration over another's, by round."""
         pairs = zip(self.rounds[arm], self.rounds[other], strict=True)
         return [one.tokens_per_s / two.tokens_per_s for one, two in pairs]
 

@@ -112,7 +112,7 @@ class ProfiledPartTimer(PartTimer):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """One turn of the engine's loop."""
+    """The timed parts of one turn of the engine's loop."""
 
     parts: Mapping[str, float]
     """Seconds."""
@@ -194,7 +194,7 @@ class TracedEngine:
         return visit.turns
 
     def _seams(self, loop: EngineLoop) -> Iterator[Any]:
-        """Patches that time the parts."""
+        """Yield the patches that time the parts of a turn."""
         timed = self.parts.timed
         yield patch.object(codecs, "append_from_checked", timed("decode", codecs.append_from_checked))
         yield patch.object(loop, "_event", timed("encode", loop._event))

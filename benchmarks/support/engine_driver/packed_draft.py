@@ -22,7 +22,7 @@ READ_ROWS = 4_096
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A session to draft for."""
+    """A session that wants draft tokens."""
 
     name: str
     known: Sequence[int]

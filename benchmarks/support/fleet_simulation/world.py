@@ -60,7 +60,7 @@ class SimulatedText:
         self._to_come: deque[int] = deque()
 
     def ahead(self, count: int) -> bytes:
-        """The next ones, which stay to come."""
+        """Return the next outcomes without taking them."""
         while len(self._to_come) < count:
             self._to_come.append(self._next())
         return bytes(itertools.islice(self._to_come, count))
@@ -98,7 +98,7 @@ class SimulatedDevice:
 
 @dataclass
 class SimulatedSession:
-    """One device's, with its window."""
+    """The session of one device, with its speculation window."""
 
     name: str
     device: SimulatedDevice
@@ -129,7 +129,7 @@ class SimulatedSession:
 
 @dataclass
 class SimulatedVerifier:
-    """A second of it at a time."""
+    """Simulate a verifier, one second at a time."""
 
     number: int
     cost: StepCost

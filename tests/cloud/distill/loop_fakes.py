@@ -112,7 +112,7 @@ class FakePassage:
 
 
 def passage(session: str, count: int, name: str, time: float, right: float = 1.0, **more: Any) -> FakePassage:
-    """count: tokens, of which a device had guessed the share `right`."""
+    """count: tokens, of which a device had proposed the share `right`."""
     guessed = (np.arange(count) < right * count).astype(np.uint8)
     more = {"draft_release": "", **more}
     return FakePassage(session, np.zeros(count, np.int32), guessed, name, time_unix=time, **more)

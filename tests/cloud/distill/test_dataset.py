@@ -68,7 +68,7 @@ def test_a_prompt_is_read_before_a_text_and_is_no_label(tmp_path: Path) -> None:
     assert not any(250 in text.tokens for text in load_texts(tmp_path / "without" / TRAIN))
 
 
-def test_no_guess_at_a_prompt_is_trained_on(tmp_path: Path) -> None:
+def test_no_proposal_within_a_prompt_is_trained_on(tmp_path: Path) -> None:
     text = random_text(np.random.default_rng(0), 12, first=5)
     asked = dataclasses.replace(text, top_ids=np.where(np.arange(12)[:, None] < 5, -1, text.top_ids))
     batch = TrainingBatch.of([asked], torch.device("cpu"))

@@ -114,14 +114,14 @@ def of_share(rng: random.Random, name: str, session: int, positions: int, right:
         lot = rng.random()
         mine = lot < both or both <= lot < right[0]
         theirs = lot < both or right[0] <= lot < right[0] + right[1] - both
-        new, run_new, steps_new = _guessed(mine, new, run_new, steps_new)
-        old, run_old, steps_old = _guessed(theirs, old, run_old, steps_old)
+        new, run_new, steps_new = _count_position(mine, new, run_new, steps_new)
+        old, run_old, steps_old = _count_position(theirs, old, run_old, steps_old)
     counts = DraftCounts(new, steps_new + 1, steps_new + 1), DraftCounts(old, steps_old + 1, steps_old + 1)
     return TextComparison(name, session, positions, *counts)
 
 
-def _guessed(right: bool, total: int, run: int, steps: int) -> tuple[int, int, int]:
-    """Count a position: a step ends with the first wrong guess, and after six right ones with one more token."""
+def _count_position(right: bool, total: int, run: int, steps: int) -> tuple[int, int, int]:
+    """Count a position: a step ends with the first rejected token, and after six right ones with one more token."""
     return (total + 1, run + 1, steps) if right and run < 6 else (total + right, 0, steps + 1)
 
 

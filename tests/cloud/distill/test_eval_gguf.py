@@ -60,11 +60,11 @@ def test_a_step_commits_what_the_chain_got_right_and_one_token_more() -> None:
     assert steps(ranks(*[0] * 8), 6, 1) == 2
 
 
-def test_a_second_guess_that_is_right_is_committed_and_ends_the_path() -> None:
+def test_a_second_proposal_that_is_right_is_committed_and_ends_the_path() -> None:
     assert steps(ranks(0, 1, 0, 0), 6, 1) == 2
     assert steps(ranks(0, 1, 2, 0), 6, 2) == 2
     assert steps(ranks(1, 0, 1, 0), 6, 2) == 2
-    assert steps(ranks(0, 0, 1, 2), 2, 2) == 2, "below the last level there is no second guess"
+    assert steps(ranks(0, 0, 1, 2), 2, 2) == 2, "below the last level there is no second proposal"
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))

@@ -27,7 +27,7 @@ def exported(kind: str, folder: Path) -> Path:
 
 
 def llama_logits(path: Path, tokens: list[int]) -> torch.Tensor:
-    """llama.cpp's, after every token."""
+    """Return llama.cpp's logits after every token, `[tokens, V]`."""
     with LlamaModel.load(path) as model, TreeContext(model, n_ctx=64, kv_type="f32") as context:
         return torch.tensor(np.stack([context.reset(tokens[:count]) for count in range(1, len(tokens) + 1)]))
 

@@ -97,7 +97,7 @@ def test_a_class_that_has_fallen_waits_for_enough_of_it_or_of_everything() -> No
     assert cause is not None and "'code'" in cause[0]
 
 
-def test_a_class_that_is_guessed_worse_than_usual_is_reason_enough() -> None:
+def test_a_class_with_lower_acceptance_than_usual_is_reason_enough() -> None:
     cause = training_due({"code": seen(200, 0.7)}, {"code": 0.81}, RULE)
     assert cause is not None and cause[1] == ("code",)
     assert training_due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None

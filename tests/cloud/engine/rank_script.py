@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rig import Rig, adversary, client, guesses, nothing, prompt_of
+from rig import Rig, adversary, client, nothing, prompt_of, random_tree
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
@@ -64,11 +64,11 @@ def tree_logits(model: TargetModel, pool: KVPool) -> torch.Tensor:
 
 
 def sequences(model: TargetModel) -> dict[str, list[list[int]]]:
-    """What an engine delivers to three devices at once: one without a draft, one that guesses, one that confuses."""
+    """Return what an engine delivers to three devices at once: without a draft, random trees, an adversary."""
     out = {}
     for name, sampling in SAMPLINGS.items():
         rig = Rig(model, EngineConfig(kv_slots=512, token_budget=48, prefill_chunk=16))
-        drafters = (nothing, guesses, adversary([5, 6, 7, 8] * 8))
+        drafters = (nothing, random_tree, adversary([5, 6, 7, 8] * 8))
         for number, drafter in enumerate(drafters):
             joining = client(prompt_of(20 + 7 * number), drafter, 16, sampling=sampling, ignore_eos=True)
             rig.attach(f"s{number}", joining)

@@ -38,7 +38,7 @@ class Clock:
 
 
 def nothing(device: DeviceSession, rng: random.Random) -> None:
-    """No draft at all."""
+    """Draft nothing."""
 
 
 def perfect(expected: Sequence[int]) -> Drafter:
@@ -50,8 +50,8 @@ def perfect(expected: Sequence[int]) -> Drafter:
     return draft
 
 
-def guesses(device: DeviceSession, rng: random.Random) -> None:
-    """A bushy tree of random tokens."""
+def random_tree(device: DeviceSession, rng: random.Random) -> None:
+    """Draft a bushy tree of random tokens."""
     for _ in range(6):
         device.add(rng.choice([ROOT, *(node.id for node in device.tree)]), rng.randrange(VOCAB))
 
@@ -179,5 +179,5 @@ def attach_of(prompt: Sequence[int], **changes: Any) -> Attach:
 
 
 def nodes(*tokens: int, epoch: int = 1, first_id: int = 1, base: int = 0) -> Append:
-    """Children of the root."""
+    """Return an Append whose nodes are children of the root."""
     return Append(epoch, first_id, base, (0,) * len(tokens), tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rig import Drafter, Rig, client, guesses, perfect, prompt_of
+from rig import Drafter, Rig, client, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.model import TargetModel
@@ -81,14 +81,14 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
 
 def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> None:
     rig = Rig(target("llama"), allocation=by_acceptance, cost=_Free())
-    rig.attach("s", client(prompt_of(12), guesses, max_tokens=60, ignore_eos=True))
+    rig.attach("s", client(prompt_of(12), random_tree, max_tokens=60, ignore_eos=True))
     rig.run()
     stats = rig.engine.stats().sessions["s"]
     assert stats.evaluated >= 5 * stats.steps
 
 
 class _Free(Dear):
-    """Rows cost nothing."""
+    """A step costs the same however many rows it has."""
 
     def __init__(self) -> None:
         StepCost.__init__(self, {1: 0.003})

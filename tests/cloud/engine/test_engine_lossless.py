@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rig import Drafter, Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
@@ -20,7 +20,7 @@ Plain = Callable[[str], Reference]
 DRAFTERS: dict[str, Callable[[list[int]], Drafter]] = {
     "nothing": lambda expected: nothing,
     "perfect": perfect,
-    "guesses": lambda expected: guesses,
+    "random_tree": lambda expected: random_tree,
     "adversary": adversary,
 }
 SAMPLING = {

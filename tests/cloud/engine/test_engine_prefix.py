@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rig import Client, Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from rig import Client, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
@@ -293,7 +293,7 @@ class Crowd:
     def begin(self) -> None:
         chat = self.rng.randrange(len(self.histories))
         prompt = self.histories[chat] + self.rng.choices(range(8, 12), k=self.rng.randrange(1, 6))
-        draft = self.rng.choice([nothing, guesses, perfect(self.rng.choices(range(100), k=20))])
+        draft = self.rng.choice([nothing, random_tree, perfect(self.rng.choices(range(100), k=20))])
         params = self.rng.choice([SamplingParams(), SamplingParams(temperature=0.8, seed=3)])
         one = client(prompt, draft, self.rng.randrange(1, 20), sampling=params, salt=self.rng.choice("ab"))
         self.count += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from rig import LIMITS, Client, Rig, client, guesses, nothing, prompt_of
+from rig import LIMITS, Client, Rig, client, nothing, prompt_of, random_tree
 
 from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
@@ -48,7 +48,7 @@ class Crowd:
             return
         self.came += 1
         prompt = prompt_of(rng.choice([2, 9, 60, 120]), seed=self.came)
-        one = client(prompt, rng.choice([guesses, nothing]), max_tokens=rng.randrange(5, 60), ignore_eos=True)
+        one = client(prompt, rng.choice([random_tree, nothing]), max_tokens=rng.randrange(5, 60), ignore_eos=True)
         one.limits = self._limits
         self.rig.attach(f"s{self.came}", one)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rig import Drafter, Rig, client, guesses, nothing, prompt_of
+from rig import Drafter, Rig, client, nothing, prompt_of, random_tree
 from tiny_targets import MIXTURES, TINY, WIDE
 
 from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits
@@ -146,7 +146,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
         return [rows[key] for key in sorted(rows)]
 
     alone = sampled(nothing, together=False, cache=False)
-    beside = sampled(guesses, together=True, cache=True)
+    beside = sampled(random_tree, together=True, cache=True)
     same = all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
     assert same == (attention == "exact")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rig import Rig, adversary, client, guesses, nothing, perfect, prompt_of
+from rig import Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.engine import Committed
@@ -40,18 +40,19 @@ def collected(rig: Rig, name: str) -> dict[int, TokenLogprobs]:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["nothing", "perfect", "guesses", "adversary"])
+@pytest.mark.parametrize("drafter", ["nothing", "perfect", "random_tree", "adversary"])
 def test_they_are_the_targets_own_before_everything_that_sampling_does(
     drafter: str, sampling: SamplingParams, target: Target, reference: Plain
 ) -> None:
     prompt = prompt_of(17)
     expected = reference("llama").generate(prompt, 24, sampling, ignore_eos=True)
-    draft = {"nothing": nothing, "guesses": guesses}.get(drafter) or {"perfect": perfect, "adversary": adversary}[
-        drafter
-    ](expected)
+    draft = {"nothing": nothing, "random_tree": random_tree}.get(drafter) or {
+        "perfect": perfect,
+        "adversary": adversary,
+    }[drafter](expected)
     rig = Rig(target("llama"))
     rig.attach("s", client(prompt, draft, sampling=sampling, ignore_eos=True, logprobs=3))
-    rig.attach("beside", client(prompt_of(9), guesses))
+    rig.attach("beside", client(prompt_of(9), random_tree))
     found = collected(rig, "s")
     assert rig.clients["s"].device.received == expected and sorted(found) == list(range(24))
     truth = plain(reference("llama"), prompt, expected)
@@ -91,7 +92,7 @@ def test_a_session_that_is_attached_again_gets_each_tokens_once(target: Target, 
 
 def test_sessions_that_ask_for_none_get_none(target: Target) -> None:
     rig = Rig(target("llama"))
-    rig.attach("s", client(prompt_of(5), guesses))
+    rig.attach("s", client(prompt_of(5), random_tree))
     while not rig.clients["s"].ended:
         assert all(not event.commit.logprobs for event in rig.turn() if isinstance(event, Committed))
 

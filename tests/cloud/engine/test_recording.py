@@ -30,7 +30,7 @@ PROMPT = prompt_of(12)
 
 
 def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options: Any) -> None:
-    """As Rig.attach, recorded."""
+    """Attach a client as Rig.attach does, to a session that is recorded."""
     message = joining.device.attach(epoch, joining.limits)
     options = {"record": True, "draft": "r1"} | options
     rig.engine.start(session_id, message, joining.limits, joining.directive, joining.salt, **options)
@@ -105,16 +105,16 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
     expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "knows", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
-    attach(rig, "draws a blank", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
+    attach(rig, "drafts nothing", client(PROMPT, nothing, max_tokens=40, ignore_eos=True))
     recorded_tokens = run(rig)
     for one in of(recorded_tokens, "knows"):
         n = len(one.tokens)
         assert one.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
     assert max(depth for one in of(recorded_tokens, "knows") for depth in one.guessed) > 1
-    assert not any(b"".join(one.guessed for one in of(recorded_tokens, "draws a blank")))
+    assert not any(b"".join(one.guessed for one in of(recorded_tokens, "drafts nothing")))
 
 
-def test_guesses_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
+def test_draft_tokens_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 4, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
     plain_steps = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)

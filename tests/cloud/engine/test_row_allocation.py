@@ -13,7 +13,7 @@ from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, at_half
 
 
 def line(base: float, per_node: float) -> CostCurve:
-    """A step of `base` seconds without nodes."""
+    """Return the cost of a step in seconds: `base`, and `per_node` for each node."""
     return lambda nodes: base + per_node * nodes
 
 

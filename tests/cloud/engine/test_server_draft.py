@@ -158,7 +158,7 @@ def test_the_draft_reads_every_token_about_once(target: Target) -> None:
     rig = rig_with(target("llama"), chains, siblings=0)
     rig.attach("s", client(prompt_of(40), nothing, max_tokens=60, ignore_eos=True))
     rig.run()
-    # The prompt, every token of the output, and no guess again that came true.
+    # The prompt, every token of the output, and no draft token again that was accepted.
     assert chains.fed <= 40 + 60 + 6
 
 

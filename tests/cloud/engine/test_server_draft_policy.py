@@ -105,7 +105,7 @@ def test_with_fewer_sessions_a_spoiled_trial_is_soon_made_good() -> None:
     """However long the pauses had become for many sessions."""
     world = World(gain=0.9)
     world.drafted(5000)
-    world.sessions, world.gain = 1, 0.0  # a stretch of text that nobody could guess
+    world.sessions, world.gain = 1, 0.0  # a passage of which no draft token is accepted
     assert world.drafted(TRIAL + 1) == TRIAL
     world.gain = 1.9
     assert world.drafted(FIRST_PAUSE + 100) >= 100

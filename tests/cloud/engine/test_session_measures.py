@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, guesses, nodes, nothing, perfect, prompt_of
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
@@ -25,7 +25,7 @@ def measured(rig: Rig, name: str = "s") -> SessionTelemetry:
 
 
 def committed(rig: Rig) -> tuple[int, ...]:
-    """One step's tokens."""
+    """Take one step and return the tokens that it commits."""
     tokens: tuple[int, ...] = ()
     for event in rig.engine.step():
         assert isinstance(event, Committed)
@@ -35,7 +35,7 @@ def committed(rig: Rig) -> tuple[int, ...]:
 
 @pytest.fixture
 def streaming(target: Target) -> Rig:
-    """A device 40 ms away, of whose guesses none is evaluated; a step has been made."""
+    """A device 40 ms away, none of whose draft tokens is evaluated; a step has been made."""
     rig = Rig(target("llama"))
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
     rig.engine.tune("s", rtt_ms=40.0)
@@ -57,7 +57,7 @@ def test_a_good_draft_is_known_as_one_and_a_session_without_as_unknown(target: T
     assert rig.engine.stats().sessions["t"].acceptance_history == b""
 
 
-def test_a_guess_that_was_under_way_when_its_token_was_committed_is_judged(streaming: Rig) -> None:
+def test_a_draft_token_that_was_under_way_when_its_position_was_committed_is_counted(streaming: Rig) -> None:
     (token,) = committed(streaming)
     streaming.clock.now += 0.030  # sent before the commit could arrive
     streaming.engine.append("s", nodes(token))
@@ -65,7 +65,7 @@ def test_a_guess_that_was_under_way_when_its_token_was_committed_is_judged(strea
 
 
 def test_a_node_proposed_after_its_token_was_received_does_not_count(streaming: Rig) -> None:
-    """A device that repeats what it was told passes for no good one."""
+    """A device that repeats the tokens that it received does not count as a good draft."""
     for _ in range(3):
         (token,) = committed(streaming)
         streaming.clock.now += 0.041
@@ -74,7 +74,7 @@ def test_a_node_proposed_after_its_token_was_received_does_not_count(streaming: 
     assert measured(streaming).acceptance_history == b""
 
 
-def test_a_guess_that_is_never_evaluated_is_judged(streaming: Rig) -> None:
+def test_a_draft_token_that_is_never_evaluated_is_counted(streaming: Rig) -> None:
     wrong = 1
     streaming.engine.append("s", nodes(wrong, 2))
     tokens = committed(streaming)
@@ -123,7 +123,7 @@ def test_a_tenants_good_nodes_keep_their_acceptance_beside_anothers_rubbish(targ
     for i in range(6):
         good = client(prompt_of(12), perfect(expected), max_tokens=40, ignore_eos=True, salt="good")
         rig.attach(f"good {i}", good)
-        rig.attach(f"bad {i}", client(prompt_of(20 + i), guesses, max_tokens=40, ignore_eos=True, salt="bad"))
+        rig.attach(f"bad {i}", client(prompt_of(20 + i), random_tree, max_tokens=40, ignore_eos=True, salt="bad"))
         rig.run()
 
     def first_acceptance(name: str, salt: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, guesses, nodes, prompt_of
+from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.engine import Committed, Event
@@ -110,7 +110,7 @@ def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
 
     monkeypatch.setattr(EngineSession, "verify", noted)
     rig = Rig(target("llama"))
-    heedless = client(PROMPT, guesses, max_tokens=40, ignore_eos=True)
+    heedless = client(PROMPT, random_tree, max_tokens=40, ignore_eos=True)
     heedless.directive = replace(DIRECTIVE, window_nodes=3, window_depth=2)
     rig.attach("s", heedless)
     rig.run()
@@ -123,7 +123,7 @@ def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
 
 def test_a_device_within_its_window_has_nothing_ignored(target: Target) -> None:
     rig = Rig(target("llama"))
-    rig.attach("s", client(PROMPT, guesses, max_tokens=40, ignore_eos=True))
+    rig.attach("s", client(PROMPT, random_tree, max_tokens=40, ignore_eos=True))
     rig.run()
     assert stats(rig).ignored == 0
     assert stats(rig).evaluated > 0
