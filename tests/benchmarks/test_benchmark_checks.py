@@ -108,7 +108,7 @@ def outcomes(*, lost: int = 0) -> list[TrialResult]:
 def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failover._finish(PLAN, outcomes(), StaleCommits(refused=3))
+    failover.finish(PLAN, outcomes(), StaleCommits(refused=3))
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["lost"] == 0
     for found, stale in (
         (outcomes(lost=1), StaleCommits(refused=3)),
@@ -116,7 +116,7 @@ def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_on
         (outcomes(), StaleCommits()),
     ):
         with pytest.raises(SystemExit) as error:
-            failover._finish(PLAN, found, stale)
+            failover.finish(PLAN, found, stale)
         assert error.value.code not in (0, None)
 
 
