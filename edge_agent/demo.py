@@ -158,6 +158,7 @@ def overall(found: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
+# A constant delay is all that the demo needs; the benchmarks' emulation has outages and jitter, and is not installed.
 @contextlib.asynccontextmanager
 async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
     """Yield a loopback address that passes connections to HOST:PORT `target`, each byte half of `rtt_ms` later."""

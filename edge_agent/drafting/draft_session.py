@@ -15,7 +15,7 @@ from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.drafting.worker import DraftFailed, DraftWorker
+from edge_agent.drafting.worker import DraftWorker
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.core.tree import ROOT
@@ -23,81 +23,191 @@ from outrider.core.tree import ROOT
 _ENOUGH_UPDATES = 8
 """Updates after which a successor takes over although it lags behind: a slower draft would never catch up."""
 
+_Lease = tuple[DraftPool, DraftWorker]
+"""A worker and the pool that it returns to. Compared by identity: a worker that was returned may be taken again."""
 
-class _BorrowedWorker:
-    """A worker that reads one session's sequence, and its nodes in the session's tree.
 
-    Updates arrive late: a node's parent may have become a committed token meanwhile, or may be gone. The rules are
-    those between device and verifier: what hangs below a dropped node is dropped.
+class DraftSession:
+    """The draft of one session, used on the event loop. Made by `DraftManager.session`.
+
+    worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
+
+    The drafter's ids of its nodes become the session's ids here and nowhere else. Updates arrive late: a node's parent
+    may have become a committed token meanwhile, or may be gone. The rules are those between device and verifier: what
+    hangs below a dropped node is dropped.
     """
 
-    def __init__(self, pool: DraftPool, worker: DraftWorker, session: DeviceSession) -> None:
-        self.pool = pool
-        self.worker = worker
-        self.updates = 0
-        self.updated_at: float | None = None
-        """Time of the last update, by the event loop's clock; None before the sequence has been read."""
-        self.base = -1
-        """Generated tokens that the drafter had received at its last update."""
-        self.resting = False
-        """Whether the last update said that nothing more will come before a commit or another plan."""
+    def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
         self._session = session
-        self._nodes: dict[int, int] = {}
-        """The drafter's id of a live node -> the session's id."""
-        self._committed: dict[int, int] = {}
-        """The drafter's id of a node that became a token -> the position after it."""
+        self._current = _lease(pool, worker)
+        self._successor: _Lease | None = None
+        """Reads the sequence, to take over from the current worker. It proposes nothing before."""
+        self._successor_updates = 0
+        self.pool = pool
+        self._requested = pool
+        """The draft that the session shall use in the end."""
+        self.release = self._current[0].release if self._current is not None else None
+        """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
+        self.failure = ""
+        """Why drafting ended, if it did."""
+        self.vocabulary_size = MAX_VOCABULARY
+        """Token ids at or beyond it are not the target's, and are never proposed."""
         self._plan: SpeculationPlan | None = None
+        """None before `begin`."""
+        self._worker_plan: SpeculationPlan | None = None
+        """The plan that the current worker was given last."""
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_handover: Callable[[float], None] = lambda _: None
+        self._nodes: dict[int, int] = {}
+        """The current drafter's id of a live node -> the session's id."""
+        self._committed: dict[int, int] = {}
+        """The current drafter's id of a node that became a token -> the position after it."""
+        self._base = -1
+        """Generated tokens that the current drafter had received at its last update."""
+        self._resting = False
+        """Whether the last update said that nothing more will come before a commit or another plan."""
+        self._updated_at: float | None = None
+        """Time of the last update, by the event loop's clock; None before the current worker has read the sequence."""
+        self._replaced_at: float | None = None
+        """Last update of the replaced draft, until the new one has sent its first."""
+        self._ended = False
 
-    def begin(
-        self, plan: SpeculationPlan, report: Callable[[_BorrowedWorker, DraftUpdate | DraftFailed], None]
-    ) -> None:
-        """Read the sequence as it stands. report: receives updates on the event loop."""
-        session, loop = self._session, asyncio.get_running_loop()
-        task = DraftTask(
-            session.prompt, tuple(session.received), session.sampling, session.max_tokens, session.end_token_ids
-        )
+    @property
+    def begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._plan is not None
 
-        def pass_on(news: DraftUpdate | DraftFailed) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
-                loop.call_soon_threadsafe(report, self, news)
+    @property
+    def drafting(self) -> bool:
+        """Whether a worker drafts for the session."""
+        return self._current is not None
 
-        self._plan = plan
-        self.worker.begin(task, plan, pass_on)
+    @property
+    def name(self) -> str:
+        """Name of the draft in use; empty for none."""
+        return self.pool.name if self.pool is not None and self.release is not None else ""
+
+    def rests(self, plan: SpeculationPlan, rtt_s: float) -> bool:
+        """Return whether no nodes will come before the verifier's draft wait ends. rtt_s: to the verifier and back."""
+        if not plan.speculates or self._current is None or self._updated_at is None:
+            return True
+        if not plan.waits:
+            return False
+        if self._resting and self._base == len(self._session.received):
+            return True
+        return not len(self._session.tree) and self._current[1].decode_s + rtt_s > plan.draft_wait_s
+
+    def begin(self, plan: SpeculationPlan, on_change: Callable[[], None], on_handover: Callable[[float], None]) -> None:
+        """Read the sequence as it stands, and draft.
+
+        on_change: called when nodes were added, when the draft rests or fails, and when another draft takes over,
+        before the first of its nodes. on_handover: receives, for each draft that took over from another one, the
+        seconds between the last update of the old one and the first of the new one.
+        """
+        self._plan, self._on_change, self._on_handover = plan, on_change, on_handover
+        if self._current is not None:
+            self._worker_plan = plan
+            self._read(self._current, plan)
 
     def replan(self, plan: SpeculationPlan) -> None:
-        """Draft by another plan, within the room that the nodes of other drafts leave in the session's tree."""
+        """Draft by another plan, within the room that the nodes of a replaced draft leave in the session's tree."""
+        self._plan = plan
+        if self._current is None:
+            return
         foreign = len(self._session.tree) - len(self._nodes)
         plan = dataclasses.replace(plan, nodes=max(0, min(plan.nodes, self._session.limits.nodes - foreign)))
-        if plan != self._plan:
-            self._plan = plan
-            self.resting = False
-            self.worker.replan(plan)
+        if plan != self._worker_plan:
+            self._worker_plan = plan
+            self._resting = False
+            self._current[1].replan(plan)
 
     def commit(self, delivery: Delivery) -> None:
         """Follow the session, which has delivered tokens: nodes became tokens, and others were dropped."""
         first = len(self._session.received) - len(delivery.tokens)
         after = {node: first + i + 1 for i, node in enumerate(delivery.path)}
-        for ours, theirs in list(self._nodes.items()):
-            if theirs in after:
-                self._committed[ours] = after[theirs]
-            if theirs not in self._session.tree:
-                del self._nodes[ours]
-        if delivery.tokens:
-            self.worker.commit(delivery.tokens)
+        for theirs, ours in list(self._nodes.items()):
+            if ours in after:
+                self._committed[theirs] = after[ours]
+            if ours not in self._session.tree:
+                del self._nodes[theirs]
+        for lease in (self._current, self._successor):
+            if lease is not None and delivery.tokens:
+                lease[1].commit(delivery.tokens)
+        if self._plan is not None:
+            self.replan(self._plan)  # nodes of a replaced draft may have left room
 
-    def note(self, update: DraftUpdate) -> float:
-        """Record how far the drafter has read; return the time by the event loop's clock."""
-        self.updates += 1
-        self.updated_at = asyncio.get_running_loop().time()
-        self.base, self.resting = update.base, update.resting
-        return self.updated_at
+    async def change_to(self, pool: DraftPool | None) -> None:
+        """Change to another draft, or to none. Where all of its workers are in use, the session keeps what it has."""
+        self._requested = pool
+        if pool is self.pool:
+            self._drop_successor()
+            return
+        successor = _lease(pool, await pool.take()) if pool is not None else None
+        if pool is not None and successor is None:
+            return
+        if self._ended or self._session.finished or self._requested is not pool:
+            _give_back(successor)
+            return
+        self._drop_successor()
+        if successor is None or self._plan is None:  # there is nothing to read
+            self._hand_over(pool, successor)
+        else:
+            self._successor, self._successor_updates = successor, 0
+            self._read(successor, dataclasses.replace(self._plan, nodes=0))
 
-    def merge(self, update: DraftUpdate, vocabulary_size: int) -> None:
-        """Add the nodes that are still valid to the session's tree. vocabulary_size: the target's ids are smaller."""
+    def end(self) -> None:
+        """Return the workers; nothing is drafted any more."""
+        self._ended = True
+        self._drop_successor()
+        _give_back(self._current)
+        self._current = None
+
+    # --- updates
+
+    def _read(self, lease: _Lease, plan: SpeculationPlan) -> None:
+        """Let a worker read the sequence as it stands, and pass its reports on to the event loop."""
+        session, loop = self._session, asyncio.get_running_loop()
+        task = DraftTask(
+            session.prompt, tuple(session.received), session.sampling, session.max_tokens, session.end_token_ids
+        )
+
+        def report(news: DraftUpdate | str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the session has ended
+                loop.call_soon_threadsafe(self._receive, lease, news)
+
+        lease[1].begin(task, plan, report)
+
+    def _receive(self, lease: _Lease, news: DraftUpdate | str) -> None:
+        """Take in what a worker reports, unless it was returned meanwhile."""
+        if self._session.finished:
+            return
+        if lease is self._successor:
+            self._receive_from_successor(lease, news)
+        elif lease is self._current:
+            if isinstance(news, str):
+                self.failure = news
+                _give_back(lease)
+                self._current = None
+            else:
+                now = self._note(news)
+                self._merge(news)
+                if self._replaced_at is not None:
+                    self._on_handover(now - self._replaced_at)
+                    self._replaced_at = None
+            self._on_change()
+
+    def _note(self, update: DraftUpdate) -> float:
+        """Record how far the current drafter has read; return the time by the event loop's clock."""
+        self._base, self._resting = update.base, update.resting
+        self._updated_at = asyncio.get_running_loop().time()
+        return self._updated_at
+
+    def _merge(self, update: DraftUpdate) -> None:
+        """Add the nodes that are still valid to the session's tree."""
         self._committed = {node: after for node, after in self._committed.items() if after >= update.base}
         for node in update.nodes:
             parent = self._parent(node, update.base)
-            if parent is not None and node.token < vocabulary_size:
+            if parent is not None and node.token < self.vocabulary_size:
                 present = self._session.tree.child(parent, node.token)
                 ours = present if present is not None else self._session.add(parent, node.token)
                 if ours is not None:
@@ -117,145 +227,27 @@ class _BorrowedWorker:
             return None
         return ROOT
 
+    # --- handover
 
-class DraftSession:
-    """The draft of one session, used on the event loop. Made by `DraftManager.session`.
-
-    worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
-    """
-
-    def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
-        self._session = session
-        self._current = _BorrowedWorker(pool, worker, session) if pool is not None and worker is not None else None
-        self._successor: _BorrowedWorker | None = None
-        """Reads the sequence, to take over from the current worker."""
-        self.pool = pool
-        self._requested = pool
-        """The draft that the session shall use in the end."""
-        self.name = self._current.pool.name if self._current is not None else ""
-        """Name of the draft in use; empty for none."""
-        self.release = self._current.pool.release if self._current is not None else None
-        """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
-        self.failure = ""
-        """Why drafting ended, if it did."""
-        self.vocabulary_size = MAX_VOCABULARY
-        """Token ids at or beyond it are not the target's, and are never proposed."""
-        self._plan: SpeculationPlan | None = None
-        """None before `begin`."""
-        self._on_change: Callable[[], None] = lambda: None
-        self._on_handover: Callable[[float], None] = lambda _: None
-        self._replaced_at: float | None = None
-        """Last update of the replaced draft, until the new one has sent its first."""
-        self._ended = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether `begin` was called."""
-        return self._plan is not None
-
-    @property
-    def drafting(self) -> bool:
-        """Whether a worker drafts for the session."""
-        return self._current is not None
-
-    def rests(self, plan: SpeculationPlan, rtt_s: float) -> bool:
-        """Return whether no nodes will come before the verifier's draft wait ends. rtt_s: to the verifier and back."""
-        current = self._current
-        if not plan.speculates or current is None or current.updated_at is None:
-            return True
-        if not plan.waits:
-            return False
-        if current.resting and current.base == len(self._session.received):
-            return True
-        return not len(self._session.tree) and current.worker.decode_s + rtt_s > plan.draft_wait_s
-
-    def begin(self, plan: SpeculationPlan, on_change: Callable[[], None], on_handover: Callable[[float], None]) -> None:
-        """Read the sequence as it stands, and draft.
-
-        on_change: called when nodes were added, when the draft rests or fails, and when another draft takes over,
-        before the first of its nodes. on_handover: receives, for each draft that took over from another one, the
-        seconds between the last update of the old one and the first of the new one.
-        """
-        self._plan, self._on_change, self._on_handover = plan, on_change, on_handover
-        if self._current is not None:
-            self._current.begin(plan, self._receive)
-
-    def replan(self, plan: SpeculationPlan) -> None:
-        self._plan = plan
-        if self._current is not None:
-            self._current.replan(plan)
-
-    def commit(self, delivery: Delivery) -> None:
-        """Follow the session, which has delivered tokens."""
-        for worker in (self._current, self._successor):
-            if worker is not None:
-                worker.commit(delivery)
-        if self._plan is not None:
-            self.replan(self._plan)  # nodes of a replaced draft may have left room
-
-    async def change_to(self, pool: DraftPool | None) -> None:
-        """Change to another draft, or to none. Where all of its workers are in use, the session keeps what it has."""
-        self._requested = pool
-        if pool is self.pool:
-            self._drop_successor()
-            return
-        worker = await pool.take() if pool is not None else None
-        if pool is not None and worker is None:
-            return
-        successor = _BorrowedWorker(pool, worker, self._session) if pool is not None and worker is not None else None
-        if self._ended or self._session.finished or self._requested is not pool:
-            _give_back(successor)
-            return
-        self._drop_successor()
-        if successor is None or self._plan is None:  # there is nothing to read
-            self._hand_over(pool, successor)
-        else:
-            self._successor = successor
-            successor.begin(dataclasses.replace(self._plan, nodes=0), self._receive)
-
-    def end(self) -> None:
-        """Return the workers; nothing is drafted any more."""
-        self._ended = True
-        self._drop_successor()
-        _give_back(self._current)
-        self._current = None
-
-    def _receive(self, worker: _BorrowedWorker, news: DraftUpdate | DraftFailed) -> None:
-        """Take in what a worker reports, unless it was returned meanwhile."""
-        if self._session.finished:
-            return
-        if worker is self._successor:
-            self._receive_from_successor(worker, news)
-        elif worker is self._current:
-            if isinstance(news, DraftFailed):
-                self.failure = news.reason
-                _give_back(worker)
-                self._current = None
-            else:
-                now = worker.note(news)
-                worker.merge(news, self.vocabulary_size)
-                if self._replaced_at is not None:
-                    self._on_handover(now - self._replaced_at)
-                    self._replaced_at = None
-            self._on_change()
-
-    def _receive_from_successor(self, successor: _BorrowedWorker, news: DraftUpdate | DraftFailed) -> None:
+    def _receive_from_successor(self, successor: _Lease, news: DraftUpdate | str) -> None:
         """Hand over to the successor when it has caught up with the current worker; give it up where it fails."""
-        if isinstance(news, DraftFailed):
+        if isinstance(news, str):
             self._drop_successor()
             return
-        successor.note(news)
-        caught_up = self._current is None or successor.base >= self._current.base
-        if caught_up or successor.updates >= _ENOUGH_UPDATES:
-            self._hand_over(successor.pool, successor)
+        self._successor_updates += 1
+        caught_up = self._current is None or news.base >= self._base
+        if caught_up or self._successor_updates >= _ENOUGH_UPDATES:
+            self._hand_over(successor[0], successor, news)
 
-    def _hand_over(self, pool: DraftPool | None, successor: _BorrowedWorker | None) -> None:
-        """Use another draft from now on; the nodes of the old one stay in the tree."""
+    def _hand_over(self, pool: DraftPool | None, successor: _Lease | None, update: DraftUpdate | None = None) -> None:
+        """Use another draft from now on; the nodes of the old one stay in the tree. update: the successor's last."""
         previous, self._current, self._successor = self._current, successor, None
-        self._replaced_at = previous.updated_at if previous is not None else None
+        self._replaced_at = self._updated_at if previous is not None else None
         _give_back(previous)
-        self.pool, self.failure = pool, ""
-        self.name, self.release = (pool.name, pool.release) if pool is not None else ("", "")
+        self.pool, self.release, self.failure = pool, pool.release if pool is not None else "", ""
+        self._nodes, self._committed, self._worker_plan, self._updated_at = {}, {}, None, None
+        if update is not None:
+            self._note(update)
         if self._plan is not None:
             self.replan(self._plan)
             self._on_change()
@@ -265,7 +257,12 @@ class DraftSession:
         self._successor = None
 
 
-def _give_back(borrowed: _BorrowedWorker | None) -> None:
+def _lease(pool: DraftPool | None, worker: DraftWorker | None) -> _Lease | None:
+    return (pool, worker) if pool is not None and worker is not None else None
+
+
+def _give_back(lease: _Lease | None) -> None:
     """Return a worker to its pool."""
-    if borrowed is not None:
-        borrowed.pool.give_back(borrowed.worker)
+    if lease is not None:
+        pool, worker = lease
+        pool.give_back(worker)

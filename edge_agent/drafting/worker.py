@@ -24,15 +24,11 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-Report = Callable[["DraftUpdate | DraftFailed"], None]
-"""Receives what was drafted. Called on the worker's thread, so it must not block."""
+Report = Callable[[DraftUpdate | str], None]
+"""Receives what was drafted, or why the draft cannot serve the session any further, which goes on without it.
 
-
-@dataclass(frozen=True)
-class DraftFailed:
-    """The draft cannot serve the session any further; the session goes on without it."""
-
-    reason: str
+Called on the worker's thread, so it must not block.
+"""
 
 
 @dataclass
@@ -151,7 +147,7 @@ class DraftWorker:
                 log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
                 if not isinstance(error, BadRequest):  # the draft is not to blame for a text that is too long for it
                     self._failed(_described(error))
-                self._send(DraftFailed(_described(error)))
+                self._send(_described(error))
                 self._report = pause_s = None
 
     def _next_requests(self, drafter: Drafter, pause_s: float | None) -> _Inbox:
@@ -204,7 +200,7 @@ class DraftWorker:
         finally:
             self._budget.spend(self._clock() - begun)
 
-    def _send(self, news: DraftUpdate | DraftFailed | None) -> None:
+    def _send(self, news: DraftUpdate | str | None) -> None:
         if news is not None and self._report is not None:
             self._report(news)
 

@@ -13,7 +13,7 @@ from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.drafter import DraftNode, DraftUpdate
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.drafting.worker import DraftFailed, DraftWorker
+from edge_agent.drafting.worker import DraftWorker
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 from outrider.core.tree import ROOT, TokenTree
@@ -44,7 +44,7 @@ class ManualWorker:
         await asyncio.sleep(0)
 
     async def fail(self) -> None:
-        self._report(DraftFailed("it broke"))
+        self._report("it broke")
         await asyncio.sleep(0)
 
 
@@ -184,6 +184,28 @@ async def test_another_draft_reads_while_the_old_one_drafts_and_takes_over_when_
     assert device.changes[-1] == "new" and device.paths() == {(11,)}  # announced before the first of its nodes
     await device.new.manual.update((1, ROOT, 20), base=1)
     assert device.paths() == {(11,), (20,)}
+
+
+async def test_a_new_drafts_node_ids_are_not_taken_for_the_old_ones() -> None:
+    device = Device()
+    await device.old.manual.update((1, ROOT, 10), (2, 1, 11))
+    await device.draft.change_to(device.new)
+    await device.new.manual.update(resting=True)
+    await device.new.manual.update((3, 2, 30), (1, ROOT, 20), (2, 1, 21))
+    assert device.paths() == {(10,), (10, 11), (20,), (20, 21)}
+
+
+async def test_a_late_report_of_a_worker_that_was_returned_does_not_count_when_it_is_taken_again() -> None:
+    device = Device()
+    late_report = device.old.manual._report
+    await device.draft.change_to(device.new)
+    await device.new.manual.update(resting=True)
+    await device.draft.change_to(device.old)
+    late_report(DraftUpdate(0, (DraftNode(1, ROOT, 10),), False))
+    await asyncio.sleep(0)
+    assert device.draft.release == "new" and device.paths() == set()
+    await device.old.manual.update(resting=True)
+    assert device.draft.release == "old"
 
 
 async def test_the_gap_is_known_once_the_new_draft_has_brought_something() -> None:
