@@ -23,7 +23,7 @@ INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
 
 
 class VerifierConfig(BaseSettings):
-    """Settings of `outrider-verifier`. The text below each field is its help and its line in docs/configuration.md."""
+    """Settings that `outrider-verifier` takes. The text below each field is in `--help` and docs/configuration.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_VERIFIER_", frozen=True, extra="forbid", use_attribute_docstrings=True

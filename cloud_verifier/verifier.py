@@ -45,7 +45,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 class VerifierProcess:
-    """Runs an engine, its gRPC front and its registration. Create it inside a running event loop."""
+    """A process that runs an engine, its gRPC front and its registration. Create it inside a running event loop."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class VerifierProcess:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
 
     def _check_reachability(self) -> None:
-        """Raises BadRequest if strangers could open sessions from other machines, or if devices would get an address
+        """Raise BadRequest if strangers could open sessions from other machines, or if devices would get an address
         that they cannot connect to. Only tickets tell customers from strangers; TLS does not."""
         config = self._config
         if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):

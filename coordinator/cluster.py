@@ -40,7 +40,7 @@ OnLog = Callable[[str, str], None]
 
 
 class Child:
-    """One process of the cluster, the leader of its own process group."""
+    """A process of the cluster, which leads its own process group."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path | None) -> None:
         self.name = name
@@ -156,7 +156,7 @@ async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
 
 
 class Cluster:
-    """A coordinator and its verifiers. An async context manager; everything has stopped when it is left.
+    """A coordinator with its verifiers, as an async context manager; everything has stopped when it is left.
 
     The children's stderr goes to files in the folder `logs`, or line by line to `on_log`; it is inherited if both are
     None. start_timeout_s: time that each may take to be ready.

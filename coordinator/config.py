@@ -23,7 +23,7 @@ EMBEDDED = "embedded"
 
 
 class CoordinatorConfig(BaseSettings):
-    """The settings of a coordinator. Times end in _ms or _s, their unit; the strings below fields are user docs."""
+    """Settings that a coordinator has. Times end in _ms or _s, their unit; the strings below fields are user docs."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -149,12 +149,12 @@ class CoordinatorConfig(BaseSettings):
 
     @property
     def tls(self) -> ServerTls | None:
-        """Certificate and key for `channels.bind`; None without TLS."""
+        """Return certificate and key for `channels.bind`; None without TLS."""
         return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
     @property
     def limits(self) -> SessionLimits:
-        """Limits of every session, in its tickets."""
+        """Return the limits of every session, which its tickets carry."""
         return SessionLimits(self.window_nodes, self.window_depth, self.window_in_flight, self.window_run_ahead)
 
     @property

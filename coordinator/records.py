@@ -34,7 +34,7 @@ class VerifierRegistration:
 
 @dataclass(frozen=True)
 class VerifierStatus:
-    """A registered verifier with a valid lease."""
+    """A registered verifier that has a valid lease."""
 
     registration: VerifierRegistration
     telemetry: VerifierTelemetry
@@ -77,7 +77,7 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class Prior:
-    """Recent measurements of the sessions with one workload key."""
+    """The recent measurements that sessions with one workload key have."""
 
     acceptance_history: bytes = b""
     """Outcomes of their devices' proposals, in the order of the reports (outrider.core.acceptance.history)."""
@@ -89,7 +89,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Window:
-    """The extent of a session's speculation. A level is the proposal for one position, with its siblings."""
+    """The extent to which a session speculates. A level is the proposal for one position, with its siblings."""
 
     k: int = 0
     """Speculation length: levels that one step verifies, at most; 0 is plain streaming."""

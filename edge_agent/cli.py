@@ -1,4 +1,4 @@
-"""The commands of `outrider-edge`: text and chat from the terminal, an HTTP server, and the state of draft releases.
+"""Run the commands of `outrider-edge`: text, chat, an HTTP server, and the state of draft releases.
 
 Modules that take long to import are imported by the commands that need them, so that `--help` and mistakes in a command
 line are answered at once.

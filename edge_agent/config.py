@@ -1,4 +1,4 @@
-"""The settings of a device, built once where the process starts and passed in.
+"""Define the settings of a device, built once where the process starts and passed in.
 
 Arguments override OUTRIDER_EDGE_* in the environment, which overrides the table [edge] of a file (`outrider.settings`).
 """
@@ -23,7 +23,7 @@ def default_cache() -> Path:
 
 
 class EdgeSettings(BaseSettings):
-    """The settings of one client. The text below each field is the one in `--help` and docs/configuration.md."""
+    """The settings that one client has. The text below each field is the one in `--help` and docs/configuration.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_EDGE_", frozen=True, extra="forbid", use_attribute_docstrings=True

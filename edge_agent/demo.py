@@ -1,4 +1,4 @@
-"""The device's side of `outrider demo`: text as it is made, then a table that compares it with plain streaming.
+"""Run the device's side of `outrider demo`: show text as it is made, then compare it with plain streaming.
 
 Every request is made twice, with the draft and as plain streaming of the same service, on loopback and behind an
 emulated round trip. Both outputs must be identical, or the exit status is 1.
@@ -68,7 +68,7 @@ REQUESTS: Sequence[DemoRequest] = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One request over one link, with the draft and as plain streaming."""
+    """One request that was made over one link twice, with the draft and as plain streaming."""
 
     link: str
     name: str

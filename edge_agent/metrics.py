@@ -1,4 +1,4 @@
-"""Metrics of a device, added up from its requests' own statistics whenever they are scraped.
+"""Add up a device's metrics from its requests' own statistics whenever they are scraped.
 
 Nothing is counted twice, and nothing while a token is delivered: the statistics of a running request are read as they
 are, and those of one that has ended are added to sums. docs/metrics.md lists all metrics.

@@ -1,3 +1,3 @@
-"""Outrider: speculative decoding across the network."""
+"""Decode speculatively across a network: devices draft, verifiers check."""
 
 __version__ = "0.1.0"

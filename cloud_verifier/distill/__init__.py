@@ -1,1 +1,1 @@
-"""Turns the target's own outputs into better drafts."""
+"""Turn the target's own outputs into better drafts."""

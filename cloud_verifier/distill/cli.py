@@ -1,4 +1,4 @@
-"""`outrider-distill`: train drafts on recorded traffic, judge them and publish them. Its help imports nothing heavy."""
+"""Train drafts on recorded traffic, judge and publish them with `outrider-distill`. Its help imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ INSTALL = "distillation needs: pip install 'outrider[distill]'"
 
 @dataclass(frozen=True)
 class GateRule:
-    """Holds the settings of `DistillConfig` that say what a candidate must show to be published."""
+    """The settings of `DistillConfig` that say what a candidate must show to be published."""
 
     gain: float = 0.02
     loss: float = 0.05
@@ -34,7 +34,7 @@ class GateRule:
 
 
 class DistillConfig(BaseSettings):
-    """Holds the settings of distillation. The text below each field is its help and its line in docs/configuration.md.
+    """The settings that distillation takes. The text below each field is in `--help` and docs/configuration.md.
 
     The settings of stages are written beside each run when it begins, so a changed one takes effect with the next run.
     """

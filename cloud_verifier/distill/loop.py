@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class DistillLoop:
-    """Runs the loop step by step. Only one process at a time may use a state directory."""
+    """The loop, which runs step by step. Only one process at a time may use a state directory."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class DistillLoop:
         counter: TrafficCounter,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """stage_runner: runs a stage, given its name and the run's folder; raises StageFailed.
+        """Read the loop's state. stage_runner: runs a stage, given its name and the run's folder; raises StageFailed.
 
         Raises BadRequest if the state on disk is damaged, and OSError if the configured draft cannot be read.
         """

@@ -21,7 +21,7 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 
 
 class Job(BaseModel, frozen=True, extra="forbid"):
-    """Holds the parameters of a run's stages, which do not change while it lasts."""
+    """The parameters of a run's stages, which do not change while it lasts."""
 
     traffic: str
     dataset: dict[str, Any]
@@ -49,7 +49,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunFolder:
-    """Reads and writes the files in the folder of one run."""
+    """The folder that holds one run's files."""
 
     def __init__(self, runs: Path, number: int) -> None:
         self.path = runs / str(number)

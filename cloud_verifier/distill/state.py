@@ -38,7 +38,7 @@ _MORE_TRAFFIC = 1.5
 
 
 class RunState(BaseModel, frozen=True):
-    """Describes a run, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
+    """The state that a run is in, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
 
     number: int
     cause: str
@@ -60,7 +60,7 @@ class RunState(BaseModel, frozen=True):
 
 
 class RunOutcome(BaseModel, frozen=True):
-    """Records what became of a run that has ended."""
+    """The record of what became of a run that has ended."""
 
     number: int
     cause: str
@@ -72,7 +72,7 @@ class RunOutcome(BaseModel, frozen=True):
 
 
 class LoopState(BaseModel, frozen=True):
-    """Holds everything about the loop that outlives the process."""
+    """The state of the loop that outlives the process."""
 
     format: Literal[1] = 1
     run: RunState | None = None

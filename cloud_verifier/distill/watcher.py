@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class TrafficWatcher:
-    """Looks for a reason to train while no run is under way."""
+    """A watcher that looks for a reason to train while no run is under way."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class TrafficWatcher:
         counter: TrafficCounter,
         clock: Callable[[], float],
     ) -> None:
-        """Raises OSError if the configured draft cannot be read."""
+        """Read the configured draft's hash. Raises OSError if it cannot be read."""
         self._config = config
         self._publisher = publisher
         self._counter = counter

@@ -30,7 +30,7 @@ def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slot
 
 
 class Admission:
-    """Admit sessions by the number of live ones, by KV slots, and by the time until their first token."""
+    """A gate that admits sessions by the number of live ones, by KV slots, and by the time until their first token."""
 
     def __init__(
         self, config: EngineConfig, pool: KVPool, profiler: StepProfiler, live: Mapping[str, EngineSession]

@@ -10,7 +10,7 @@ from outrider.core.errors import BadRequest
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits of what an engine holds and does at once; the process that runs it builds this when it starts."""
+    """The limits of what an engine holds and does at once; the process that runs it builds this when it starts."""
 
     kv_slots: int = 32_768
     """The most tokens whose keys and values are held, over all sessions."""

@@ -80,7 +80,7 @@ _Rows = tuple[EngineSession, Segment, TreeBatch | None]
 
 
 class Engine:
-    """Verify continuously; the trees of many sessions share forward passes. Not thread-safe.
+    """An engine that verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
 
     counters: may be read between steps. recording: tokens of recorded sessions; they are computed when they are taken,
     so the caller should send the step's events before. allocation: how the rows for nodes are allocated to sessions; a
@@ -95,7 +95,7 @@ class Engine:
         cost: StepCost | None = None,
         server_draft: LlamaServerDraft | None = None,
     ) -> None:
-        """cost: measured cost of the target's steps (step_profiler.profile); without it the engine learns from its own.
+        """Take `cost`, measured by step_profiler.profile; without it the engine learns from its own steps.
 
         server_draft: drafts for sessions whose devices draft nothing. Raises ModelRefused for an untested model.
         """

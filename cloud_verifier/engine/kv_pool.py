@@ -53,7 +53,7 @@ class KVPool:
 
     @property
     def used(self) -> int:
-        """Number of slots that hold a token of a live session."""
+        """Return the number of slots that hold a token of a live session."""
         return self.slots - self._free_count - self.prefixes.cached
 
     @property
@@ -95,7 +95,7 @@ class KVPool:
 
 
 class SlotTable:
-    """The slots of one sequence in order of position: an int32 array that doubles as it grows."""
+    """The slots that one sequence has, in order of position: an int32 array that doubles as it grows."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._array: Slots = np.empty(max(1, capacity), dtype=np.int32)
@@ -106,7 +106,7 @@ class SlotTable:
 
     @property
     def slots(self) -> Slots:
-        """The slots `[len]`: a view that the next change may invalidate."""
+        """Return the slots `[len]`: a view that the next change may invalidate."""
         return self._array[: self._length]
 
     def extend(self, slots: Slots) -> None:

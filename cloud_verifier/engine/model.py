@@ -131,7 +131,7 @@ class TargetModel:
 
     @property
     def vocab_size(self) -> int:
-        """V, the size of the vocabulary and the number of logits in a row."""
+        """Return V, the size of the vocabulary and the number of logits in a row."""
         return int(self.config.vocab_size)
 
     @property

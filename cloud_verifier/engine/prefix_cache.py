@@ -28,7 +28,7 @@ _NO_SLOTS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and the node at its end. The children of the top are the salts' roots, whose edges are empty."""
+    """An edge and the node that it leads to. The children of the top are the salts' roots, whose edges are empty."""
 
     key: str | int
     """Its key among its parent's children: the salt of a root, else the first token of its edge."""
@@ -56,7 +56,7 @@ class PrefixLease:
 
 
 class PrefixCache:
-    """All salts' trees. The caller owns the slots that it has not published, and those that it gets back."""
+    """A cache that has a tree for each salt. The caller owns slots that it has not published, or has got back."""
 
     def __init__(self) -> None:
         self.leased = 0

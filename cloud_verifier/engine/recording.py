@@ -65,7 +65,7 @@ class Recording:
     """Tokens of recorded sessions in the last step, until they are taken."""
 
     def __init__(self, top: int) -> None:
-        """top: K, the number of likeliest ids that are recorded of each position."""
+        """Record K = `top` likeliest ids of each position."""
         self._top = top
         self._noted: list[_Noted] = []
         self.lost = 0

@@ -86,7 +86,7 @@ class StepCandidate:
 
 @dataclass(frozen=True)
 class RowAllocation:
-    """One session's rows in a step: so many known tokens, and so many nodes, those of the greatest acceptance.
+    """The rows that a session gets in a step: known tokens, and nodes, those of the greatest acceptance.
 
     The row of the last known token gives the next token.
     """

@@ -33,7 +33,7 @@ LATE_ANSWER = 1.5
 
 
 class DeviceTiming:
-    """Measure how long a session's device takes to answer, by the times of commits and messages.
+    """A clock that measures how long a session's device takes to answer, by the times of commits and messages.
 
     rtt_s: round trip to the device; 0 if unknown. last_commit: time of the last commit, or of the session's begin.
     """
@@ -169,7 +169,7 @@ class PendingNodes:
 
 
 class EngineSession:
-    """One epoch of a session.
+    """The engine's state of a session, which lasts for one epoch.
 
     tokens: prompt and output. computed: how many of them have keys and values; the engine keeps it up to date.
     had_rows: whether any step had rows of the session. last_step: number of the last step that had, or before which the
@@ -189,7 +189,7 @@ class EngineSession:
         draft: str = "",
         record: bool = False,
     ) -> None:
-        """acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
+        """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
         draft: release that the device drafts with. record: whether the session's tokens are recorded.
         """
@@ -217,7 +217,7 @@ class EngineSession:
 
     @property
     def pending(self) -> int:
-        """Number of known tokens without keys and values: at least 1, since the last one never has any."""
+        """Return the number of known tokens without keys and values: at least 1, since the last one never has any."""
         return len(self.tokens) - self.computed
 
     @property
@@ -227,7 +227,7 @@ class EngineSession:
 
     @property
     def state(self) -> str:
-        """The session's state, one of stats.STATES, for the counters."""
+        """Return the session's state, one of stats.STATES, for the counters."""
         if not self.had_rows:
             return "queued"
         if self.pending > 1:

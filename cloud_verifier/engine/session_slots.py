@@ -20,14 +20,14 @@ def slots_needed(attach: Attach, limits: SessionLimits) -> int:
 
 
 class SessionSlots:
-    """KV slots of one session: a prefix leased from the prefix cache, then slots of its own.
+    """The KV slots that one session has: a prefix leased from the prefix cache, then slots of its own.
 
     table: slots of the tokens whose keys and values are computed, in order of position. reserved: slots that the pool
     has promised to the session. shared: whether its prompt is in the prefix cache.
     """
 
     def __init__(self, pool: KVPool, tokens: Sequence[int], *, most: int, last_position: int, salt: str = "") -> None:
-        """tokens: the known tokens of the sequence, to which commits append.
+        """Hold no slot yet. tokens: the known tokens of the sequence, to which commits append.
 
         most: slots that the session can ever hold, 0 if its sequence is complete. last_position: the greatest position
         that a row may have. salt: only sessions with the same one share prefixes.
@@ -46,12 +46,12 @@ class SessionSlots:
 
     @property
     def leased(self) -> int:
-        """Number of tokens at the table's beginning whose slots belong to the prefix cache."""
+        """Return the number of tokens at the table's beginning whose slots belong to the prefix cache."""
         return len(self._lease.slots)
 
     @property
     def needed(self) -> int:
-        """Slots to reserve: all that the session can ever hold beside its lease."""
+        """Return the slots to reserve: all that the session can ever hold beside its lease."""
         return self._most - self.leased if self._most else 0
 
     @property

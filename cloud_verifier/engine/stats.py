@@ -35,7 +35,7 @@ class EngineStats:
 
 
 class EngineCounters:
-    """Counts over all sessions since the engine started. It is not thread-safe."""
+    """The counts that all sessions have added since the engine started. It is not thread-safe."""
 
     def __init__(self, now: float) -> None:
         self.steps = 0
@@ -146,7 +146,7 @@ class Rate:
 
 @dataclass
 class StepCounts:
-    """Counts of one session: verification steps, tokens committed, and nodes of its device evaluated and accepted."""
+    """Counts that a session has: verification steps, committed tokens, its device's evaluated and accepted nodes."""
 
     steps: int = 0
     committed: int = 0

@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 class StepProfiler:
-    """Time the parts of every step; averages are over steps that prefill nothing.
+    """A profiler that times the parts of every step; averages are over steps that prefill nothing.
 
     cost: what a forward pass costs; it learns from every step.
     """
@@ -112,7 +112,7 @@ class StepProfiler:
 
     @property
     def min_acceptance(self) -> float:
-        """Least probability of acceptance (0..1) at which a node pays: commits per second times seconds per node."""
+        """Return the least acceptance (0..1) at which a node pays: commits per second times seconds per node."""
         return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0
 
 

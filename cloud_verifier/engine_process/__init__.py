@@ -1,1 +1,1 @@
-"""The engine's own process, and the front's connection to it."""
+"""Run the engine in a process of its own, and connect the front to it."""

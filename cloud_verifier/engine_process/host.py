@@ -1,4 +1,4 @@
-"""The front's side of the engine process: start and stop it, send it requests, and route its events to streams."""
+"""Start and stop the engine process from the front, send it requests, and route its events to streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
 class EngineHost:
-    """One engine process. A session's events go to the inbox that was registered under (session id, epoch)."""
+    """The engine process, as its front sees it. Events go to the inbox that is registered under (session id, epoch)."""
 
     def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
         self._config = config

@@ -31,7 +31,7 @@ async def read_event(reader: asyncio.StreamReader) -> pb.EngineEvent:
 
 
 class EngineEnd:
-    """The engine process's end of the socket pair, for its synchronous loop."""
+    """The end of the socket pair that the engine process's synchronous loop uses."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.closed = False

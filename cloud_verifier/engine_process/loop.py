@@ -43,7 +43,7 @@ HISTOGRAMS = "step_s rows first_token_s token_s queue_s"
 
 
 class EngineLoop:
-    """Drives an Engine by the requests of the front, and sends back its events."""
+    """A loop that drives an Engine by the front's requests, and sends back its events."""
 
     def __init__(self, engine: Engine, end: EngineEnd, vocabulary_size: int) -> None:
         self._engine = engine

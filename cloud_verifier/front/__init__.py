@@ -1,1 +1,1 @@
-"""The verifier's gRPC front: admission, streams, registration and metrics."""
+"""Serve a verifier over gRPC: admission, streams, registration and metrics."""

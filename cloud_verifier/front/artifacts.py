@@ -17,7 +17,7 @@ DEFAULT_TEMPLATE = "default"
 
 
 class Catalogue:
-    """The artifacts of one target, hashed once at start."""
+    """The artifacts that one target has, hashed once at start."""
 
     def __init__(self) -> None:
         self._by_hash: dict[str, tuple[pb.Artifact, Path | bytes]] = {}

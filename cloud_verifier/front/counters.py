@@ -30,7 +30,7 @@ MAX_UNSEEN = 256
 
 @dataclass
 class FrontCounters:
-    """Counts of all streams and reports since the process began; `metrics` says what each one counts."""
+    """The counts that streams and reports have added since the process began; `metrics` says what each one counts."""
 
     opened: int = 0
     resumed: int = 0
@@ -51,7 +51,7 @@ class FrontCounters:
 
 
 class StreamCounters:
-    """Counts one stream's messages, for itself and into the counts of all streams."""
+    """The counts that one stream adds, for itself and into the counts of all streams."""
 
     def __init__(self, total: FrontCounters, clock: Callable[[], float] = time.monotonic) -> None:
         self.tokens = 0

@@ -1,4 +1,4 @@
-"""The directive of one session: the verifier's settings or the coordinator's decision, and the verifier's load."""
+"""Make a session's directive of the verifier's settings or the coordinator's decision, and the verifier's load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEERED_S = 10.0
 
 
 class DirectiveState:
-    """Keeps the directive that one device plans with, and decides when it needs a new one."""
+    """The directive that one device plans with, and the rule by which it gets a new one."""
 
     def __init__(self, own: Directive, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         """own: the directive of the verifier's settings. limits: those of the session, which no directive exceeds."""

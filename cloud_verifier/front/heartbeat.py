@@ -1,4 +1,4 @@
-"""The heartbeat of one stream: when a ping is due, the round trip that its answers show, and the device's silence."""
+"""Time the heartbeat of one stream: when a ping is due, the round trip that answers show, the device's silence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MAX_PINGS = 64
 
 
 class Heartbeat:
-    """Times pings, their answers and signs of life; it sends nothing itself.
+    """A clock that times pings, their answers and signs of life; it sends nothing itself.
 
     A sign of life is an Append that passed its checks, or the answer to a ping.
     """
 
     def __init__(self, interval_s: float, silence_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """interval_s: seconds between two pings. silence_s: seconds without a sign of life that end the session."""
+        """Ping every `interval_s` seconds, and end the session after `silence_s` seconds without a sign of life."""
         self.rtt_ms = 0.0
         """Round trip in milliseconds; 0 before the first answer."""
         self._last_sample_ms = math.inf

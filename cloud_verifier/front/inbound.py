@@ -20,7 +20,7 @@ NODES_PER_MESSAGE = 32
 
 
 class RateLimiter:
-    """A token bucket: `burst` messages at once, `per_second` of them over time.
+    """A token bucket that lets `burst` messages pass at once, `per_second` of them over time.
 
     A device that sends faster is read later, not refused: what is not read stays with the device by flow control.
     """

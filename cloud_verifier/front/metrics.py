@@ -25,7 +25,7 @@ MAX_POSITIONS = 32
 
 @dataclass(eq=False)
 class VerifierCollector(Collector):
-    """Collects a verifier's metrics. Parts that do not exist yet, while the target loads, count as empty."""
+    """A collector that reads a verifier's metrics. Parts that do not exist while the target loads count as empty."""
 
     host: EngineHost
     front: FrontCounters = field(default_factory=FrontCounters)

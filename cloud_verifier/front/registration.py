@@ -37,7 +37,7 @@ SOONEST = 0.1
 
 
 class RegistryClient:
-    """Registers, reports, and registers again whenever the coordinator does not know this verifier."""
+    """A client that registers, reports, and registers again whenever the coordinator does not know this verifier."""
 
     def __init__(
         self,

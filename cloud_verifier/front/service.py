@@ -1,4 +1,4 @@
-"""The gRPC service of a verifier: admit streams, and pass their messages between device and engine."""
+"""Serve a verifier's gRPC methods: admit streams, and pass their messages between device and engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NO_TENANT = "default"
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
-    """Translates between gRPC and the engine; the engine decides about tokens, `authorise` about sessions."""
+    """A servicer that connects gRPC with the engine, which decides about tokens; `authorise` does about sessions."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         recorder: TrafficRecorder | None = None,
         counters: FrontCounters | None = None,
     ) -> None:
-        """on_new_session: called when the round trip to a new session's device is known.
+        """Call `on_new_session` when the round trip to a new session's device is known.
 
         recorder: records the sessions whose tickets allow it; without one nothing is recorded.
         """
@@ -293,7 +293,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise Draining("this verifier is draining and takes no new sessions; ask the coordinator for another")
 
     def _refuse_when_full(self, session_id: str) -> None:
-        """Raises Overloaded, except for a later epoch of a live session, which takes over its place."""
+        """Raise Overloaded, except for a later epoch of a live session, which takes over its place."""
         bound = self._config.max_sessions
         if session_id not in self.streams and len(self.streams) >= bound:
             raise Overloaded(

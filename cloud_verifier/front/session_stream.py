@@ -1,4 +1,4 @@
-"""One stream of a session: the device's messages go to the engine, and what is due to the device comes back."""
+"""Run one stream of a session: pass the device's messages to the engine, and commits and directives back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SessionStream:
         vocabulary_size: int,
         counters: FrontCounters,
     ) -> None:
-        """grant: what the session's ticket allows, or what this verifier allows where it takes no tickets."""
+        """Serve by `grant`: what the session's ticket allows, or this verifier where it takes no tickets."""
         self.session_id = opening.session_id
         self.epoch = opening.attach.epoch
         self.grant = grant

@@ -30,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StartupService(session_pb2_grpc.VerifierServicer):
-    """Stands before the service, which exists once the engine is ready."""
+    """A service that stands before the real one, which exists once the engine is ready."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.service: VerifierService | None = None

@@ -16,7 +16,7 @@ _ARRAYS = "tokens", "top_ids", "top_log_probs", "tail", "guessed"
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """n consecutive tokens. Raises ValueError if its arrays do not fit together."""
+    """A passage of n tokens that follow one another. Raises ValueError if its arrays do not fit together."""
 
     session_id: str
     tenant: str

@@ -32,7 +32,7 @@ _NOTHING_HIDDEN: NDArray[np.bool_] = np.zeros(0, dtype=bool)
 
 @dataclass
 class RecordingCounts:
-    """Counts the tokens that recorded sessions produced, by what became of them."""
+    """The counts of tokens that recorded sessions produced, by what became of them."""
 
     recorded: int = 0
     redacted: int = 0
@@ -45,7 +45,7 @@ class RecordingCounts:
 
 @dataclass
 class _OpenText:
-    """Holds the text of one session, which may go on."""
+    """The text of one session, which may go on."""
 
     clear_from: int = 0
     """Position before which nothing may be written, since the hook has not seen what stood right before."""
@@ -60,10 +60,10 @@ class _OpenText:
 
 
 class PassageBuilder:
-    """Collects the pieces of all recorded sessions, and hands them out as passages."""
+    """A builder that collects the pieces of all recorded sessions, and hands them out as passages."""
 
     def __init__(self, redact: Redact | None, counts: RecordingCounts, prompt_tokens: int = 0) -> None:
-        """prompt_tokens: of a prompt that may be kept, the last so many ids are."""
+        """Keep the last `prompt_tokens` ids of a prompt that may be kept."""
         self._redact = redact
         self._prompt_tokens = prompt_tokens
         self._counts = counts

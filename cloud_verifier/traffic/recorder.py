@@ -42,7 +42,7 @@ MANY = 16
 
 @dataclass(frozen=True)
 class RecordedSession:
-    """Describes a session that is recorded, by its ticket."""
+    """A session that is recorded, by its ticket."""
 
     session_id: str
     tenant: str
@@ -57,7 +57,7 @@ class RecordedSession:
 
 
 class TrafficRecorder:
-    """Records sessions from `begin` to `end`. All methods but `close` are for the event loop, and return at once."""
+    """A recorder that records sessions from `begin` to `end`. Its methods but `close` are for the event loop."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TrafficRecorder:
         clock: Callable[[], float] = time.time,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """writer: takes passages, and writes on `flush`, all from one thread. flush_s: seconds within which what is
+        """Begin the thread. writer: takes passages, and writes on `flush`. flush_s: seconds within which what is
         recorded is written. prompt_tokens: of a prompt that may be kept, the last so many ids are. clock: seconds
         since 1970. on_close: called when the recorder has closed.
         """

@@ -147,7 +147,7 @@ def sorted_once(table: Any) -> Any:
 
 
 def _check(schema: Any) -> None:
-    """Raises Unreadable if a file's schema is not that of a format which is known here."""
+    """Raise Unreadable if a file's schema is not that of a format which is known here."""
     text = (schema.metadata or {}).get(FORMAT_KEY)
     if text is None or not text.isdigit():
         raise Unreadable("it is Parquet, but no segment of the traffic log")

@@ -74,10 +74,10 @@ class _Gone(Exception):
 
 
 class SegmentWriter:
-    """Writes one verifier's passages, several as one segment. Not thread-safe."""
+    """A writer that writes one verifier's passages, several as one segment. Not thread-safe."""
 
     def __init__(self, url: str, *, verifier_id: str = "verifier") -> None:
-        """url: a directory, or a URL for fsspec. Raises ImportError, OSError or ValueError as SegmentStore does."""
+        """Open `url`, a directory or a URL for fsspec. Raises ImportError, OSError, ValueError as SegmentStore does."""
         self._store = SegmentStore(url)
         self._who = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
@@ -106,10 +106,10 @@ class SegmentWriter:
 
 
 class SegmentLog:
-    """Reads and tidies the segments at one place, from any number of writers."""
+    """A log that reads and tidies the segments at one place, from any number of writers."""
 
     def __init__(self, url: str) -> None:
-        """Raises ImportError, OSError or ValueError as SegmentStore does."""
+        """Open the place. Raises ImportError, OSError or ValueError as SegmentStore does."""
         self._store = SegmentStore(url)
         self._warned: set[str] = set()
         self._summaries: dict[StoredFile, SegmentSummary | None] = {}

@@ -20,7 +20,7 @@ GIVEN_UP_S = 3600.0
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Describes one file of the store."""
+    """A file that the store has."""
 
     path: str
     """Path below the store's root."""
@@ -37,10 +37,10 @@ class StoredFile:
 
 
 class SegmentStore:
-    """Reads and writes whole files below one place."""
+    """A store that reads and writes whole files below one place."""
 
     def __init__(self, url: str) -> None:
-        """url: a directory, which is created, or a URL for fsspec. Raises ImportError if fsspec lacks a package for it,
+        """Open `url`, a directory, which is created, or a URL for fsspec. Raises ImportError if fsspec lacks a package,
         OSError or ValueError if there is no such place."""
         self._fs, root = fsspec.core.url_to_fs(str(url))
         self._root = root.rstrip("/")

@@ -1,1 +1,1 @@
-"""The coordinator's gRPC and HTTP interfaces, and the handlers behind them."""
+"""Serve the coordinator's gRPC and HTTP interfaces, with the handlers behind them."""

@@ -115,7 +115,7 @@ def bounds_from_proto(request: pb.SetWindowBoundsRequest) -> tuple[str, WindowBo
 def windows_to_proto(
     decisions: Sequence[WindowDecision], bounds: Mapping[str, WindowBounds], total: int
 ) -> pb.ListWindowsResponse:
-    """bounds: by session id; those of "" are for all others. total: decisions, including those that are left out."""
+    """Encode windows. bounds: by session id, "" for all others. total: decisions, with those that are left out."""
     return pb.ListWindowsResponse(
         windows=[_decision_to_proto(one, bounds.get(one.session_id)) for one in decisions],
         default_bounds=_bounds_to_proto(bounds[""]) if "" in bounds else None,

@@ -54,10 +54,10 @@ class RecordingPolicy:
 
 
 class Authenticator:
-    """Check callers against the secrets of the settings, and the tenants that operators have created."""
+    """A check of callers against the settings' secrets, and the tenants that operators have created."""
 
     def __init__(self, config: CoordinatorConfig, lookup: Lookup | None = None) -> None:
-        """lookup: finds the tenants that operators have created; None if there are none.
+        """Read the keys. lookup: finds the tenants that operators have created; None if there are none.
 
         Raises BadRequest for a wrong key file and for secrets that the address needs.
         """
@@ -79,7 +79,7 @@ class Authenticator:
 
     @property
     def configured(self) -> frozenset[str]:
-        """Names of the tenants that have a key by the settings."""
+        """Return the names of the tenants that have a key by the settings."""
         return frozenset(self._tenants.values())
 
     @property

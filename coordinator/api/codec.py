@@ -129,7 +129,7 @@ def report_to_proto(
     release_serial: int,
     limits: SessionLimits,
 ) -> pb.ReportResponse:
-    """reply: None if the verifier has to register again. limits: of every session."""
+    """Encode a reply; None means that the verifier has to register again. limits: of every session."""
     if reply is None:
         return pb.ReportResponse(public_keys=public_keys, release_serial=release_serial)
     found, decisions = reply

@@ -25,7 +25,7 @@ _KEYS = (keys.TENANTS, keys.TENANT_KEYS)
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant, without its key, as operators see it."""
+    """A tenant, as operators see it: without its key."""
 
     name: str
     created_unix: float = 0.0
@@ -37,10 +37,10 @@ class Tenant:
 
 
 class TenantKeys:
-    """The created tenants. Every method raises Unavailable while Redis is away."""
+    """The tenants that operators have created. Every method raises Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore, configured: Collection[str]) -> None:
-        """configured: names of the settings' tenants."""
+        """Keep the `configured` names, which are the settings' tenants."""
         self._store = store
         self._configured = configured
 

@@ -1,4 +1,4 @@
-"""The operator's command, `outrider`: run what the command line names, and end with the exit code of its failure.
+"""Run the operator's command, `outrider`, and end with the exit code of its failure.
 
 There is a module for each group of commands, which is imported only then; `arguments` describes them all. `json_views`
 makes documents of what a command has found, and `output` prints them.

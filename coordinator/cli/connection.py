@@ -25,7 +25,7 @@ AdminCall = Callable[[str, Message], Awaitable[Any]]
 
 
 class AdminSettings(BaseSettings):
-    """Settings to reach a coordinator: flags take precedence over OUTRIDER_ADMIN_* in the environment."""
+    """Settings that say how to reach a coordinator: flags take precedence over OUTRIDER_ADMIN_* in the environment."""
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""`outrider up`, `demo` and `chat`: start the other programs as processes, and show how far they are."""
+"""Start the other programs for `outrider up`, `demo` and `chat`, and show how far they are."""
 
 from __future__ import annotations
 

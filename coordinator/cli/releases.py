@@ -1,4 +1,4 @@
-"""`outrider releases`: show which drafts devices use and why, and promote, roll back, pin or publish one."""
+"""Show which drafts devices use and why, and promote, roll back, pin or publish one (`outrider releases`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider sessions` and `outrider window`: list and show live sessions, end one, and bound how far they speculate."""
+"""List, show and end live sessions, and bound how far they speculate (`outrider sessions`, `outrider window`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider tenants`: create tenants and their keys, list and revoke them."""
+"""Create tenants and their keys, list and revoke them (`outrider tenants`)."""
 
 from __future__ import annotations
 

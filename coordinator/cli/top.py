@@ -1,4 +1,4 @@
-"""`outrider top`: show the cluster live in the terminal, with rich, until a key is pressed."""
+"""Show the cluster live in the terminal, with rich, until a key is pressed (`outrider top`)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _keys() -> Iterator[asyncio.Event]:
 
 
 class Rates:
-    """Derive what happened between two frames from counters that only grow while a session lives."""
+    """The rates that follow from two frames' counters, which only grow while a session lives."""
 
     def __init__(self) -> None:
         self._at = 0.0

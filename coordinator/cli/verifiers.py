@@ -1,4 +1,4 @@
-"""`outrider status` and `outrider verifiers`: show a cluster and its verifiers, cordon, uncordon and drain them."""
+"""Show a cluster and its verifiers; cordon, uncordon and drain them (`outrider status`, `outrider verifiers`)."""
 
 from __future__ import annotations
 

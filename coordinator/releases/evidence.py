@@ -79,7 +79,7 @@ class _Groups:
 
     @property
     def differences(self) -> _Values:
-        """The canary's acceptance less the other side's in each group, from -1 to 1."""
+        """Return the canary's acceptance less the other side's in each group, from -1 to 1."""
         values: _Values = np.array(self.canary) - np.array(self.stable)
         return values
 

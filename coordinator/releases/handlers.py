@@ -40,7 +40,7 @@ MAX_VERIFIERS = 4_096
 
 
 class ReleaseHandlers:
-    """Make the decisions of one process. What it remembers is read from the store again when that has changed.
+    """The handlers that make one process's decisions. What they remember is read again when the store has changed.
 
     artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.
     """
@@ -48,7 +48,7 @@ class ReleaseHandlers:
     def __init__(
         self, store: RedisStore, config: CoordinatorConfig, artifacts: ArtifactStore | None = None, base_url: str = ""
     ) -> None:
-        """Raises BadRequest for `release_keys` that are none. Without any, every publisher that Admin admits counts."""
+        """Read `release_keys`; without any, every publisher that Admin admits counts. Raises BadRequest."""
         self.base_url = base_url
         self._releases, self._verifiers = ReleaseStore(store), VerifierStore(store)
         self._backup = ReleaseBackup(config.state_dir, self._releases)

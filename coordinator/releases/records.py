@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class LifecycleState(enum.StrEnum):
-    """Name the state of a release in its life."""
+    """A state that a release has in its life."""
 
     CANDIDATE = "candidate"
     """It waits for the end of the canary before it."""
@@ -23,7 +23,7 @@ class LifecycleState(enum.StrEnum):
 
 
 class ReleaseAction(enum.StrEnum):
-    """Name what an operator can do with a release."""
+    """An action that an operator can take on a release."""
 
     PROMOTE = "promote"
     ROLL_BACK = "rollback"
@@ -33,7 +33,7 @@ class ReleaseAction(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CanaryPolicy:
-    """Settle how a canary is tried and decided."""
+    """The settings by which a canary is tried and decided."""
 
     share: float
     """Share of the devices that get it, from 0 to 1."""
@@ -54,7 +54,7 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class CanaryEvidence:
-    """Hold what verifiers have measured of a canary and of the release beside it.
+    """The evidence that verifiers have measured of a canary and of the release beside it.
 
     Acceptance is the share of positions whose first proposal was accepted, in the groups of samples that were compared.
     """
@@ -75,7 +75,7 @@ class CanaryEvidence:
 
 @dataclass(frozen=True)
 class Release:
-    """Hold a manifest and the state of its release."""
+    """A manifest and the state that its release is in."""
 
     manifest: bytes
     """The manifest as its publisher signed it."""
@@ -97,7 +97,7 @@ class Release:
 
 @dataclass(frozen=True)
 class CanaryTrial:
-    """Name the drafts that are compared on one target."""
+    """The drafts that are compared on one target."""
 
     name: str
     """Name of the canary."""
@@ -116,7 +116,7 @@ class CanaryTrial:
 
 @dataclass(frozen=True)
 class ReleaseTrack:
-    """Hold the releases of one target, the newest first. At most one is stable, and at most one is the canary."""
+    """The releases that one target has, the newest first. At most one is stable, and at most one is the canary."""
 
     weights_hash: str
     newest: int = 0
@@ -140,7 +140,7 @@ class ReleaseTrack:
 
     @property
     def states(self) -> list[tuple[int, LifecycleState]]:
-        """Versions with their states, the newest first."""
+        """Return versions with their states, the newest first."""
         return [(release.version, release.state) for release in self.releases]
 
     def find(self, manifest: bytes) -> Release | None:
@@ -153,7 +153,7 @@ class ReleaseTrack:
 
 @dataclass(frozen=True)
 class AcceptanceSample:
-    """Count the accepted positions in a span of one session with one release."""
+    """The count of positions that were accepted in a span of one session with one release."""
 
     canary: bool
     tenant: str

@@ -55,7 +55,7 @@ NO_TARGET = "-"
 
 @dataclass(frozen=True)
 class StoredTrack:
-    """Hold a track as it was read from the store."""
+    """A track, as it was read from the store."""
 
     track: ReleaseTrack
     text: str
@@ -65,7 +65,7 @@ class StoredTrack:
 
 
 class ReleaseStore:
-    """Releases in the coordinator's store, whose connections it shares. Methods raise Unavailable without Redis."""
+    """The releases in the coordinator's store, whose connections it shares. Methods raise Unavailable without Redis."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class ReleaseStore:
 
 
 class ReleaseBackup:
-    """Keep the copy of one coordinator. Of several over one Redis, the first that finds something lost puts it back."""
+    """A copy that a coordinator keeps. Of several over one Redis, the first that finds something lost puts it back."""
 
     def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
         self._path = state_dir.expanduser() / BACKUP_FILE

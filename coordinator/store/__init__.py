@@ -1,1 +1,1 @@
-"""The coordinator's state in Redis: keys, scripts and codecs."""
+"""Keep the coordinator's state in Redis, with keys, scripts and codecs."""

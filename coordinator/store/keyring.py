@@ -28,7 +28,7 @@ class Keyring:
 
     @property
     def public_keys(self) -> Mapping[str, bytes]:
-        """Raw public keys by key id, including this coordinator's own."""
+        """Return raw public keys by key id, including this coordinator's own."""
         return {**self._others, self.signer.key_id: self.signer.public_key}
 
     async def exchange(self, store: RedisStore, forget_ms: int) -> None:

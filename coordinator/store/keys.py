@@ -27,39 +27,39 @@ RELEASE_SERIAL = PREFIX + "release-serial"
 
 
 def verifier(verifier_id: str) -> str:
-    """HASH: registration and last telemetry of one verifier; expires with its lease."""
+    """Return the key of a HASH, which has a verifier's registration and last telemetry and expires with its lease."""
     return f"{PREFIX}verifier:{verifier_id}"
 
 
 def placements(verifier_id: str) -> str:
-    """ZSET session id -> end of its placement (ms of Redis TIME): what counts against the verifier's capacity."""
+    """Return the key of the ZSET session id -> end of its placement (ms of Redis TIME), counted as used capacity."""
     return f"{PREFIX}placements:{verifier_id}"
 
 
 def cordon(verifier_id: str) -> str:
-    """STRING: an operator wants no new sessions on this verifier; the instance that shall drain, or empty. It outlives
-    leases and instances, and expires a while after the last report."""
+    """Return the key of a STRING: an operator wants no new sessions on this verifier. It is the instance that shall
+    drain, or empty; it outlives leases and instances, and expires a while after the last report."""
     return f"{PREFIX}cordon:{verifier_id}"
 
 
 def session(session_id: str) -> str:
-    """HASH: tenant, workload, placement and last epoch given out of a session; expires."""
+    """Return the key of a HASH, which has a session's tenant, workload, placement and last epoch; it expires."""
     return f"{PREFIX}session:{session_id}"
 
 
 def closed(session_id: str) -> str:
-    """STRING "1": the session was closed a moment ago; a report that was on its way must not bring it back.
+    """Return the key of a STRING. "1": the session has just closed, and a late report must not bring it back.
     "killed": an operator has ended it; kept as long as one of its tickets proves ownership."""
     return f"{PREFIX}closed:{session_id}"
 
 
 def telemetry(session_id: str) -> str:
-    """HASH: what the session's verifier last reported; expires soon after the reports stop."""
+    """Return the key of a HASH, which has a session's last report; it expires soon after the reports stop."""
     return f"{PREFIX}telemetry:{session_id}"
 
 
 def prior(workload: WorkloadKey) -> str:
-    """HASH: what was measured of the sessions with one workload key; expires some time after the last of them.
+    """Return the key of a HASH, which has measurements of sessions with one workload key, and outlives them a while.
 
     The key belongs to one tenant: labels and acceptance of its devices are no other tenant's loss. Only the last part
     may hold colons, so that no two workload keys share a Redis key.
@@ -68,27 +68,27 @@ def prior(workload: WorkloadKey) -> str:
 
 
 def windows(verifier_id: str) -> str:
-    """HASH session id -> the last decision on its window, JSON; expires soon after the reports stop."""
+    """Return the key of the HASH session id -> its window's last decision, JSON; it expires soon after reports stop."""
     return f"{PREFIX}windows:{verifier_id}"
 
 
 def bounds(session_id: str) -> str:
-    """STRING: the bounds of a session's window that an operator has set, JSON; kept as long as a session's record. ""
-    stands for every other session, and does not expire."""
+    """Return the key of a STRING: an operator's bounds of a session's window, JSON; kept as long as a session's record.
+    "" stands for every other session, and does not expire."""
     return f"{PREFIX}bounds:{session_id}"
 
 
 def samples(weights: str, version: int) -> str:
-    """LIST of samples of a canary and of the release beside it, the oldest first; expires a while after the last."""
+    """Return the key of a LIST, which has samples of a canary and its rival, oldest first, and expires after them."""
     return f"{PREFIX}samples:{version}:{weights}"
 
 
 def sampled(weights: str, version: int) -> str:
-    """HASH "arm:tenant" -> samples of the canary's trial, and "arm" -> samples of all tenants; expires with them."""
+    """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all; it expires with them."""
     return f"{PREFIX}sampled:{version}:{weights}"
 
 
 def span(session_id: str) -> str:
-    """HASH: a session's counts at the beginning of the span that is being sampled; expires soon after the reports stop,
+    """Return the key of a HASH: a session's counts as the sampled span began. It expires soon after the reports stop,
     later than a session takes to resume on another verifier."""
     return f"{PREFIX}span:{session_id}"

@@ -54,7 +54,7 @@ def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRe
 
 
 def registration_from_reply(verifier_id: str, flat: Sequence[str]) -> VerifierRegistration:
-    """flat: fields and values in turn, as a script returns a hash."""
+    """Decode `flat`: fields and values in turn, as a script returns a hash."""
     return registration_from(verifier_id, dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
@@ -79,7 +79,7 @@ def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, co
 def session_status(
     session_id: str, placed_on: str, reported: Mapping[str, str], placed: Mapping[str, str]
 ) -> SessionStatus:
-    """reported: the hash telemetry:<id>, empty before the first report. placed: the hash session:<id>."""
+    """Decode `reported`, the hash telemetry:<id>, empty before the first report, and `placed`, that of session:<id>."""
     telemetry = SessionTelemetry(session_id)
     if "telemetry" in reported:
         written = base64.b64decode(reported["telemetry"])
@@ -123,7 +123,7 @@ def to_json(value: WindowDecision | WindowBounds) -> str:
 
 
 def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
-    """None for what a coordinator of another version has written."""
+    """Decode a decision; None for what a coordinator of another version has written."""
     try:
         fields = json.loads(written)
         return WindowDecision(**{**fields, "window": Window(**fields["window"]), "verifier_id": verifier_id})
@@ -132,7 +132,7 @@ def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
 
 
 def bounds_from_json(written: str | None) -> WindowBounds | None:
-    """None for nothing, and for what a coordinator of another version has written."""
+    """Decode bounds; None for nothing, and for what a coordinator of another version has written."""
     try:
         fields = json.loads(written) if written else None
         return WindowBounds(Window(**fields["window"]), fields["pinned"]) if fields else None

@@ -43,7 +43,7 @@ def call_histograms() -> defaultdict[str, Histogram]:
 
 @dataclass
 class StoreCounters:
-    """Count the calls of one store since the process began."""
+    """The calls that one store has made since the process began."""
 
     calls_s: defaultdict[str, Histogram] = field(default_factory=call_histograms)
     """Seconds per call, by operation, whether or not it succeeded."""
@@ -52,7 +52,7 @@ class StoreCounters:
 
 
 class RedisStore:
-    """One pool of connections. It is safe to share between tasks; close it when done."""
+    """A pool of connections that is safe to share between tasks; close it when done."""
 
     def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""

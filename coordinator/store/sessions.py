@@ -25,7 +25,7 @@ Placement = tuple[int, VerifierRegistration, VerifierRegistration | None]
 
 
 class SessionStore:
-    """The sessions in Redis. Every method raises Unavailable while Redis is away."""
+    """The sessions that Redis holds. Every method raises Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
@@ -113,7 +113,7 @@ class SessionStore:
 
 
 class WindowStore:
-    """Decisions on windows, operators' bounds and priors in Redis. Methods raise Unavailable while Redis is away."""
+    """The decisions, operators' bounds and priors that Redis holds. Methods raise Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store

@@ -82,7 +82,7 @@ def replay(history: Sequence[int], timing: LinkTiming, window: Window) -> Speed:
 
 
 class _Device:
-    """Compute when the proposals for each position reach the verifier."""
+    """The device, which says when the proposals for each position reach the verifier."""
 
     def __init__(self, history: Sequence[int], timing: LinkTiming, depth: int) -> None:
         self._history = history

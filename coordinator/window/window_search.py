@@ -76,7 +76,7 @@ class OptionTables:
     """The options of all sessions, as arrays `[sessions, options]`; streaming, or the given option, comes first."""
 
     def __init__(self, options: Sequence[Sequence[Option]], step_s: StepSeconds) -> None:
-        """options: of at least one session, each with at least one option."""
+        """Take the options of at least one session, each with at least one option."""
         self.options = options
         self._step_s = step_s
         shape = len(options), max(map(len, options))

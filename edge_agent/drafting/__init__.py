@@ -1,1 +1,1 @@
-"""Drafts token trees ahead of the verifier, on threads beside the sessions' event loop."""
+"""Draft token trees ahead of the verifier, on threads beside the sessions' event loop."""

@@ -1,4 +1,4 @@
-"""Rates what draft sources propose for a node's children by acceptance probability, and learns from the commits.
+"""Rate what draft sources propose for a node's children by acceptance probability, and learn from the commits.
 
 A secondary source (n-gram lookup beside a model) is rated in the light of the leading one: where the model contradicts
 it, it is seldom right, though it is right often enough where the model has not been asked yet. Its proposals have no
@@ -19,7 +19,7 @@ UNCOMPARED, AGREED, LOWER, CONTRADICTED = range(4)
 
 @dataclass(frozen=True)
 class CalibratedSource:
-    """A draft source with the calibrators of its acceptance probabilities."""
+    """A draft source and the calibrators that estimate its acceptance."""
 
     source: DraftSource
     greedy: Calibrator
@@ -34,7 +34,7 @@ class CalibratedSource:
 
 @dataclass(frozen=True, slots=True)
 class _RatedProposal:
-    """A proposal with the features by which its calibrator rates it."""
+    """A proposal and the features by which its calibrator rates it."""
 
     calibrator: Calibrator
     token: int
@@ -50,7 +50,7 @@ class _RatedProposal:
 
 
 class NodeProposals:
-    """The proposals of all sources for the children of one node."""
+    """The children that all sources propose for one node."""
 
     def __init__(self) -> None:
         self.children: dict[int, tuple[float, bool]] = {}

@@ -1,4 +1,4 @@
-"""Caps the CPU time that a device spends on drafting."""
+"""Cap the CPU time that a device spends on drafting."""
 
 from __future__ import annotations
 

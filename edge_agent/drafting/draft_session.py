@@ -1,4 +1,4 @@
-"""Drafts for one session: merges what a worker drafts into the session's tree, and hands over to another draft.
+"""Draft for one session: merge what a worker drafts into the session's tree, and hand over to another draft.
 
 When a draft is replaced, the worker of the new one reads the sequence while the old one goes on drafting. It takes over
 once it has caught up, and if it cannot read the sequence nothing changes.
@@ -28,7 +28,7 @@ _Lease = tuple[DraftPool, DraftWorker]
 
 
 class DraftSession:
-    """The draft of one session, used on the event loop. Made by `DraftManager.session`.
+    """The draft that one session uses, on the event loop. `DraftManager.session` makes it.
 
     worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
 

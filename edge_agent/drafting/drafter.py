@@ -1,4 +1,4 @@
-"""Grows a session's token tree ahead of the verifier, one decode per step, without threads, sockets or timers.
+"""Grow a session's token tree ahead of the verifier, one decode per step, without threads, sockets or timers.
 
 The drafter keeps a tree of its own, since it runs on another thread than the session. Both trees agree by rule: the
 same tokens are committed to both, and a proposed node names its parent as an Append does, by id or as the committed
@@ -38,7 +38,7 @@ class DraftNode:
 
 @dataclass(frozen=True)
 class DraftUpdate:
-    """New nodes for the session, by falling path acceptance and ancestors before descendants."""
+    """New nodes that the session gets, by falling path acceptance and ancestors before descendants."""
 
     base: int
     """Generated tokens that the drafter had received."""
@@ -64,7 +64,7 @@ class _NodeState:
 
 
 class Drafter:
-    """Drafts for one session at a time.
+    """A drafter that works for one session at a time.
 
     model: the source whose evaluations cost decodes, if any. lookup: a source that costs nothing, if any.
     health: counts the first proposals that were right.

@@ -1,4 +1,4 @@
-"""Decides which nodes of the token tree to evaluate, which to propose and when to send them, as pure functions.
+"""Decide which nodes of the token tree to evaluate, which to propose and when to send them, as pure functions.
 
 A node's path acceptance is the estimated probability that the target's own tokens lead through it: the product of the
 acceptances along its path. A tree that grows by it is best-first. Where wide decodes are expensive it becomes a comb: a
@@ -90,7 +90,7 @@ class SpeculationPlan:
 
 @dataclass(frozen=True)
 class RankedNode:
-    """A node of the token tree with its path acceptance."""
+    """A node of the token tree and the path acceptance that it has."""
 
     node: Node
     depth: int
@@ -112,7 +112,7 @@ class ChildProposal:
 
 @dataclass(frozen=True)
 class DecodeLatency:
-    """The duration of one decode by the number of nodes in it, as measured on this device."""
+    """The duration that one decode has on this device, by the number of nodes in it."""
 
     seconds: tuple[tuple[int, float], ...]
     """(nodes, seconds), ascending."""

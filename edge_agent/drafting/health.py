@@ -1,4 +1,4 @@
-"""Counts how often a draft's first proposals are right on this device, and compares two drafts by that."""
+"""Count how often a draft's first proposals are right on this device, and compare two drafts by that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HitRate:
 
 
 class DraftHealth:
-    """The hit rate of one draft through all its sessions, and its last failure. past: what was counted earlier.
+    """The hit rate that one draft has in all its sessions, and its last failure. past: what was counted earlier.
 
     It is not locked: workers' threads append, other threads read.
     """
@@ -52,7 +52,7 @@ class DraftHealth:
 
     @property
     def hit_rate(self) -> HitRate:
-        """The hit rate over the latest `WINDOW` positions."""
+        """Return the hit rate over the latest `WINDOW` positions."""
         hits = tuple(self._hits)
         return HitRate(len(hits), sum(hits))
 

@@ -1,4 +1,4 @@
-"""Decides which draft a client's sessions use, and replaces it while they run."""
+"""Decide which draft a client's sessions use, and replace it while they run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftManager:
-    """The draft of all sessions of a client. pool: the first draft; None for plain cloud streaming."""
+    """The draft that all sessions of a client use. pool: the first draft; None for plain cloud streaming."""
 
     def __init__(self, pool: DraftPool | None) -> None:
         self.pool = pool

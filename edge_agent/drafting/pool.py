@@ -1,4 +1,4 @@
-"""Holds one draft in memory, and the workers that draft with it for sessions."""
+"""Hold one draft in memory, and the workers that draft with it for sessions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DraftOptions:
 
 
 class DraftPool:
-    """One draft and its workers. Made by `load` or `lookup_only`, freed by `close`."""
+    """One draft and its workers, which `load` or `lookup_only` makes and `close` frees."""
 
     def __init__(
         self,

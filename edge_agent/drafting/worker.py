@@ -1,4 +1,4 @@
-"""Runs a drafter on a thread of its own, so that drafting never makes the event loop wait.
+"""Run a drafter on a thread of its own, so that drafting never makes the event loop wait.
 
 The event loop leaves its requests in an inbox, which the thread reads between two decodes; updates come back through a
 callback. llama.cpp releases the GIL while it decodes, so commits reach the client meanwhile.

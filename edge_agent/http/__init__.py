@@ -1,1 +1,1 @@
-"""The device as an OpenAI-compatible HTTP server: `serve` runs it, `app` has its routes, `access` checks requests."""
+"""Serve OpenAI's HTTP interface from a device: `serve` runs it, `app` has its routes, `access` checks requests."""

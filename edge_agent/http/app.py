@@ -1,4 +1,4 @@
-"""The routes of the OpenAI-compatible server, and its chat page."""
+"""Define the routes of the OpenAI-compatible server, and its chat page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Answer errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error with its HTTP status and OpenAI's fields."""
+    """An error that has an HTTP status and OpenAI's fields."""
 
     status: int
     message: str

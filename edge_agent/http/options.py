@@ -1,4 +1,4 @@
-"""The options of `outrider-edge serve`, checked before it listens."""
+"""Check the options of `outrider-edge serve` before it listens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.wire.channels import is_loopback, split_address
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of one HTTP server, apart from its client's."""
+    """The options that one HTTP server has, apart from its client's."""
 
     listen: str = "127.0.0.1:8080"
     """HOST:PORT to listen at; port 0 takes a free one."""

@@ -1,4 +1,4 @@
-"""The bodies of requests: fields that are honoured, some that are refused by name, and the rest, which is ignored."""
+"""Check the bodies of requests: honour some fields, refuse others by name, and ignore the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamOptions(BaseModel, extra="allow", strict=True):
 
 
 class RequestBody(BaseModel, extra="allow", strict=True):
-    """The fields of both kinds of completions. Unknown ones are ignored; null is the same as a missing field."""
+    """The fields that both kinds of completions have. Unknown ones are ignored; null is the same as a missing field."""
 
     model: str | None = None
     max_tokens: JsonInteger | None = None
@@ -75,7 +75,7 @@ class RequestBody(BaseModel, extra="allow", strict=True):
 
     @property
     def choices(self) -> int:
-        """The number of choices for each prompt."""
+        """Return the number of choices for each prompt."""
         return self.n or 1
 
     @property
@@ -119,7 +119,7 @@ def _id(token: str) -> int:
 
 
 class CompletionRequest(RequestBody):
-    """The body of POST /v1/completions."""
+    """The body that POST /v1/completions takes."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
@@ -160,7 +160,7 @@ class ChatMessage(BaseModel, extra="allow", strict=True):
 
 
 class ChatCompletionRequest(RequestBody):
-    """The body of POST /v1/chat/completions."""
+    """The body that POST /v1/chat/completions takes."""
 
     messages: list[ChatMessage]
     max_completion_tokens: JsonInteger | None = None

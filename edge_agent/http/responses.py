@@ -26,7 +26,7 @@ _FIGURES = (
 
 
 class CompletionWriter:
-    """Writes the answer to one request: whole, or chunk by chunk.
+    """A writer that gives the answer to one request: whole, or chunk by chunk.
 
     `streams` are the choices of all prompts, in order, and `prefixes` the texts before them. A chat is answered with
     messages, another request with text.
@@ -156,7 +156,7 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
 
 
 class LogprobsWriter:
-    """Writes the log-probabilities of one choice, in the order of its tokens, in the shape of a chat or of completions.
+    """A writer that gives the log-probabilities of one choice in the order of its tokens, for chat or completions.
 
     table: the raw bytes of every token id. silent: ids that stand for no text. offset: number of characters before the
     first token's.

@@ -1,4 +1,4 @@
-"""The responses as /openapi.json describes them; `responses` writes them."""
+"""Describe the responses for /openapi.json; `responses` writes them."""
 
 from __future__ import annotations
 

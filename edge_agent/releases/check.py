@@ -1,4 +1,4 @@
-"""Checks a release's signed manifest before a byte of its file is requested."""
+"""Check a release's signed manifest before a byte of its file is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of `outrider-edge releases`, which show and change what this device remembers of draft releases."""
+"""Run the commands of `outrider-edge releases`, which show and change what this device remembers of draft releases."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """A release's file as its manifest announces it."""
+    """A release's file, as its manifest announces it."""
 
     digest: str
     """SHA-256 in hex."""
@@ -65,7 +65,7 @@ def _join(base: str, url: str) -> str:
 
 
 class Downloader:
-    """Downloads files into one store, one at a time.
+    """A client that downloads files into one store, one at a time.
 
     stall_s: seconds over which a server must reach `_MIN_RATE`. ca: PEM file of authorities trusted beside public ones.
     """

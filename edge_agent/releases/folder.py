@@ -1,4 +1,4 @@
-"""Keeps a target's draft releases on disk: `state.json`, the releases' files, unfinished downloads, a lock.
+"""Keep a target's draft releases on disk: `state.json`, the releases' files, unfinished downloads, a lock.
 
 One process at a time changes the folder; other processes may read it.
 """

@@ -1,4 +1,4 @@
-"""Follows the draft releases that the coordinator offers: asks when there is news, and takes what passes the checks."""
+"""Follow the draft releases that the coordinator offers: ask when there is news, and take what passes the checks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ coordinator is asked whether it is still offered; there is a newer offer."""
 
 
 class OfferFollower:
-    """Asks for the offer whenever there is news, and takes it; `trials` judges it meanwhile."""
+    """A task that asks for the offer whenever there is news, and takes it; `trials` judges it meanwhile."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class OfferFollower:
     # --- what is offered
 
     async def _update(self) -> None:
-        """Ask for the offer and deal with it."""
+        """Ask the coordinator for its offer, and take or refuse it."""
         if self._settled >= 0:
             await asyncio.sleep(random.uniform(0.0, self._options.spread_s))
         outcome: _Outcome = "recheck"

@@ -1,4 +1,4 @@
-"""The state of a target's releases on this device. It is pure data: each change returns the state that follows.
+"""Describe the state of a target's releases on this device. It is pure data: each change returns the next state.
 
 `current` is in use; `last_good` is the release to come back to. None stands for the verifier's own draft. A release is
 on trial until it has proved itself on this device. `busy` says that the process loads the current release or has it on
@@ -49,7 +49,7 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class ReleaseTrial(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The trial of the current release: its hit rate against that of the draft before it."""
+    """The trial that the current release is on: its hit rate against that of the draft before it."""
 
     before: _HitRate
     """Hit rate of the draft that it replaced."""

@@ -1,4 +1,4 @@
-"""Keeps sessions on the current release, judges it while it is on trial, and goes back where it fails."""
+"""Keep sessions on the current release, judge it while it is on trial, and go back where it fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def retry_backoff() -> Backoff:
 
 
 class ReleaseTrials:
-    """Makes the client's drafts follow the state of its releases.
+    """A task that makes the client's drafts follow the state of its releases.
 
     It runs as a task of its own, since a draft that fails is left whatever else is under way.
     """
@@ -63,7 +63,7 @@ class ReleaseTrials:
 
     @property
     def in_use(self) -> str:
-        """The release that new sessions draft with; empty for none."""
+        """Return the release that new sessions draft with; empty for none."""
         return self._drafts.pool.release if self._drafts.pool is not None else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Keeps a client's draft up to date with what its coordinator offers and its publishers have signed.
+"""Keep a client's draft up to date with what its coordinator offers and its publishers have signed.
 
 A release is checked by its manifest, fetched, hashed, loaded, compared with the target's token table, swapped in and
 tried out while sessions run. Where any of this fails, the sessions keep the draft that they have.

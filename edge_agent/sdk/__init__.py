@@ -1,1 +1,1 @@
-"""The client SDK: turn prompts into the target's text from Python."""
+"""Turn prompts into the target's text from Python."""

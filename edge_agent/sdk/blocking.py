@@ -1,4 +1,4 @@
-"""The SDK's client for code that blocks: `Client` runs `AsyncClient` on an event loop in a thread of its own."""
+"""Serve code that blocks: `Client` runs `AsyncClient` on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class Client:
 
     @property
     def updates(self) -> ReleaseUpdater | None:
-        """Keeps the draft up to date; None unless releases are followed."""
+        """Return what keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 
     @property
     def metrics(self) -> EdgeMetrics:
-        """Counts of the client's requests, for Prometheus."""
+        """Return counts of the client's requests, for Prometheus."""
         return self._client.metrics
 
     @property
@@ -169,7 +169,7 @@ class BlockingStream:
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """The prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
+        """Return the prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
         return self._stream.prompt_token_ids
 
     @property

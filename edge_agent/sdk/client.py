@@ -1,4 +1,4 @@
-"""The SDK's client for code that awaits: `AsyncClient` turns a prompt into the target's text."""
+"""Serve code that awaits: `AsyncClient` turns a prompt into the target's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request from its placement to its text: the run itself, its deadline, and the stream that a caller reads."""
+"""Run one request from its placement to its text, with its deadline and the stream that a caller reads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Deadline:
 
 
 class Generation:
-    """One request: it is placed at a verifier, drafted for, and turned into text.
+    """One request that is placed at a verifier, drafted for, and turned into text.
 
     A try that fails before the first token begins again, as often and as late as the request and the settings allow; a
     session that fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the
@@ -210,7 +210,7 @@ class CompletionStream:
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """The prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
+        """Return the prompt's token ids. They may be given as a prompt again, which saves tokenising it."""
         return self._generation.prompt
 
     @property

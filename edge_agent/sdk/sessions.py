@@ -31,7 +31,7 @@ DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 
 
 class Sessions:
-    """Places sessions at a cluster, or attaches them to its one verifier, and drives them.
+    """A client that places sessions at a cluster, or attaches them to its one verifier, and drives them.
 
     coordinator, verifier: "host:port", one of them empty. reroute: a verifier's address -> the one to dial instead.
     Raises core errors, and BadRequest once `tasks` are closed.

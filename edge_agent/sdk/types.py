@@ -1,4 +1,4 @@
-"""The options that a caller passes to a client, and the results that the client returns."""
+"""Define the options that a caller passes to a client, and the results that the client returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Offline = Literal["raise", "draft_only"]
 
 @dataclass(frozen=True)
 class Timeout:
-    """Limits on a request's time, in seconds from the call on; None is no limit.
+    """The limits that a request's time has, in seconds from the call on; None is no limit.
 
     They include everything: loading the draft for the first time, waiting for room, and further tries.
     """
@@ -40,7 +40,7 @@ DEFAULT_RETRIES = 2
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream`, `chat` and `stream_chat`; SamplingParams explains those of sampling.
+    """Keyword arguments that `generate`, `stream`, `chat` and `stream_chat` take; SamplingParams explains its own.
 
     max_tokens: most tokens to generate, 256 by default; None: 1,024, or what the target can still hold.
     seed: 64 bits, random by default.
@@ -75,7 +75,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Chunk:
-    """The tokens of one Commit, or one that the draft wrote alone."""
+    """The tokens that one Commit brought, or one that the draft wrote alone."""
 
     text: str
     """May be empty: a character or a stop string may still be incomplete."""
@@ -89,13 +89,13 @@ class Chunk:
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:
-        """The origin of each token."""
+        """Return the origin of each token."""
         return tuple("draft" if own else "target" for own in self.drafted)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request."""
+    """The result that a finished request has."""
 
     text: str
     """The output, without the prompt and without a stop text."""
@@ -118,5 +118,5 @@ class Completion:
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:
-        """The origin of each token."""
+        """Return the origin of each token."""
         return tuple("draft" if own else "target" for own in self.drafted)

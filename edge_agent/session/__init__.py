@@ -1,1 +1,1 @@
-"""Drives sessions with verifiers: placement, streams, paced messages, failover and statistics."""
+"""Drive sessions with verifiers: placement, streams, paced messages, failover and statistics."""

@@ -61,7 +61,7 @@ class ReleaseOffer:
 
 
 class CoordinatorClient:
-    """Calls a coordinator with the tenant's API key. Raises core errors.
+    """A client that calls a coordinator with the tenant's API key. Raises core errors.
 
     in_background: starts a coroutine without waiting for it, and ignores its core errors.
     """

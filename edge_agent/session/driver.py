@@ -1,4 +1,4 @@
-"""Drives one session: attaches to verifiers, delivers what they commit, and keeps the draft in step with them.
+"""Drive one session: attach to verifiers, deliver what they commit, and keep the draft in step with them.
 
 The event loop owns the DeviceSession, a worker thread owns the draft. A commit goes to the client before anything else
 happens. What the draft proposes comes in by callback and leaves in paced messages.
@@ -49,7 +49,7 @@ class DriverOptions:
 
 
 class SessionDriver:
-    """One session from Open to its end. draft: drafts for it as long as the session runs."""
+    """The driver that runs one session from Open to its end. draft: drafts for it as long as the session runs."""
 
     def __init__(
         self,

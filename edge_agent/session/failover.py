@@ -1,4 +1,4 @@
-"""Decides where a session attaches next: the same verifier, its standby, or one that the coordinator names.
+"""Decide where a session attaches next: the same verifier, its standby, or one that the coordinator names.
 
 A route returns attach targets, each with a greater epoch than the one before, and learns how each attach failed. The
 session attaches with all tokens that it has received, so an attach can neither repeat nor lose one.
@@ -28,7 +28,7 @@ FIRST_CONTACT_S = 3.5
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """The verifier and the epoch of one attach."""
+    """The verifier and the epoch that one attach is for."""
 
     address: str
     epoch: int
@@ -40,7 +40,7 @@ class AttachTarget:
 
 
 class Route(Protocol):
-    """Names the verifiers to which a session may attach, one after another."""
+    """A route that names the verifiers to which a session may attach, one after another."""
 
     async def next(self) -> AttachTarget:
         """Return the next target after any pause that is due. Raises where no target is left."""
@@ -73,7 +73,7 @@ def next_attach(error: OutriderError) -> NextAttach:
 
 
 class DirectRoute:
-    """The route to a single verifier, known by its address, without a coordinator.
+    """The route to a single verifier that is known by its address, without a coordinator.
 
     Epochs count from 1: the session's id is random and known to this process alone, and a small epoch saves bytes in
     every message.

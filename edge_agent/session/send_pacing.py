@@ -1,4 +1,4 @@
-"""Decides when a session's Appends leave the device: at once if the verifier waits for them, else once a step."""
+"""Decide when a session's Appends leave the device: at once if the verifier waits for them, else once a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.core.protocol.messages import Append, Directive
 
 
 class SendPacing:
-    """Sends the nodes of a session's tree, for as long as a stream is open for Appends."""
+    """A sender that paces the nodes of a session's tree, for as long as a stream is open for Appends."""
 
     def __init__(self, session: DeviceSession, draft: DraftSession, statistics: Statistics, siblings: int) -> None:
         self._session = session
@@ -81,7 +81,7 @@ class SendPacing:
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is to say: now if the verifier waits for it, else at the next departure."""
+        """Send unsent nodes and the base: now if the verifier waits for them, else at the next departure."""
         if self._stream is None or self._session.finished:
             return
         now, plan = asyncio.get_running_loop().time(), self.plan

@@ -1,4 +1,4 @@
-"""Counts what one request cost and how many of its draft tokens were accepted."""
+"""Count what one request cost and how many of its draft tokens were accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Usage:
 
 @dataclass
 class Statistics:
-    """Counts of one request through all its attaches. Times are in seconds since its begin."""
+    """The counts that one request has through all its attaches. Times are in seconds since its begin."""
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
@@ -109,7 +109,7 @@ class Statistics:
 
     @property
     def tokens_per_step(self) -> float:
-        """The target's tokens per commit; 1 in plain streaming."""
+        """Return the target's tokens per commit; 1 in plain streaming."""
         return (self.tokens - self.unverified) / self.steps if self.steps else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Opens channels to verifiers, and wraps the stream of one attach in the session protocol's own messages."""
+"""Open channels to verifiers, and wrap the stream of one attach in the session protocol's own messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CONNECT_S = 1.0
 
 
 class Channels:
-    """Opens channels on demand and closes them together. tls: the authorities to trust where a peer speaks TLS."""
+    """A pool that opens channels on demand and closes them together. tls: the authorities to trust with TLS."""
 
     def __init__(self, tls: ClientTls | None, *, insecure: bool) -> None:
         self._tls = tls
@@ -67,7 +67,7 @@ class VerifierSilent(Unavailable):
 
 
 class VerifierStream:
-    """The stream of one attach: sends in order without making the caller wait, and answers pings.
+    """The stream of one attach, which sends in order without making the caller wait, and answers pings.
 
     Use it as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for silence.
     """
@@ -161,7 +161,7 @@ class VerifierStream:
             await self._call.done_writing()
 
     async def _farewell(self) -> None:
-        """Let what was sent go out, and the verifier end the stream."""
+        """Half-close the stream, and wait until the verifier ends it."""
         self._outbox.put_nowait(None)
         if self._pump is not None:
             await asyncio.wait({self._pump})

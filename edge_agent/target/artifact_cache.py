@@ -21,7 +21,7 @@ Fetch = Callable[[str, int], AsyncGenerator[bytes, None]]
 
 @dataclass(frozen=True)
 class ArtifactRef:
-    """An artifact as its verifier announces it."""
+    """An artifact, as its verifier announces it."""
 
     role: str
     name: str
@@ -32,7 +32,7 @@ class ArtifactRef:
 
     @property
     def digest(self) -> str:
-        """The hex digits of the hash. Raises BadRequest for another form, or for a size that its role cannot have."""
+        """Return the hash's hex digits. Raises BadRequest for another form, or for a size that its role cannot have."""
         digest = digest_of(self.hash, "artifact.hash")
         most = _MAX_BYTES.get(self.role, 0)
         if not 0 < self.size <= most:

@@ -65,7 +65,7 @@ class TargetBundle:
 
 @dataclass(frozen=True)
 class BundleLoader:
-    """Loads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
+    """A loader that reads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
 
     source: ArtifactSource
     cache: ArtifactCache
@@ -118,7 +118,7 @@ class BundleLoader:
         return await self.cache.get(ref, self.source.fetch)
 
     async def _tokenizer(self, description: Description) -> TargetTokenizer:
-        """Raises BadRequest where none is offered, VocabularyMismatch for one that is not the target's."""
+        """Load the tokenizer. Raises BadRequest if none is offered, VocabularyMismatch if it is not the target's."""
         ref = description.artifact("tokenizer")
         if ref is None:
             raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")

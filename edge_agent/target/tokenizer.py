@@ -1,4 +1,4 @@
-"""The target's tokenizer on the device, through the `tokenizers` library alone."""
+"""Tokenise for the target on the device, with the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 
 
 class TargetTokenizer:
-    """Turns text into ids. `edge_agent.target.detokenizer` goes back from ids to text, by this one's table."""
+    """A tokenizer that turns text into ids. `edge_agent.target.detokenizer` turns ids into text by the same table."""
 
     def __init__(self, data: bytes) -> None:
         """Read `data`, a tokenizer.json. Raises ModelRefused for an invalid one, ImportError naming the extra."""

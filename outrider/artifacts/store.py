@@ -60,7 +60,7 @@ def digest_of(content_hash: str, field: str) -> str:
 
 
 class ArtifactStore:
-    """Files in `folder`, named `<64 hex digits><suffix>`. Processes may share a folder.
+    """A folder of files that are named `<64 hex digits><suffix>`. Processes may share a folder.
 
     An unfinished file lies beside them as `<64 hex digits>.partial`, where the next attempt goes on with it.
     """

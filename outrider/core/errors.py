@@ -29,7 +29,7 @@ class OutriderError(Exception):
 
 
 class BadRequest(OutriderError):
-    """A value outside its stated bound. `field` names it."""
+    """A value is outside its stated bound. `field` names it."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class BadRequest(OutriderError):
 
 
 class ProtocolViolation(BadRequest):
-    """A message that the session protocol forbids in this state."""
+    """The session protocol forbids this message in this state."""
 
 
 class VocabularyMismatch(BadRequest):
-    """Draft and target would not mean the same text by the same ids."""
+    """The draft and the target would not mean the same text by the same ids."""
 
 
 class Unauthenticated(OutriderError):
@@ -58,7 +58,7 @@ class PermissionDenied(OutriderError):
 
 
 class NotFound(OutriderError):
-    """No such target, session, verifier or artifact."""
+    """There is no such target, session, verifier or artifact."""
 
 
 class Fenced(OutriderError):

@@ -18,12 +18,12 @@ LEVELS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 
 
 class Histogram:
-    """Counts of values in buckets. It has one writer and no lock; other threads and processes get a copy."""
+    """A histogram that counts values in buckets. It has one writer and no lock; other threads get a copy."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """bounds: the greatest value of each bucket, rising; one more bucket counts what exceeds them all."""
+        """Take `bounds`, the greatest value of each bucket, rising; one more bucket counts what exceeds them all."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0

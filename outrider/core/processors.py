@@ -21,7 +21,7 @@ _REACHES = (4.0, 10.0, math.inf)
 
 
 class TokenCounts:
-    """Occurrences in a session's prompt and output, as arrays, so that penalties need no loop over all tokens."""
+    """Arrays that count a session's tokens in prompt and output, so that penalties need no loop over all tokens."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._index: dict[int, int] = {}
@@ -32,12 +32,12 @@ class TokenCounts:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """`[n]`: the distinct tokens, in order of their first occurrence; a view."""
+        """Return the distinct tokens `[n]`, in order of their first occurrence; a view."""
         return self._ids[: len(self._index)]
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """`[n]`: how often each of `ids` occurred; a view."""
+        """Return how often each of `ids` occurred, `[n]`; a view."""
         return self._times[: len(self._index)]
 
     def of(self, token: int) -> int:

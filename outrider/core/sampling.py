@@ -12,7 +12,7 @@ MAX_BIASES = 300
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters that make a token of the target's distribution. Temperature 0 ignores top-k, top-p and min-p."""
+    """Parameters that choose a token from the target's distribution. Temperature 0 ignores top-k, top-p and min-p."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class SessionTelemetry:
-    """One live session in one epoch. Cumulative counts begin with the epoch on this verifier."""
+    """The state that a live session is in. Cumulative counts begin with the epoch on this verifier."""
 
     session_id: str
     epoch: int = 0
@@ -52,7 +52,7 @@ class SessionTelemetry:
 
 @dataclass(frozen=True)
 class VerifierTelemetry:
-    """One verifier. Times are moving averages over steps that generated tokens and read no prompts."""
+    """The state that a verifier reports. Times are moving averages over steps that only generated tokens."""
 
     live_sessions: int = 0
     draining: bool = False

@@ -11,7 +11,7 @@ ROOT = 0
 
 @dataclass(slots=True)
 class Node:
-    """A draft token at `position`, after its ancestors."""
+    """A draft token that stands at `position`, after its ancestors."""
 
     id: int
     parent: int

@@ -10,7 +10,7 @@ from outrider.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """The rows of one session in a verification step: the last committed token (row 0) and some nodes.
+    """The rows that one session has in a verification step: the last committed token (row 0) and some nodes.
 
     Row i + 1 is the node `ids[i]`; `parents[i]` is the row of its parent, smaller than i + 1. Each node comes with all
     its ancestors.

@@ -146,7 +146,7 @@ class TextReader(LlamaContext):
     """One llama.cpp context that reads one text after another, used on one thread."""
 
     def __init__(self, model: LlamaModel, *, length: int, batch: int = 64, threads: int = 1) -> None:
-        """length: tokens of the longest text. batch: tokens of one decode, each with a row of logits.
+        """Make the context. length: tokens of the longest text. batch: tokens of one decode, each with a row of logits.
 
         Raises BadRequest, or ModelRefused if llama.cpp makes no context.
         """
@@ -170,10 +170,10 @@ class TextReader(LlamaContext):
 
 
 class ChainContext(LlamaContext):
-    """Sequences 0 .. count-1 of one llama.cpp context, each with a cache of `length` tokens, used on one thread."""
+    """A llama.cpp context that has sequences 0 .. count-1, each with a cache of `length` tokens; for one thread."""
 
     def __init__(self, model: LlamaModel, *, length: int, count: int, batch: int = 512, threads: int = 1) -> None:
-        """batch: tokens of one decode. Raises BadRequest, or ModelRefused if llama.cpp makes no context."""
+        """Make the context. batch: tokens of one decode. Raises BadRequest, or ModelRefused if llama.cpp refuses."""
         check_range("length", length, 1, model.n_ctx_train)
         check_range("count", count, 1, MAX_SEQUENCES)
         check_range("batch", batch, 1, 1 << 16)
@@ -246,6 +246,6 @@ class ChainContext(LlamaContext):
 
 
 def check_range(field: str, value: int, low: int, high: int) -> None:
-    """Raises BadRequest for a value outside low to high."""
+    """Raise BadRequest for a value outside low to high."""
     if not low <= value <= high:
         raise BadRequest.bound(field, value, f"between {low} and {high}")

@@ -21,7 +21,7 @@ _PYTHON_LEVELS = {3: logging.INFO, 4: logging.ERROR}
 
 
 class _Lines(threading.local):
-    """The state of llama.cpp's log on this thread."""
+    """The state that llama.cpp's log has on this thread."""
 
     level = 0
     errors: list[str] | None = None

@@ -19,7 +19,7 @@ _MAGIC = b"GGUF"
 
 
 class LlamaModel:
-    """A GGUF model in memory. Contexts borrow it; it is freed when it and the last of its contexts are closed.
+    """A GGUF model that is in memory. Contexts borrow it; it is freed when it and the last of its contexts are closed.
 
     It may be loaded on any thread and shared by contexts on several. The file is memory-mapped: replace it by a new
     file, since truncating it in place kills the process. The GGUF's own chat template is never executed.
@@ -80,7 +80,7 @@ class LlamaModel:
 
     @property
     def handle(self) -> Any:
-        """The pointer for llama.cpp. Raises InternalError after `close`."""
+        """Return the pointer for llama.cpp. Raises InternalError after `close`."""
         if self._closed:
             raise InternalError(f"the model {self.path} is closed")
         return self._handle
@@ -91,7 +91,7 @@ class LlamaModel:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """V: the width of a row of logits, padding ids included."""
+        """Return V, the width of a row of logits, padding ids included."""
         return int(library().llama_vocab_n_tokens(self._vocab))
 
     @functools.cached_property
@@ -186,7 +186,7 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
 
 
 def _check_header(path: Path) -> None:
-    """Raises ModelRefused for a file that can be recognised as no GGUF without llama.cpp."""
+    """Raise ModelRefused for a file that can be recognised as no GGUF without llama.cpp."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))

@@ -42,7 +42,7 @@ class _Node:
 
 
 class TreeContext(LlamaContext):
-    """One llama.cpp context, owned by the thread that made it. Use it as a context manager.
+    """A llama.cpp context that belongs to the thread that made it. Use it as a context manager.
 
     Every node needs a KV cell (n_ctx in all, with the committed tokens) and every leaf a sequence id (max_sequences).
     """
@@ -57,7 +57,7 @@ class TreeContext(LlamaContext):
         threads: int | None = None,
         kv_type: KvType = "f16",
     ) -> None:
-        """n_ctx: tokens, committed and draft. batch: tokens per prefill chunk. Raises BadRequest, ModelRefused."""
+        """Hold `n_ctx` tokens, committed or draft. batch: tokens a prefill chunk. Raises BadRequest, ModelRefused."""
         check_range("n_ctx", n_ctx, 1, model.n_ctx_train)
         check_range("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         check_range("batch", batch, max_sequences, 1 << 16)
@@ -88,12 +88,12 @@ class TreeContext(LlamaContext):
 
     @property
     def tree_size(self) -> int:
-        """The number of draft nodes above the committed tokens."""
+        """Return the number of draft nodes above the committed tokens."""
         return max(0, len(self._nodes) - 1)
 
     @property
     def room(self) -> int:
-        """The number of tokens or nodes that still fit."""
+        """Return the number of tokens or nodes that still fit."""
         return self.n_ctx - self.length - self.tree_size
 
     def reset(self, tokens: Sequence[int]) -> Logits:
@@ -247,7 +247,7 @@ class TreeContext(LlamaContext):
             raise ContextFull(f"{length} tokens do not fit into a context of {self.n_ctx}", field="tokens")
 
     def _check_path(self, path: Sequence[int]) -> None:
-        """Raises BadRequest unless `path` is a chain of handles from a child of TIP down."""
+        """Raise BadRequest unless `path` is a chain of handles from a child of TIP down."""
         above = TIP
         for handle in path:
             if handle == TIP or handle not in self._nodes or self._nodes[handle].parent != above:
@@ -303,7 +303,7 @@ def _decode_once(context: TreeContext, width: int, clock: Callable[[], float]) -
 
 
 class _Sequences:
-    """The sequence ids 0 .. count-1 of a context with a unified KV cache.
+    """The sequence ids 0 .. count-1 that a context with a unified KV cache has.
 
     Every branch of the tree is a llama.cpp sequence, and attention sees the cells of its own sequence only, so a new
     branch must first be given its whole past. Copying the prefix for each branch would cost time in proportion to the

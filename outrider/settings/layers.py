@@ -75,7 +75,7 @@ def variable_of(cls: type[BaseSettings], name: str) -> str:
 
 
 class Layers(Generic[S]):
-    """The sources of the settings of `cls`.
+    """The sources from which the settings of `cls` come.
 
     flags: values by the settings' names. file: read at once. Raises BadRequest for a file that cannot be read.
     """

@@ -20,7 +20,7 @@ _PASSWORD = re.compile(r"(://[^/@\s]*:)[^@/\s]*@")
 
 @dataclass(frozen=True)
 class SettingProblem:
-    """An error in one setting, or in several that contradict one another."""
+    """An error that is in one setting, or in several that contradict one another."""
 
     where: str
     what: str

@@ -79,7 +79,7 @@ def configure(form: LogFormat, process: str, level: int | str = logging.INFO) ->
 
 
 class TextFormatter(logging.Formatter):
-    """Lines of text: time, process, level, message, and the session and request if they are known.
+    """A formatter that writes text: time, process, level, message, and the session and request if they are known.
 
     Control characters are escaped, so that what a peer sent can neither begin a line nor steer a terminal.
     """
@@ -96,7 +96,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, logger, process and message.
+    """A formatter that writes one JSON object a line: time (RFC 3339, UTC), level, logger, process and message.
 
     It also has session and request if they are known, and error, with a traceback, if there is one.
     """

@@ -1,1 +1,1 @@
-"""The contract on the wire: stubs generated from proto/, codecs, channels, status mapping."""
+"""Define the contract on the wire: stubs generated from proto/, codecs, channels, status mapping."""

@@ -81,7 +81,7 @@ _SERVER: _Options = (
 
 @dataclass(frozen=True)
 class ServerTls:
-    """PEM files: the certificate chain and its private key."""
+    """PEM files that hold the certificate chain and its private key."""
 
     cert: Path
     key: Path
@@ -95,7 +95,7 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """PEM file of the authorities to trust; None trusts those that gRPC ships with."""
+    """The PEM file that names the authorities to trust; None trusts those that gRPC ships with."""
 
     ca: Path | None = None
 

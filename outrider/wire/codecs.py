@@ -110,7 +110,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
 
 
 def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
-    """Raises BadRequest, for bounds that SamplingParams checks, too."""
+    """Decode sampling parameters. Raises BadRequest, for bounds that SamplingParams checks, too."""
     if len(message.bias) != len(message.bias_id):
         raise BadRequest.bound("length of sampling.bias", len(message.bias), f"{len(message.bias_id)}, that of bias_id")
     return built(SamplingParams, message, logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)))
@@ -121,7 +121,7 @@ def attach_to_proto(attach: Attach) -> pb.Attach:
 
 
 def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
-    """Raises BadRequest. vocabulary_size: token ids at or above it are refused."""
+    """Decode the message. Raises BadRequest. vocabulary_size: token ids at or above it are refused."""
     between("attach.epoch", message.epoch, 1, _MAX_ID)
     between("length of attach.prompt", len(message.prompt), 1, MAX_PROMPT_TOKENS)
     between("attach.max_tokens", message.max_tokens, 1, MAX_GENERATED_TOKENS)
@@ -195,7 +195,7 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
 
 
 def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULARY) -> Commit:
-    """Raises BadRequest. vocabulary_size: token ids at or above it are refused."""
+    """Decode the message. Raises BadRequest. vocabulary_size: token ids at or above it are refused."""
     between("commit.epoch", message.epoch, 1, _MAX_ID)
     between("commit.start", message.start, 0, MAX_GENERATED_TOKENS)
     between("tokens in commit.token", len(message.token), 0, MAX_GENERATED_TOKENS - message.start)

@@ -66,7 +66,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The hex digits of `artifact`, which name the file."""
+        """Return the hex digits of `artifact`, which name the file."""
         return self.artifact.removeprefix(PREFIX)
 
 

@@ -27,7 +27,7 @@ def session_telemetry_to_proto(session: SessionTelemetry) -> pb.SessionTelemetry
 
 
 def session_telemetry_from_proto(message: pb.SessionTelemetry) -> SessionTelemetry:
-    """Raises BadRequest for what no verifier measures.
+    """Decode the message. Raises BadRequest for what no verifier measures.
 
     What a device does or says is no fault of its verifier: names and counts that make no sense come out empty, and many
     siblings as MAX_NODES_PER_LEVEL.
@@ -57,7 +57,7 @@ def verifier_telemetry_to_proto(verifier: VerifierTelemetry) -> pb.VerifierTelem
 
 
 def verifier_telemetry_from_proto(message: pb.VerifierTelemetry) -> VerifierTelemetry:
-    """Raises BadRequest for what no verifier measures."""
+    """Decode the message. Raises BadRequest for what no verifier measures."""
     at_most("live_sessions", message.live_sessions, MAX_LIVE_SESSIONS)
     at_most("entries in step_cost_ms", len(message.step_cost_ms), MAX_COST_ENTRIES)
     at_most("entries in timing_ms", len(message.timing_ms), MAX_PARTS)

@@ -168,7 +168,7 @@ def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
 
 
 def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
-    """Raises BadRequest for a name or hash that is empty, too long or not printable."""
+    """Decode a target. Raises BadRequest for a name or hash that is empty, too long or not printable."""
     target = built(Target, message)
     for name, value in vars(target).items():
         text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_LABEL)

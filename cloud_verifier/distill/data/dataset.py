@@ -169,10 +169,10 @@ def _sums(rows: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, int]]:
 
 
 class _LogitBackfill:
-    """Makes texts of the chosen spans, whose distributions are filled in from passages in any order."""
+    """The texts of the chosen spans, whose distributions are filled in from passages in any order."""
 
     def __init__(self, spans: Iterable[TextSpan], top: int) -> None:
-        """top: K, the number of the likeliest ids kept of a position; the probability of others goes to the tail."""
+        """Keep K = `top` likeliest ids of a position; the probability of others goes to the tail."""
         self._top = top
         self._texts: dict[TextSpan, tuple[Text, NDArray[np.bool_]]] = {}
         """The text of each span, and which of the span's tokens have their distribution, `[n]`."""

@@ -11,7 +11,7 @@ CARD = "card.json"
 
 
 class DatasetPlan(BaseModel):
-    """Holds the settings of a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
+    """The settings that make a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,7 +65,7 @@ class DatasetPlan(BaseModel):
 
 
 class DatasetCard(BaseModel):
-    """Describes what a dataset holds. Counts of tokens are of labels."""
+    """A description of what a dataset holds. Counts of tokens are of labels."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -18,7 +18,7 @@ _SHARED = "session_id", "tenant", "traffic_class", "start", "tokens", "time_unix
 
 @dataclass(frozen=True, eq=False)
 class TextSpan:
-    """Holds a run of tokens that one session generated and that was recorded without a gap."""
+    """A run of tokens that one session generated and that was recorded without a gap."""
 
     session_id: str
     tenant: str

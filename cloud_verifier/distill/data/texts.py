@@ -26,7 +26,7 @@ _ARRAYS = "tokens", "top_ids", "top_log_probs", "tail"
 
 @dataclass(frozen=True)
 class Text:
-    """n consecutive tokens of one session. A draft reads them all; those from `first` on are labels."""
+    """A text of n consecutive tokens that one session has. A draft reads them all; those from `first` on are labels."""
 
     traffic_class: str
     tenant: str

@@ -42,7 +42,7 @@ class ClassTraffic(BaseModel, frozen=True):
 
 
 class _ClassCounter:
-    """Counts one class: all of its tokens, and acceptance over its latest `window` judged tokens (see ClassTraffic)."""
+    """Counts that a class has: its tokens, and acceptance over its latest `window` judged ones (see ClassTraffic)."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -65,13 +65,13 @@ class _ClassCounter:
 
 
 class TrafficCounter:
-    """Counts the traffic of one target, and reads only new passages each time.
+    """A counter that counts the traffic of one target, and reads only new passages each time.
 
     Every token of a session counts once, even if it was recorded more than once.
     """
 
     def __init__(self, log: SegmentLog, weights_hash: str, window: int, clock: Callable[[], float] = time.time) -> None:
-        """window: number of tokens over which the acceptance of a class is measured."""
+        """Take `window`, the number of tokens over which the acceptance of a class is measured."""
         self._clock = clock
         self._log = log
         self._weights_hash = weights_hash

@@ -45,7 +45,7 @@ TokenRanks = NDArray[np.int8]
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Counts what one draft predicts of one text."""
+    """The counts of what one draft predicts of one text."""
 
     right: int
     """Positions where the draft's first choice is the text's token."""
@@ -56,7 +56,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """Compares what two drafts predict of one text."""
+    """A comparison of what two drafts predict of one text."""
 
     traffic_class: str
     session: int
@@ -69,7 +69,7 @@ class TextComparison:
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """Compares two drafts on the same texts, and in speed."""
+    """A comparison that two drafts have on the same texts, and in speed."""
 
     texts: tuple[TextComparison, ...]
     candidate_ms: float

@@ -37,7 +37,7 @@ _SHAPES: Mapping[str, Callable[[DraftCounts], int]] = {
 
 @dataclass(frozen=True)
 class DraftRates:
-    """States how well one draft predicts a group of texts."""
+    """The rates that state how well one draft predicts a group of texts."""
 
     acceptance: float
     """Share of positions where the draft's first choice is right."""
@@ -48,7 +48,7 @@ class DraftRates:
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """Compares two drafts on a group of texts: the gains in tokens per step, and their lower bounds."""
+    """A comparison that is made on a group of texts: the gains in tokens per step, and their lower bounds."""
 
     name: str
     texts: int
@@ -69,7 +69,7 @@ class GroupComparison:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """Holds the gate's decision and the measurements behind it."""
+    """The gate's decision and the measurements that led to it."""
 
     passed: bool
     reasons: tuple[str, ...]

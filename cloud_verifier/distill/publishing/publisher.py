@@ -38,7 +38,7 @@ MAX_PROMOTIONS = 2
 
 @dataclass(frozen=True)
 class TargetHashes:
-    """Holds the hashes ("sha256:<hex>") by which verifiers announce a target."""
+    """The hashes ("sha256:<hex>") by which verifiers announce a target."""
 
     weights_hash: str
     tokenizer_hash: str
@@ -79,7 +79,7 @@ class ReleaseLedger:
 
 
 class Publisher:
-    """Signs and publishes drafts for one target, and publishes again the releases that the coordinator lost."""
+    """A publisher that signs drafts for one target, and publishes again the releases that the coordinator lost."""
 
     def __init__(
         self,

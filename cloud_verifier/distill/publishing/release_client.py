@@ -27,7 +27,7 @@ _STATES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class ReleaseRecord:
-    """Holds a release with the state that the coordinator gave it."""
+    """A release with the state that the coordinator gave it."""
 
     manifest: Manifest
     raw: bytes
@@ -44,7 +44,7 @@ class ReleaseRecord:
 
 
 class ReleaseClient:
-    """Calls the coordinator's release service; an async context manager that connects on first use.
+    """A client that calls the coordinator's release service; an async context manager.
 
     All methods raise core errors: Unavailable if the coordinator cannot be reached.
     """
@@ -52,7 +52,7 @@ class ReleaseClient:
     def __init__(
         self, address: str, *, admin_token: str = "", tls: ClientTls | None = None, insecure: bool = False
     ) -> None:
-        """Raises BadRequest for a plain-text connection to another machine, unless `insecure`."""
+        """Connect on first use. Raises BadRequest for plain text to another machine, unless `insecure`."""
         self._metadata = (("authorization", f"Bearer {admin_token}"),) if admin_token else ()
         self._channel = channel(address, tls=tls, insecure=insecure)
         self._stub = coordinator_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from cloud_verifier.distill.data.texts import Text
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Holds the rows of one forward pass, and the target's distributions at its n labelled positions."""
+    """The rows that one forward pass reads, and the target's distributions at its n labelled positions."""
 
     ids: Tensor
     """`[rows, L]`: each row is a text without its last token, padded at its end, where causal attention never looks."""
@@ -45,7 +45,7 @@ class TrainingBatch:
 
 
 class BatchSampler:
-    """Chooses the texts of each step: every text once an epoch, in an order given by seed and epoch alone."""
+    """A sampler that chooses each step's texts: every text once an epoch, in an order given by seed and epoch alone."""
 
     def __init__(self, texts: Sequence[Text], batch_tokens: int, seed: int) -> None:
         self._labels = np.array([text.label_count for text in texts], np.int64)

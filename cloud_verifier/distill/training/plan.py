@@ -14,7 +14,7 @@ LossKind = Literal["kl", "tv", "hybrid"]
 
 
 class TrainingPlan(BaseModel):
-    """Holds the settings of one training run, which never change: a checkpoint of another plan is refused."""
+    """The settings of one training run, which never change: a checkpoint of another plan is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

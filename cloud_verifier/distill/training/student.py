@@ -20,7 +20,7 @@ follow."""
 
 
 class Student(nn.Module):
-    """Wraps a causal LM and computes its logits at labelled positions only.
+    """A causal LM that computes its logits at labelled positions only.
 
     It is one module with one forward method because FSDP gathers the weights of the ranks where that is entered.
     """

@@ -45,7 +45,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], to
 
 
 class CudaGraphRecorder:
-    """Capture CUDA graphs of functions, on a stream of their own and into one memory pool.
+    """A recorder that captures CUDA graphs of functions, on a stream of its own and into one memory pool.
 
     programs: number of kernel programs that keep the device busy.
     """
@@ -98,12 +98,12 @@ class _Static:
 
 
 class GraphedForward:
-    """Run steps as graphs if possible; otherwise return None, and the caller runs them without."""
+    """A forward pass that runs as a graph if possible; otherwise it returns None, and the caller runs it without."""
 
     def __init__(
         self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], heads: int, layers: Sequence[LayerShape]
     ) -> None:
-        """heads: query heads of a layer. layers: shapes of their keys and values."""
+        """Capture nothing yet. heads: query heads of a layer. layers: shapes of their keys and values."""
         self._forward = forward
         self._new_recorder = new_recorder
         self._kv_heads = max(layer.kv_heads for layer in layers)
@@ -115,7 +115,7 @@ class GraphedForward:
 
     @property
     def recorded(self) -> int:
-        """Number of graphs captured for the current pool."""
+        """Return the number of graphs captured for the current pool."""
         return len(self._static.replays) if self._static else 0
 
     def __call__(self, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor | None:
@@ -221,7 +221,7 @@ _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index
 
 
 class ReadsBack(TorchDispatchMode):
-    """Record operations that make the host wait for the device, or move data between them: none can be captured."""
+    """A mode that records operations that make the host wait for the device or move data: none can be captured."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ LOWEST = -1e30
 
 
 class ExactBackend:
-    """Compute products of fixed shapes in float32, on any device."""
+    """A backend that computes products of fixed shapes in float32, on any device."""
 
     name = "exact"
     row_tile = 16

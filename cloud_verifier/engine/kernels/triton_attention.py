@@ -43,13 +43,13 @@ def choose(attention: str, device: torch.device) -> str:
 
 
 class TritonBackend:
-    """Serve pools on CUDA, and pools on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
+    """A backend that serves pools on CUDA, and on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     name = "triton"
     row_tile = 1
 
     def __init__(self) -> None:
-        """Raises ModelRefused if triton is missing, or has no device to run on."""
+        """Check that triton can run. Raises ModelRefused if triton is missing, or has no device to run on."""
         try:
             from cloud_verifier.engine.kernels import triton_kernels
         except ImportError as error:

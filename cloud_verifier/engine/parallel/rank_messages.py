@@ -23,7 +23,7 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Forward:
-    """A packed forward pass.
+    """A packed forward pass that all ranks run.
 
     pool: number of the KV pool; a greater one than before means a new pool, of `pool_slots` slots.
     """

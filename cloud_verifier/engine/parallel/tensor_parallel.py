@@ -54,7 +54,7 @@ IDLE_TIMEOUT = timedelta(days=365)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank of a group of `size`. local_rank: its number on this machine, which is the number of its GPU."""
+    """The place that a rank has in a group of `size`. local_rank: its number on this machine, and that of its GPU."""
 
     rank: int
     size: int
@@ -263,7 +263,7 @@ class RankGroup:
 
 
 class ShardedTarget(TargetModel):
-    """One rank's share of a target. On rank 0, every forward pass is sent to the other ranks first."""
+    """The share that one rank has of a target. On rank 0, every forward pass is sent to the other ranks first."""
 
     def __init__(self, module: Any, **options: Any) -> None:
         self._ranks = dist.get_world_size()

@@ -54,7 +54,7 @@ class _Draft:
 
 
 class LlamaServerDraft:
-    """Own the context's sequences; a session gets one with its first draft and keeps it until `release`.
+    """A draft that owns the context's sequences; a session gets one with its first draft and keeps it until `release`.
 
     max_sessions: sessions that can be drafted for at once. drafting_s, reading_s: seconds of the last `propose`.
     read_tokens: tokens that it read of sessions that had more than USUAL_TOKENS to read.
@@ -70,7 +70,7 @@ class LlamaServerDraft:
         pauses: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """vocabulary: of the target; greater ids are never proposed. pauses: whether it pauses if it does not pay."""
+        """Never propose ids beyond the target's `vocabulary`. pauses: whether it pauses if it does not pay."""
         if depth < 1:
             raise BadRequest.bound("depth", depth, "at least 1")
         self._chains = chains

@@ -26,7 +26,7 @@ INITIAL_GAIN = 1.0
 
 
 class DraftPolicy:
-    """Learn from every step with drafting. Not thread-safe."""
+    """A policy that learns from every step with drafting. Not thread-safe."""
 
     def __init__(self) -> None:
         self._gain = MovingAverage()

@@ -18,7 +18,7 @@ from outrider.core.acceptance.node_acceptance import NodeAcceptance
 
 
 class ServerDraft:
-    """Extend every plan before its step, and learn from the verification after it."""
+    """A draft that extends every plan before its step, and learns from the verification after it."""
 
     def __init__(self, draft: LlamaServerDraft) -> None:
         self._draft = draft

@@ -1,4 +1,4 @@
-"""Defines the interface of a draft source: it proposes children for nodes of the session's token tree."""
+"""Define the interface of a draft source: it proposes children for nodes of the session's token tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DraftTask:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """A node of the tree, or its root, with the tokens that lead to it."""
+    """A node of the tree, or its root, and the tokens that lead to it."""
 
     id: int
     """0 for the root, the committed sequence."""
@@ -41,7 +41,7 @@ class NodeContext:
 
 
 class DraftSource(Protocol):
-    """Proposes tokens, all on one thread. An error ends drafting for the session, never the session itself."""
+    """A source that proposes tokens, all on one thread. An error ends drafting for the session, not the session."""
 
     def begin(self, task: DraftTask) -> None:
         """Read the prompt and the received tokens; drop everything of an earlier session."""

@@ -1,4 +1,4 @@
-"""Proposes tokens with a draft model on llama.cpp."""
+"""Propose tokens with a draft model on llama.cpp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROPOSALS = 4
 
 
 class LlamaSource:
-    """Evaluates nodes in a TreeContext, all nodes of a call in one decode, and proposes tokens by log q + g.
+    """A source that evaluates all nodes of a call in one decode of a TreeContext, and proposes tokens by log q + g.
 
     shared_vocabulary: number of ids that draft and target share; larger ids are never proposed.
     """

@@ -1,4 +1,4 @@
-"""Proposes what followed in the text when its last tokens stood there before (arXiv 2304.04487).
+"""Propose what followed in the text when its last tokens stood there before (arXiv 2304.04487).
 
 This needs no model and almost no time: a chain grows as long as the text repeats itself, as code and quotations do.
 """
@@ -19,7 +19,7 @@ _LATEST = 8
 
 
 class PromptLookup:
-    """Proposes at most one child per node: the token after the longest, most recent match of what leads to the node."""
+    """A source that proposes one child at most: the token after the longest, most recent match of the node's text."""
 
     def __init__(self) -> None:
         self._text: list[int] = []

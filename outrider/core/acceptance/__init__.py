@@ -1,1 +1,1 @@
-"""Acceptance statistics: estimates for device and verifier, and the history that predictions replay."""
+"""Estimate acceptance on device and verifier, and keep the history that predictions replay."""

@@ -42,7 +42,7 @@ _USUAL_MARGINS = (0.03, 0.03, 0.06, 0.07, 0.08, 0.07, 0.10, 0.10, 0.09, 0.10, 0.
 
 @dataclass(frozen=True)
 class AcceptancePrior:
-    """The measured acceptance of recent sessions of the same kind."""
+    """The acceptance that was measured in recent sessions of the same kind."""
 
     first: float
     """Share of first proposals that were accepted."""
@@ -54,7 +54,7 @@ class AcceptancePrior:
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of the proposals of one kind, old ones fading."""
+    """The counts of one kind of proposal, of which old ones fade."""
 
     tried: float = 0.0
     accepted: float = 0.0
@@ -72,7 +72,7 @@ class _Tally:
 
 
 class Calibrator:
-    """Probabilities of acceptance by (rank, margin, depth): one for each draft and temperature class.
+    """A table that estimates acceptance by (rank, margin, depth); each draft and temperature class has one.
 
     Its sessions share it without a lock: an observation that two threads make at once may be lost, and nothing else.
     """

@@ -15,7 +15,7 @@ MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 
 
 class AcceptanceHistory:
-    """The outcomes at the last positions of one session.
+    """The outcomes that one session's last positions had.
 
     position: of the first token to come. size: outcomes that are kept.
     """

@@ -21,12 +21,12 @@ from outrider.core.tree import ROOT, TokenTree
 
 
 class ReattachNeeded(Fenced):
-    """Rule 6: tokens before this Commit are missing; attach again with a greater epoch."""
+    """Tokens before this Commit are missing (rule 6); attach again with a greater epoch."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The new tokens of one Commit, and how the tree moved."""
+    """The new tokens that one Commit brought, and how the tree moved."""
 
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
@@ -43,7 +43,7 @@ class Delivery:
 
 
 class DeviceSession:
-    """Prompt, committed tokens and the tree below them: the durable state of a session.
+    """The durable state that makes up a session: prompt, committed tokens and the tree below them.
 
     Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """

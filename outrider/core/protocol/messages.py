@@ -32,7 +32,7 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The caps of one epoch, set by the verifier; directives stay below them."""
+    """The caps that the verifier sets for one epoch; directives stay below them."""
 
     nodes: int = 64
     """W: nodes that the device may hold."""
@@ -62,7 +62,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class Attach:
-    """Open a session or resume it: all that the verifier needs, since the device holds the durable state."""
+    """A message that opens or resumes a session: all that the verifier needs, since the device holds durable state."""
 
     epoch: int
     prompt: tuple[int, ...]
@@ -90,7 +90,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Append:
-    """New nodes: node i has id `first_id + i`; parent 0 is the committed sequence at position `base`."""
+    """New nodes, of which node i has id `first_id + i`; parent 0 is the committed sequence at position `base`."""
 
     epoch: int
     first_id: int
@@ -104,7 +104,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Commit:
-    """Tokens that the target produced, from position `start` on."""
+    """The tokens that the target produced, from position `start` on."""
 
     epoch: int
     start: int

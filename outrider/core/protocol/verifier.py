@@ -13,7 +13,7 @@ from outrider.core.verification import TreeBatch, Verified
 
 
 class VerifierSession:
-    """The verifier's state of one session in one epoch.
+    """The state that the verifier keeps of one session in one epoch.
 
     kept: tokens that this verifier committed in an earlier epoch; used if the device's tokens are their prefix.
     Losslessness rests on `commit` alone: nothing that `append` takes in can change which tokens are committed.
@@ -57,7 +57,7 @@ class VerifierSession:
 
     @property
     def position(self) -> int:
-        """P: the number of generated tokens committed so far."""
+        """Return P, the number of generated tokens committed so far."""
         return len(self.committed)
 
     @property

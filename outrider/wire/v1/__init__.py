@@ -1,1 +1,1 @@
-"""Generated stubs; `make proto` writes them."""
+"""Hold the generated stubs, which `make proto` writes."""
