@@ -78,7 +78,7 @@ class TreeContext(LlamaContext):
         """Tokens, committed and draft, that the context takes."""
         self._sequences = _Sequences(self._memory, max_sequences)
         self._tokens: list[int] = []
-        self._nodes: dict[int, _Node] = {}  # by handle, in ascending order: parents come first; TIP included
+        self._nodes: dict[int, _Node] = {}  # by handle, in the order of decodes: parents come first; TIP included
         self._next = 1
 
     @property
@@ -96,6 +96,10 @@ class TreeContext(LlamaContext):
         """Return the number of tokens or nodes that still fit."""
         return self.n_ctx - self.length - self.tree_size
 
+    def holds(self, handle: int) -> bool:
+        """Return whether the tree has a node of this handle."""
+        return handle in self._nodes
+
     def reset(self, tokens: Sequence[int]) -> Logits:
         """Make `tokens` the committed sequence and return the logits `[V]` after the last one; the tree is dropped.
 
@@ -110,17 +114,23 @@ class TreeContext(LlamaContext):
         self._cut(min(_common_prefix(self._tokens, tokens), len(tokens) - 1))
         return self._extend(tokens[self.length :])
 
-    def decode(self, parents: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], Logits]:
+    def decode(
+        self, parents: Sequence[int], tokens: Sequence[int], handles: Sequence[int] | None = None
+    ) -> tuple[list[int], Logits]:
         """Evaluate n new nodes in one pass: node i carries `tokens[i]` and is a child of the handle `parents[i]`.
 
         Parent 0 is the last committed token; other parents are handles from earlier calls, not from this one.
-        Returns n new handles (never used twice) and the logits `[n, V]`.
-        Raises TreeFull, or BadRequest (unknown parent, id outside the vocabulary), before anything changes.
+        handles: the caller's own ids of the new nodes, above 0 and not in the tree; by default numbers never used.
+        Returns the n handles and the logits `[n, V]`.
+        Raises TreeFull, or BadRequest (unknown parent, handle in use, token outside the vocabulary), before any change.
         """
         self._check_owner()
         if len(parents) != len(tokens) or len(tokens) == 0:
             raise BadRequest.bound("tokens", f"{len(tokens)} for {len(parents)} parents", "as many, at least one")
         self._check_tokens(tokens)
+        handles = range(self._next, self._next + len(tokens)) if handles is None else handles
+        if len(set(handles)) != len(tokens) or min(handles) <= TIP or any(map(self.holds, handles)):
+            raise BadRequest.bound("handles", list(handles), f"{len(tokens)} new ids above {TIP}")
         forks = self._forks_needed(parents)
         if len(tokens) > self.room:
             raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self.n_ctx} are free")
@@ -129,10 +139,9 @@ class TreeContext(LlamaContext):
         new = [self._place(parent, token) for parent, token in zip(parents, tokens, strict=True)]
         batch = self._batch.fill(tokens, [node.position for node in new], [node.sequence for node in new])
         logits = self._decode(batch, len(new))
-        handles = list(range(self._next, self._next + len(new)))
-        self._next += len(new)
+        self._next = max(self._next, max(handles) + 1)
         self._nodes.update(zip(handles, new, strict=True))
-        return handles, logits
+        return list(handles), logits
 
     def commit(self, path: Sequence[int], tail: Sequence[int] = ()) -> Logits | None:
         """Accept the nodes of `path` (a chain of handles from the tip down, possibly empty), then the tokens of `tail`.

@@ -187,6 +187,10 @@ REFUSED: dict[str, Callable[[TreeContext], object]] = {
     "a negative parent": lambda c: c.decode([-1], [1]),
     "no nodes": lambda c: c.decode([], []),
     "more tokens than parents": lambda c: c.decode([0], [1, 2]),
+    "a handle in use": lambda c: c.decode([0], [1], [3]),
+    "the tip's handle": lambda c: c.decode([0], [1], [0]),
+    "a handle for two nodes": lambda c: c.decode([0, 0], [1, 2], [9, 9]),
+    "more handles than nodes": lambda c: c.decode([0], [1], [8, 9]),
     "a path that starts below the tip": lambda c: c.commit([3]),
     "a path that is not a chain": lambda c: c.commit([1, 2]),
     "a path with an unknown handle": lambda c: c.commit([1, 77]),
@@ -315,14 +319,17 @@ class RandomSteps:
         parents = self.random.choices(list(self.paths), k=n)
         tokens = self.some_tokens(n)
         before = self.context.tree_size
+        first = max(self.tokens, default=0) + self.random.randrange(1, 4)
+        own = self.random.choice([None, self.random.sample(range(first, first + n), n)])
         try:
-            handles, rows = self.context.decode(parents, tokens)
+            handles, rows = self.context.decode(parents, tokens, own)
         except TreeFull:
             self.full += 1
             assert self.context.tree_size == before
             return
+        assert own is None or handles == own
         for handle, parent, token in zip(handles, parents, tokens, strict=True):
-            assert handle > 0 and handle not in self.tokens
+            assert self.context.holds(handle) and handle > 0 and handle not in self.tokens
             self.tokens[handle] = token
             self.paths[handle] = (*self.paths[parent], handle)
         checked = self.random.randrange(n)

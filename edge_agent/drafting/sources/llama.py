@@ -19,6 +19,8 @@ PROPOSALS = 4
 class LlamaSource:
     """A source that evaluates all nodes of a call in one decode of a TreeContext, and proposes tokens by log q + g.
 
+    The context knows the nodes by their own ids: ROOT is the tip.
+
     shared_vocabulary: number of ids that draft and target share; larger ids are never proposed.
     """
 
@@ -28,8 +30,6 @@ class LlamaSource:
         self._task = DraftTask(prompt=())
         self._key = 0
         self._counts = TokenCounts()
-        self._handles: dict[int, int] = {}
-        """Node id -> its handle in the context, for nodes that were evaluated."""
         self._root_proposals: list[Proposal] = []
         self._position = 0
 
@@ -38,14 +38,13 @@ class LlamaSource:
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
-        self._handles = {}
         self._position = len(task.received)
         logits = self._context.reset([*task.prompt, *task.received])
         self._root_proposals = self._propose(logits, ())
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         """Commit what was evaluated of the path, and evaluate the rest of the tokens."""
-        evaluated = [self._handles[node] for node in itertools.takewhile(self._handles.__contains__, path)]
+        evaluated = list(itertools.takewhile(self._context.holds, path))
         if self._task.sampling.penalised:
             self._counts.add(tokens)
         self._position += len(tokens)
@@ -53,9 +52,7 @@ class LlamaSource:
         logits = self._context.commit(evaluated, tail)
         if logits is None:
             self._root_proposals = []  # the new root's proposals were made when it was expanded as a node
-            self._handles = {node: handle for node, handle in self._handles.items() if handle not in evaluated}
         else:
-            self._handles = {}
             self._root_proposals = self._propose(logits, ())
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
@@ -66,10 +63,9 @@ class LlamaSource:
         unevaluated = [node for node in nodes if node.id != ROOT]
         found: dict[int, list[Proposal]] = {ROOT: self._root_proposals}
         if unevaluated:
-            parents = [0 if node.parent == ROOT else self._handles[node.parent] for node in unevaluated]
-            handles, logits = self._context.decode(parents, [node.token for node in unevaluated])
-            for node, handle, row in zip(unevaluated, handles, logits, strict=True):
-                self._handles[node.id] = handle
+            parents, ids = [node.parent for node in unevaluated], [node.id for node in unevaluated]
+            _, logits = self._context.decode(parents, [node.token for node in unevaluated], ids)
+            for node, row in zip(unevaluated, logits, strict=True):
                 found[node.id] = self._propose(row, node.path)
         return [found[node.id] for node in nodes]
 
