@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from outrider.llama import LlamaModel, TreeContext
 
 CHAIN = 6
-"""Tokens that the draft guesses ahead of each step of the target."""
+"""Tokens that the draft proposes ahead of each step of the target."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TargetText:
 @dataclass(frozen=True)
 class DraftAcceptance:
     tokens_per_step: float
-    """Tokens that a step of the target commits, with a chain of `CHAIN` guesses in every one."""
+    """Tokens that a step of the target commits, with a chain of `CHAIN` draft tokens in every one."""
     greedy: float
     """Share of positions at which the draft's first choice is the target's."""
 
@@ -47,11 +47,11 @@ def measure(draft: Path, samples: Sequence[TargetText]) -> dict[str, DraftAccept
 
 
 def target_steps(agreed: NDArray[np.bool_], chain: int) -> int:
-    """Steps that the target takes for a text, when each checks a guess of `chain` tokens and adds one of its own."""
+    """Steps that the target takes for a text, when each verifies a chain of `chain` tokens and adds one of its own."""
     steps, place = 0, 0
     while place < len(agreed):
-        guess = agreed[place : place + chain]
-        place += 1 + (len(guess) if guess.all() else int(guess.argmin()))
+        proposal = agreed[place : place + chain]
+        place += 1 + (len(proposal) if proposal.all() else int(proposal.argmin()))
         steps += 1
     return steps
 

@@ -4,7 +4,7 @@ The real Engine, a target of 1B to 8B with random weights, 1 to 128 greedy sessi
 tokens. The target's own continuations come first, by plain steps; then each device sends up trees that agree with its
 continuation with probability `rate` at every depth (benchmarks.support.engine_driver.scripted_trees), and the engine
 verifies them as it does any. The time of a step is from the first Append handed to the engine until its commits are
-there and the GPU is idle; the devices stand between two steps, all with their trees ready, and their time is told
+there and the GPU is idle; the devices stand between two steps, all with their trees ready, and their time is reported
 apart. So a network's share is not in here: it is what a verifier can do, not what one device sees.
 
 `device`: swept over nodes per session, all of which every step evaluates; `pruned`: the engine takes of them what its
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--attention", choices=["auto", *BACKENDS], default="auto", help="auto: triton on cuda, else sdpa"
     )
-    parser.add_argument("--rate", type=float, default=RATE, help="of guesses right at each depth")
+    parser.add_argument("--rate", type=float, default=RATE, help="of draft tokens accepted at each depth")
     parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
     options = parser.parse_args(argv)
     plan = replace(workload(options.size), rate=options.rate)

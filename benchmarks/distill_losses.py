@@ -4,7 +4,7 @@ The target answers questions, and writes code as before; the narrow draft, which
 texts, with their prompts as context that is not learnt from. Every run sees the same texts for as many steps; the
 hybrid begins with KL for half of them, as in the loop, and total variation stands alone. Measured is the quantised
 file in llama.cpp, on prompts that nobody learnt from and that no result is measured on either: tokens per step of the
-target with a chain of 6 guesses, and acceptance of the first guess, on the target's greedy text.
+target with a chain of 6 draft tokens, and acceptance of the first one, on the target's greedy text.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
             runs.append(
                 {"loss": loss, "lora_rank": rank, "seconds": round(seconds, 1)}
                 | compared(found, measured)
-                | told(found)
+                | rounded(found)
             )
-    return {name: told(found) for name, found in measured.items()} | {"runs": runs, "tokens": card.train_tokens}
+    return {name: rounded(found) for name, found in measured.items()} | {"runs": runs, "tokens": card.train_tokens}
 
 
 def write(
@@ -209,7 +209,7 @@ def compared(found: dict[str, DraftAcceptance], others: dict[str, dict[str, Draf
     return {"gap_closed": round(won / gap, 3), "code_loss": round(lost, 3)}
 
 
-def told(found: dict[str, DraftAcceptance]) -> dict[str, Any]:
+def rounded(found: dict[str, DraftAcceptance]) -> dict[str, Any]:
     return {kind: {name: round(value, 3) for name, value in asdict(one).items()} for kind, one in found.items()}
 
 

@@ -2,7 +2,7 @@
 
 What is simulated: devices with a distance, a drafting speed and a kind of text; sessions that come and go; verifiers
 whose steps take `a + b n` until they are full and more beyond. What is real: coordinator.window.controller, which sees
-of a session what a verifier reports of it: the verdicts on its last positions, round trip, drafting time.
+of a session what a verifier reports of it: the acceptance history of its last positions, round trip, drafting time.
 
 Two loads. Crowded: every device has a session open, about 100 to a verifier. Light: one device in five has, about 20
 to a verifier. Every fourth verifier is judged once, right after its second decision (at its first nothing sticks yet),

@@ -3,8 +3,8 @@
 First the peak: more and more sessions in a closed loop, each level for as long; goodput is the tokens per second of
 sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at five times the rate at
 which they were finished at the peak. They come straight to the verifier, so that no coordinator turns them away first.
-Who is refused waits as long as it was told, asks once more and gives up. Goodput is counted as before; what runs when
-the clock stops counts nothing.
+A session that is refused waits as long as the refusal says, asks once more and gives up. Goodput is counted as before;
+what runs when the clock stops counts nothing.
 
 That refusals come before any compute is measured apart: with every place taken by a session that stands still (its
 device confirms nothing), the engine process's CPU time is read while as many prompts of 1,000 tokens are refused, and
@@ -110,11 +110,11 @@ class LoadGenerator:
         begin = time.monotonic() + lengths.warm_s
         end = begin + lengths.count_s
 
-        async def seat() -> None:
+        async def play() -> None:
             while time.monotonic() < end:
                 await self._one()
 
-        await asyncio.gather(*(seat() for _ in range(level)))
+        await asyncio.gather(*(play() for _ in range(level)))
         return Goodput.of(self.ended, begin, end)
 
     async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
@@ -256,7 +256,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     async with harness.one_verifier(pair, *places, prefix_cache=False, coordinator=False) as cluster:
         verifier = cluster.verifiers[0]
         front, engine, *_ = proc.family(verifier.pid)
-        where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when it was told to, and gives up
+        where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when the refusal says, and gives up
         cost = await refusal_cost(where, front, engine, lengths)
         recorded = await record_drafts(ServiceAddress(verifier.address), pair, prompts, settings)
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:

@@ -2,7 +2,7 @@
 
 The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
 from a seed. Beside them a hostile client goes through its attacks (benchmarks.support.malicious_client), in every other
-stretch of PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the stretches
+phase of PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the phases
 with it and those without. It runs on the devices' core, so that its own work is part of that difference. The prefix
 cache is on. Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients
 have gone, those KV slots are counted that the engine will not promise to new sessions any more: as many as it can hold
@@ -75,7 +75,9 @@ def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
     return SessionJob(recording, drafted=rng.random() < 0.9, ending=ending, after=after)  # type: ignore[arg-type]
 
 
-async def seat(swarm: Swarm, recorded: DraftRecording, rng: random.Random, tally: SessionTally, until: float) -> None:
+async def take_turns(
+    swarm: Swarm, recorded: DraftRecording, rng: random.Random, tally: SessionTally, until: float
+) -> None:
     """Play one session after another until `until`."""
     await asyncio.sleep(rng.uniform(0.0, 2.0))
     while time.monotonic() < until:
@@ -205,14 +207,15 @@ async def _soak(
 ) -> None:
     until = time.monotonic() + seconds
     phase_s = min(PHASE_S, (seconds - size.warm_s) / LEAST_PHASES)
-    seats = [
-        asyncio.create_task(seat(swarm, recorded, random.Random(SEED + i), tally, until)) for i in range(size.sessions)
+    players = [
+        asyncio.create_task(take_turns(swarm, recorded, random.Random(SEED + i), tally, until))
+        for i in range(size.sessions)
     ]
     attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=size.warm_s, until=until)
     others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), size, until))
-    tasks = {*seats, *map(asyncio.create_task, others)}
+    tasks = {*players, *map(asyncio.create_task, others)}
     try:
-        while not all(task.done() for task in seats):
+        while not all(task.done() for task in players):
             done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()  # what has failed shows nothing any more

@@ -20,7 +20,7 @@ SPAN_S = 300.0
 """Over so long at the end."""
 MOST_GROWTH_MB = 20.0
 MOST_HARM = 2.0
-"""p99 of the stretches with the hostile client, in the middle, over that of those without."""
+"""p99 of the phases with the hostile client, in the middle, over that of those without."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class SessionTally:
 
 @dataclass(frozen=True)
 class DeliveryPace:
-    """Milliseconds between deliveries, over all stretches of one kind."""
+    """Milliseconds between deliveries, over all phases of one kind."""
 
     p50: float | None
     p99: float | None
     typical: float
-    """Median of the stretches' own p99: one stretch on a machine that was busy elsewhere decides nothing."""
-    by_stretch: str
+    """Median of the phases' own p99: one phase on a machine that was busy elsewhere decides nothing."""
+    by_phase: str
     """The same with its range."""
 
     @classmethod
-    def of(cls, stretches: Sequence[Sequence[float]]) -> DeliveryPace:
-        together = [ms for stretch in stretches for ms in stretch]
-        each = [found for stretch in stretches if (found := quantile(stretch, 0.99)) is not None]
+    def of(cls, phases: Sequence[Sequence[float]]) -> DeliveryPace:
+        together = [ms for phase in phases for ms in phase]
+        each = [found for phase in phases if (found := quantile(phase, 0.99)) is not None]
         return cls(
             harness.rounded(quantile(together, 0.50)),
             harness.rounded(quantile(together, 0.99)),
@@ -181,10 +181,10 @@ class SoakFindings:
         )
 
     def _neighbours(self) -> Iterator[str]:
-        yield f"{'ms between deliveries':<28} {'p50':>7} {'p99':>7}   p99 by stretch"
+        yield f"{'ms between deliveries':<28} {'p50':>7} {'p99':>7}   p99 by phase"
         for name, attacked in (("with the hostile client", True), ("without it", False)):
             pace, count = self.pace(attacked=attacked), len(self.phases.of((), disturbed=attacked))
-            yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_stretch}, {count} stretches"
+            yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_phase}, {count} phases"
 
 
 def growth(samples: Sequence[VerifierSample], span_s: float) -> float:

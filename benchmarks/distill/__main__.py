@@ -104,8 +104,8 @@ async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result
         await fleet.quiet()
         found = await identity.compare(plain, identity.chosen(fleet.answers, scale.compared), system.pair)
     result.tokens_lost = found.lost
-    told = f"{found.lost} of {found.tokens} in {found.requests} requests"
-    story.check("tokens that are not those of plain streaming", "0", told, found.identical and found.tokens > 0)
+    measured = f"{found.lost} of {found.tokens} in {found.requests} requests"
+    story.check("tokens that are not those of plain streaming", "0", measured, found.identical and found.tokens > 0)
     # Not of the draft that devices have: they would have no need to download it.
     refusals = await safety.refusals(system, system.pair.draft, story, LIES[:1])
     result.refused = [refusal.wanted for refusal in refusals if refusal.held]
@@ -141,8 +141,8 @@ def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], 
 def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
     """Part 1's figures beside what is wanted."""
     for name, values in (("before", found.before), ("after", found.after), ("reference", found.reference)):
-        told = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
-        story.tell(f"tokens per step with the tree, held-out prompts, {name}: {told}")
+        figures = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
+        story.tell(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
         result.tokens_per_step[name] = round(values["arithmetic"], 3)
     result.gap_closed, result.code_loss = round(found.gap_closed, 3), round(found.code_loss, 3)
     story.check(

@@ -22,7 +22,7 @@ class DeviceAnswer:
     """When its first token was there."""
     tokens: list[int] = field(default_factory=list)
     guessed: int = 0
-    """Of the tokens, those that the device had guessed."""
+    """Of the tokens, those that the device had proposed."""
     steps: int = 0
     attaches: int = 0
     swaps_s: list[float] = field(default_factory=list)

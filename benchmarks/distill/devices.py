@@ -35,7 +35,7 @@ _REST_S = 0.5
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What a process is told at its start."""
+    """Set what a process of devices does."""
 
     coordinator: str
     cache: str
@@ -57,11 +57,11 @@ class DeviceOrders:
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         async for line in reader:
-            told = json.loads(line)
-            self.kind, self.pause_s = str(told["kind"]), float(told["pause_s"])
-            self._tell()
+            order = json.loads(line)
+            self.kind, self.pause_s = str(order["kind"]), float(order["pause_s"])
+            self._notify()
         self.over = True
-        self._tell()
+        self._notify()
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait for another order, at most so many seconds."""
@@ -71,7 +71,7 @@ class DeviceOrders:
         except TimeoutError:
             return
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -113,16 +113,16 @@ async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options:
     except OutriderError as error:
         return DeviceAnswer(number, kind, prompt, options, begun, time.time(), error=f"{type(error).__name__}: {error}")
     refused = {str(name): count for name, count in client.updates.refused.items()} if client.updates else {}
-    told = done.statistics
+    statistics = done.statistics
     return DeviceAnswer(
         *(number, kind, prompt, options, begun, time.time()),
-        first=begun + (told.first_token_s or 0.0),
+        first=begun + (statistics.first_token_s or 0.0),
         tokens=list(done.token_ids),
-        guessed=told.guessed,
-        steps=told.steps,
-        attaches=told.attaches,
-        swaps_s=told.swaps_s,
-        release=told.release,
+        guessed=statistics.guessed,
+        steps=statistics.steps,
+        attaches=statistics.attaches,
+        swaps_s=statistics.swaps_s,
+        release=statistics.release,
         refused=refused,
     )
 

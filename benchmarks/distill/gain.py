@@ -26,7 +26,7 @@ from edge_agent import AsyncClient
 KINDS = ("arithmetic", "code")
 _DRAWS = 1_000
 LEAST_GAP = 0.5
-"""Tokens per step between the first draft and the reference below which nothing can be said."""
+"""Tokens per step between the first draft and the reference below which there is no judgement."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HeldOutText:
     first: int
     """Of the written tokens."""
     session: int = 0
-    """Not told apart: no bound is asked for here."""
+    """Not distinguished: no bound is asked for here."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: Run
     """In the midst of sessions and of a trial; a new one starts over the same Redis."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of the coordinator, with {said(before)}", "coordinator killed")
+    killed = story.tell(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")
     await system.kill_coordinator()
     await asyncio.sleep(AWAY_S)
     await system.start_coordinator()
@@ -45,7 +45,7 @@ async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -
     """Kill Redis, whose data is lost, start it again, and judge what follows."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of Redis with all its data, with {said(before)}", "Redis killed")
+    killed = story.tell(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
     system.redis.stop(kill=True)
     await asyncio.sleep(AWAY_S)
     system.redis.start()
@@ -77,7 +77,7 @@ async def _judge(
     story.check(
         f"{what}, killed",
         f"{window} lost, no request fails that had begun, later ones are answered, the loop lives",
-        f"{said(after)} {took:.1f} s after the new start, {through} requests that were under way came to their end and"
+        f"{show(after)} {took:.1f} s after the new start, {through} requests that were under way came to their end and"
         f" {len(failed)} failed, {len(late) - len(failed)} failed of what was asked meanwhile, {answered} new ones were"
         " answered",
         bool(before) and kept(before, after) and served and system.loop_runs,
@@ -127,5 +127,5 @@ def kept(before: Mapping[str, tuple[int, str]], after: Mapping[str, tuple[int, s
     )
 
 
-def said(known: Mapping[str, tuple[int, str]]) -> str:
+def show(known: Mapping[str, tuple[int, str]]) -> str:
     return ", ".join(f"version {version} {state}" for version, state in known.values()) or "no release"

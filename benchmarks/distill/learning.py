@@ -47,8 +47,8 @@ async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, st
     story.tell("eight devices ask for code")
     await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
-    said = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
-    turned = story.tell(said, "arithmetic")
+    note = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
+    turned = story.tell(note, "arithmetic")
     fleet.order("arithmetic")
     await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
     run = system.state().run

@@ -23,7 +23,7 @@ BIN_S = 10.0
 def acceptance(
     answers: Sequence[DeviceAnswer], events: Sequence[RunEvent], names: Mapping[str, str], begun: float, path: Path
 ) -> Path:
-    """Share of tokens that devices had guessed, in steps of `BIN_S`, by release and kind. names: of releases."""
+    """Share of tokens that devices had proposed, in steps of `BIN_S`, by release and kind. names: of releases."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots()
     for (release, kind), points in sorted(binned(answers, begun).items()):
@@ -33,7 +33,7 @@ def acceptance(
         axes.axvline(event.unix - begun, color="grey", alpha=0.4, linewidth=0.8)
         height = 0.02 + 0.24 * (number % 2)  # neighbours in time stand apart
         axes.text(event.unix - begun, height, event.mark, rotation=90, ha="right", va="bottom", fontsize=8)
-    axes.set(xlabel="seconds", ylabel="share of tokens that the device had guessed", ylim=(0.0, 1.1))
+    axes.set(xlabel="seconds", ylabel="share of tokens that the device had proposed", ylim=(0.0, 1.1))
     axes.legend(loc="upper left", ncols=4)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
@@ -58,7 +58,7 @@ def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def binned(answers: Sequence[DeviceAnswer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(release, kind) -> (seconds, share guessed) of each time span that has answers."""
+    """(release, kind) -> (seconds, share proposed) of each time span that has answers."""
     sums: dict[tuple[str, str], dict[int, list[int]]] = {}
     for answer in answers:
         if answer.tokens and not answer.swaps_s:  # a request with a swap belongs to no release

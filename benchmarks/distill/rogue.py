@@ -189,9 +189,9 @@ class ReleaseTrap:
             size=len(self._data),
             quantization="Q8_0",
         )
-        return [await self._told(lie, good, text) for lie in lies]
+        return [await self._offer(lie, good, text) for lie in lies]
 
-    async def _told(self, lie: BadRelease, good: Manifest, text: tuple[int, ...]) -> Refusal:
+    async def _offer(self, lie: BadRelease, good: Manifest, text: tuple[int, ...]) -> Refusal:
         settings = EdgeSettings(release_keys=self._signer.public_key.hex(), release_spread_s=0.0)
         cache = self._folder / lie.wanted
         signer = Signer.generate() if lie.forged else self._signer
@@ -208,17 +208,17 @@ class ReleaseTrap:
                 if lie.flipped:
                     shop.files[f"artifacts/{good.digest}.gguf"] = flipped(self._data)
                 shop.cut = len(self._data) // 2 if lie.cut else 0
-                with heard("edge_agent.releases") as said:
+                with logged_warnings("edge_agent.releases") as warnings:
                     rogue.offers(sign(lie.change(good), signer), shop.url)
                     done = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
-                    with contextlib.suppress(Unavailable):  # what was not refused is told as such
+                    with contextlib.suppress(Unavailable):  # what was not refused is reported as such
                         await until(lambda: bool(updates.refused), _WAIT_S, f"{lie.what} is refused")
                     later = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
         return Refusal(
             lie.what,
             lie.wanted,
             tuple(sorted(updates.refused)),
-            next((line for line in said if "is not used" in line), "; ".join(said)),
+            next((line for line in warnings if "is not used" in line), "; ".join(warnings)),
             done.token_ids == later.token_ids == text,
             bool(lie.before) or later.statistics.release != good.digest,
         )
@@ -232,17 +232,17 @@ def flipped(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def heard(name: str) -> Iterator[list[str]]:
-    """Warnings of a logger and those below it, meanwhile."""
-    said: list[str] = []
+def logged_warnings(name: str) -> Iterator[list[str]]:
+    """Collect the warnings of a logger and those below it."""
+    messages: list[str] = []
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    ear, logger = Ear(logging.WARNING), logging.getLogger(name)
-    logger.addHandler(ear)
+    collector, logger = Collector(logging.WARNING), logging.getLogger(name)
+    logger.addHandler(collector)
     try:
-        yield said
+        yield messages
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(collector)

@@ -56,8 +56,8 @@ async def worse(
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
     back = known is not None and known.state == ROLLED_BACK
-    said = f"{known.state}, {known.reason}" if known else "undecided"
-    story.tell(f"release {digest[:12]}: {said}", known.state.replace("_", " ") if known else "")
+    result = f"{known.state}, {known.reason}" if known else "undecided"
+    story.tell(f"release {digest[:12]}: {result}", known.state.replace("_", " ") if known else "")
     await learning.adopted(fleet, stable, _BACK_S, story)
     tried = {answer.device for answer in fleet.answers if answer.release == digest}
     gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
@@ -67,7 +67,7 @@ async def worse(
         "a worse draft",
         f"rolled back within {scale.canary_s:.0f} s{_ON_EVIDENCE if scale.promised else ''}, tried by some devices and"
         " not by all; the stable one stays",
-        f"{said}, after {took:.0f} s, tried by {len(tried)} devices, of which {gave_up} went back by themselves;"
+        f"{result}, after {took:.0f} s, tried by {len(tried)} devices, of which {gave_up} went back by themselves;"
         f" the stable one is {now.state if now else 'gone'}",
         back
         and (judged_worse(known) or not scale.promised)

@@ -39,7 +39,7 @@ class DistillSize:
     """Requests that are asked again as plain streaming, beside every one with a swap."""
     noise: float = 0.28
     """Of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves, each
-    after a few hundred guesses, and the canary has few samples; with little of it the canary must find out."""
+    after a few hundred draft tokens, and the canary has few samples; with little of it the canary must find out."""
     start_s: float = 900.0
     """The longest wait for the loop to go from the turn of traffic to a decision."""
     minutes: float = 25.0

@@ -207,8 +207,8 @@ class DistillSystem:
         parts = {"DISTILL": distill, "COORDINATOR": coordinator, "VERIFIER": verifier}
         return {
             f"OUTRIDER_{part}_{name.upper()}": str(value)
-            for part, told in parts.items()
-            for name, value in told.items()
+            for part, settings in parts.items()
+            for name, value in settings.items()
         }
 
 

@@ -27,15 +27,15 @@ class DeliveryGap:
     """Seconds of time.monotonic."""
     ms: float
 
-    def within(self, stretch: Phase) -> bool:
-        return stretch.begin <= self.end - self.ms / 1000 and self.end <= stretch.end
+    def within(self, phase: Phase) -> bool:
+        return phase.begin <= self.end - self.ms / 1000 and self.end <= phase.end
 
 
 @dataclass
 class AlternatingPhases:
-    """What has been, in its order. Times in no stretch, of warming up and of running out, count for neither side."""
+    """Keep the phases so far, in order. Times in no phase, of warming up and of running out, count for neither side."""
 
-    stretches: list[Phase] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
 
     async def alternate(
         self, disturb: Callable[[float], Awaitable[None]], *, phase_s: float, warm_s: float, until: float
@@ -51,9 +51,9 @@ class AlternatingPhases:
                         await disturb(time.monotonic() + phase_s)
 
     def of(self, gaps: Iterable[DeliveryGap], *, disturbed: bool) -> list[list[float]]:
-        """Milliseconds of the gaps that lie within each stretch of one kind."""
+        """Milliseconds of the gaps that lie within each phase of one kind."""
         gaps = list(gaps)
-        return [[gap.ms for gap in gaps if gap.within(s)] for s in self.stretches if s.disturbed is disturbed]
+        return [[gap.ms for gap in gaps if gap.within(s)] for s in self.phases if s.disturbed is disturbed]
 
     @contextlib.contextmanager
     def _noted(self, *, disturbed: bool) -> Iterator[None]:
@@ -61,4 +61,4 @@ class AlternatingPhases:
         try:
             yield
         finally:
-            self.stretches.append(Phase(begin, time.monotonic(), disturbed))
+            self.phases.append(Phase(begin, time.monotonic(), disturbed))

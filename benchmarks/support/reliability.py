@@ -33,11 +33,11 @@ def reliability(predicted: Sequence[float], happened: Sequence[bool], bins: int 
     """
     if len(predicted) != len(happened) or not 1 <= bins <= len(predicted):
         raise ValueError(f"{len(predicted)} predictions and {len(happened)} outcomes for {bins} bins")
-    guess, came = np.asarray(predicted, np.float64), np.asarray(happened, np.float64)
-    order = np.argsort(guess, kind="stable")
+    forecast, came = np.asarray(predicted, np.float64), np.asarray(happened, np.float64)
+    order = np.argsort(forecast, kind="stable")
     parts = np.array_split(order, bins)
-    curve = tuple((float(guess[part].mean()), float(came[part].mean()), len(part)) for part in parts)
-    error = sum(abs(mean - share) * count for mean, share, count in curve) / len(guess)
+    curve = tuple((float(forecast[part].mean()), float(came[part].mean()), len(part)) for part in parts)
+    error = sum(abs(mean - share) * count for mean, share, count in curve) / len(forecast)
     base = float(came.mean() * (1.0 - came.mean()))
-    brier = float(np.square(guess - came).mean())
+    brier = float(np.square(forecast - came).mean())
     return Reliability(error, 1.0 - brier / base if base else 0.0, curve)

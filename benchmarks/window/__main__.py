@@ -71,11 +71,11 @@ TRANSITION_KEYS = ("settle_s", "vs_streaming")
 
 def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
     """Of all figures those of the last line; None for parts that were not played."""
-    told = {key: result.get(key) for key in KEYS}
-    told["cells"] = [{key: cell[key] for key in CELL_KEYS} for cell in result.get("cells", ())]
+    last = {key: result.get(key) for key in KEYS}
+    last["cells"] = [{key: cell[key] for key in CELL_KEYS} for cell in result.get("cells", ())]
     if transition := result.get("transition"):
-        told["transition"] = {key: transition[key] for key in TRANSITION_KEYS}
-    return told
+        last["transition"] = {key: transition[key] for key in TRANSITION_KEYS}
+    return last
 
 
 async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
@@ -106,8 +106,8 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
         if out:
             (out / "window.json").write_text(json.dumps(result, indent=1))
     best = {found["cell"]: found["vs_best"] for found in result.get("statics", ())}
-    for key, told in zip(cells, result.get("cells", ()), strict=True):
-        told["vs_best_static"] = best.get(str(key))
+    for key, row in zip(cells, result.get("cells", ()), strict=True):
+        row["vs_best_static"] = best.get(str(key))
     return result
 
 

@@ -33,7 +33,7 @@ def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
     if transition := result.get("transition"):
         yield _wanted("PACED, transition, seconds until the worst session settled", transition["settle_s"], at_most=3.0)
         yield _wanted("PACED, transition, the worst session over streaming", transition["vs_streaming"], at_least=0.9)
-        yield _wanted("PACED, transition, changes of the window in a stretch", transition["changes"], at_most=3.0)
+        yield _wanted("PACED, transition, changes of the window in a period", transition["changes"], at_most=3.0)
     if crowd := result.get("crowd"):
         yield _wanted(f"a crowd, {crowd['machine']}, the slowest over streaming", crowd["slowest"], at_least=1.0)
     if result.get("predicted_over_measured") is not None:
@@ -43,7 +43,7 @@ def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
 
 
 def summed_up(cells: Sequence[Mapping[str, Any]]) -> str:
-    """How many cells may be slower than streaming, and where nothing is said of first tokens."""
+    """Return how many cells may be slower than streaming, and how many have no wanted first token."""
     slow = sum(cell["vs_streaming"] < SLOW for cell in cells)
     low = sum(cell["vs_streaming_lower95"] < SLOW for cell in cells)
     without = sum(not cell["ttft_wanted"] for cell in cells)

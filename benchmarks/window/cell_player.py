@@ -1,4 +1,4 @@
-"""Plays the two arms of a cell, and watches what is decided meanwhile."""
+"""Play the two arms of a cell, and watch what is decided meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 FIRST_TOKENS = 4
 """Of a long prompt; then it is cancelled."""
 AROUND_TOKENS = 32
-"""Of those that generate beside a long prompt; others take their seats."""
+"""Of those that generate beside a long prompt; others take their places."""
 AROUND_S = 0.5
 """Until they generate."""
 LOOK_S = 0.25
@@ -99,22 +99,22 @@ class CellPlayer:
 
     @contextlib.asynccontextmanager
     async def _around(self, rtt_ms: float, drafted: bool) -> AsyncIterator[None]:
-        """Others generate meanwhile, on all seats but one."""
+        """Others generate meanwhile, in all places but one."""
         over = asyncio.Event()
 
-        async def seat(number: int) -> None:
+        async def keep_playing(number: int) -> None:
             job = SessionJob(number, drafted, "cancel", AROUND_TOKENS, rtt_ms=rtt_ms)
             while not over.is_set():
                 check([job], [await self._swarm.play(job)])
 
         others = self.numbers[: self._site.machine.sessions - 1]
-        seats = asyncio.gather(*map(seat, others))
+        playing = asyncio.gather(*map(keep_playing, others))
         await asyncio.sleep(AROUND_S if others else 0.0)
         try:
             yield
         finally:
             over.set()
-            await seats
+            await playing
 
     def _job(self, number: int, rtt_ms: float, drafted: bool) -> SessionJob:
         return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)

@@ -89,10 +89,10 @@ async def crowd(context: RunContext) -> dict[str, Any]:
         context.check(site)
     found = figures(key, cell)
     print(line(key, found), flush=True)
-    told = {name: "-" if found[name] is None else found[name] for name in ("min_acceptance", "k_median", "predicted")}
+    shown = {name: "-" if found[name] is None else found[name] for name in ("min_acceptance", "k_median", "predicted")}
     print(
-        f"a crowd, {CROWD}: price {told['min_acceptance']}, k {told['k_median']},"
-        f" predicted {told['predicted']}x by the coordinator; the slowest {found['slowest']:.2f}x",
+        f"a crowd, {CROWD}: min_acceptance {shown['min_acceptance']}, k {shown['k_median']},"
+        f" predicted {shown['predicted']}x by the coordinator; the slowest {found['slowest']:.2f}x",
         flush=True,
     )
     return {"crowd": {name: found[name] for name in CROWD_KEYS} | {"machine": str(CROWD)}}

@@ -15,12 +15,12 @@ from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS,
 from benchmarks.window.testbed import CorePair, play
 from benchmarks.window.transitions import (
     AFTER_S,
-    Stretch,
+    ChangePeriod,
     Transition,
     began_s,
     over_time,
-    stretches_of_draft,
-    stretches_of_line,
+    periods_of_draft,
+    periods_of_link,
     summary,
     transition,
     worst,
@@ -40,8 +40,8 @@ class ChangingLink:
     spoiled: tuple[int, int] = (0, 0)
     """Of the output, as in replay.Job."""
 
-    def stretches(self, outcome: SessionOutcome) -> list[Stretch]:
-        return stretches_of_line(outcome, self.turns) if self.turns else stretches_of_draft(outcome, self.spoiled)
+    def periods(self, outcome: SessionOutcome) -> list[ChangePeriod]:
+        return periods_of_link(outcome, self.turns) if self.turns else periods_of_draft(outcome, self.spoiled)
 
 
 LINES = (
@@ -63,8 +63,8 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
     playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
     played = await context.each(playing, [TURNING])
     found = [each for line in played for each in line.transitions]
-    told = summary(found)
-    for each in told.values():
+    worst_cases = summary(found)
+    for each in worst_cases.values():
         settled = "was not seen to settle" if each.settle_s is None else f"settled in {each.settle_s:.1f} s"
         print(
             f"{TURNING!s:<34}{each.name}: {each.vs_streaming:.2f} of streaming in the {AFTER_S:g} s after,"
@@ -73,9 +73,9 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
         )
     return {
         "transition": {
-            "settle_s": worst(each.settle_s for each in told.values()),
-            "vs_streaming": min(each.vs_streaming for each in told.values()),
-            "changes": max(each.changes for each in told.values()),
+            "settle_s": worst(each.settle_s for each in worst_cases.values()),
+            "vs_streaming": min(each.vs_streaming for each in worst_cases.values()),
+            "changes": max(each.changes for each in worst_cases.values()),
         },
         "stretches": [asdict(each) for each in found],
         "series": [each for line in played for each in line.series],
@@ -97,10 +97,10 @@ async def _play(context: RunContext, line: ChangingLink, lane: CorePair) -> Play
                 job = SessionJob(number, True, "cancel", TURN_TOKENS, line.rtt_ms, line.spoiled, TURN_S)
                 (outcome,) = await play(swarm, [job], 1)
             seen = [sight for sight in sights if sight.session_id == outcome.session_id]
-            stretches = line.stretches(outcome)
-            found.transitions += [transition(stretch, outcome, streamed, seen) for stretch in stretches]
+            periods = line.periods(outcome)
+            found.transitions += [transition(period, outcome, streamed, seen) for period in periods]
             if not number:
-                found.series.append(_series(line, outcome, streamed, seen, stretches))
+                found.series.append(_series(line, outcome, streamed, seen, periods))
         context.check(site)
     return found
 
@@ -110,7 +110,7 @@ def _series(
     outcome: SessionOutcome,
     streamed: SessionOutcome,
     seen: Sequence[ObservedWindow],
-    stretches: Sequence[Stretch],
+    periods: Sequence[ChangePeriod],
 ) -> dict[str, Any]:
     """Return speed and window of one session over time, for the plot."""
     begun = began_s(outcome)
@@ -120,5 +120,5 @@ def _series(
         "streaming": list(over_time(streamed)),
         "k": [(sight.at_s - begun, sight.k) for sight in seen],
         "depth": [(sight.at_s - begun, sight.depth) for sight in seen],
-        "changes": [(stretch.since_s - begun, stretch.name) for stretch in stretches],
+        "changes": [(period.since_s - begun, period.name) for period in periods],
     }

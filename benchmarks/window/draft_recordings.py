@@ -32,7 +32,7 @@ Lessons = tuple[tuple[Observation, ...], ...]
 LONG = 1_000
 """Tokens of a long prompt."""
 NEAR = (0.75, 0.85)
-"""Share of first guesses that are right, of the recordings that the model is held to."""
+"""Match rates of the recordings that the model is held to."""
 
 
 def options(tokens: int, temperature: float = 0.8) -> Options:
@@ -54,13 +54,13 @@ async def calls(
     where: ServiceAddress, prompts: Mapping[str, Sequence[int]], asked: Options, at_once: int = 8
 ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
     """The target's output for each prompt, by plain streaming; and its end tokens."""
-    seats = asyncio.Semaphore(at_once)
+    places = asyncio.Semaphore(at_once)
     async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
         description = (await client.prepare()).description
         request = Request.of(**asked)
 
         async def one(name: str, prompt: Sequence[int]) -> RecordedRequest:
-            async with seats:
+            async with places:
                 output = (await client.generate(prompt, **asked)).token_ids
             return RecordedRequest(
                 name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos
@@ -71,32 +71,32 @@ async def calls(
 
 
 async def record_draft(
-    pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons, file: Path
+    pair: Pair, draft: Path, requests: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons, file: Path
 ) -> DraftRecording:
-    """What this draft says around the calls; saved as `file`. lessons: of other prompts."""
-    found = await asyncio.to_thread(record, replace(pair, draft=draft), said, ends)
+    """Record what this draft proposes around the requests, and save it as `file`. lessons: of other prompts."""
+    found = await asyncio.to_thread(record, replace(pair, draft=draft), requests, ends)
     recorded = replace(found, lessons=lessons)
     recorded.save(file)
     return recorded
 
 
-def taught(pair: Pair, draft: Path, said: Sequence[RecordedRequest], ends: Sequence[int]) -> Lessons:
-    """What a device with this draft learns from the calls, going through them once."""
-    return _once(replace(pair, draft=draft), said, ends, depth=None).lessons
+def lessons_from(pair: Pair, draft: Path, requests: Sequence[RecordedRequest], ends: Sequence[int]) -> Lessons:
+    """Return what a device with this draft learns from the requests, going through them once."""
+    return _once(replace(pair, draft=draft), requests, ends, depth=None).lessons
 
 
-def screened(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons) -> list[float]:
-    """Share of first guesses of the pair's device that are right, of each call. No tree is grown for it."""
-    recorded = replace(_once(pair, said, ends, depth=1), lessons=lessons)
-    return [match_rate(each) for each in verdicts(recorded, told(pair))]
+def match_rates(pair: Pair, requests: Sequence[RecordedRequest], ends: Sequence[int], lessons: Lessons) -> list[float]:
+    """Return the match rate of the pair's device for each request. No tree is grown for it."""
+    recorded = replace(_once(pair, requests, ends, depth=1), lessons=lessons)
+    return [match_rate(each) for each in acceptance_histories(recorded, starting_plan(pair))]
 
 
-def _once(pair: Pair, said: Sequence[RecordedRequest], ends: Sequence[int], depth: int | None) -> DraftRecording:
+def _once(pair: Pair, requests: Sequence[RecordedRequest], ends: Sequence[int], depth: int | None) -> DraftRecording:
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = generous(config.directive, config.limits)
     with recorder(pair.draft, table, replace(plan, depth=depth or plan.depth), ends) as recording:
-        return recording.finish([recording.record(call) for call in said])
+        return recording.finish([recording.record(call) for call in requests])
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
@@ -107,18 +107,17 @@ def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NE
     return order[:most], inside
 
 
-def verdicts(recorded: DraftRecording, plan: SpeculationPlan) -> list[bytes]:
-    """On the device's guesses for each position of each output, under the right predecessors
-    (outrider.core.acceptance.history).
+def acceptance_histories(recorded: DraftRecording, plan: SpeculationPlan) -> list[bytes]:
+    """Return the acceptance history of each output (outrider.core.acceptance.history), one entry for each position.
 
-    They are the device's own, look-up's included, beginning with the recording's lessons: its drafter is led along the
-    output, one level deep. plan: what it may guess.
+    The proposals are the device's own, the n-gram source's included, beginning with the recording's lessons: its
+    drafter is led along the output, one level deep. plan: what it may propose.
     """
     begun = recorded.calibrators()
-    return [_led(recorded, recording, plan, copy.deepcopy(begun)) for recording in recorded.recordings]
+    return [_acceptance_history(recorded, recording, plan, copy.deepcopy(begun)) for recording in recorded.recordings]
 
 
-def _led(
+def _acceptance_history(
     recorded: DraftRecording, recording: RecordedProposals, plan: SpeculationPlan, begun: Sequence[Calibrator]
 ) -> bytes:
     source = ReplayedSource(recorded, sleep=lambda seconds: None)
@@ -131,24 +130,24 @@ def _led(
     for token in call.output:
         drafter.step()
         growth = drafter.harvest(moved=False)
-        found.append(_verdict(token, [node.token for node in growth.nodes] if growth else []))
+        found.append(_outcome(token, [node.token for node in growth.nodes] if growth else []))
         drafter.advance([token])
     return bytes(found)
 
 
-def _verdict(token: int, guesses: Sequence[int]) -> int:
-    """guesses: the likeliest first."""
-    if token not in guesses:
+def _outcome(token: int, proposals: Sequence[int]) -> int:
+    """Return how the proposals met the token. proposals: the likeliest first."""
+    if token not in proposals:
         return MISS
-    return HIT if guesses[0] == token else SIBLING
+    return HIT if proposals[0] == token else SIBLING
 
 
-def told(pair: Pair) -> SpeculationPlan:
-    """What devices of this pair are told to begin with."""
+def starting_plan(pair: Pair) -> SpeculationPlan:
+    """Return the speculation plan that devices of this pair begin with."""
     config = VerifierConfig(model=pair.target)
     return SpeculationPlan.of(config.directive, config.limits)
 
 
-def match_rate(said: bytes) -> float:
-    """Share of first guesses that were right."""
-    return said.count(HIT) / max(1, len(said))
+def match_rate(history: bytes) -> float:
+    """Return the share of positions whose token was the first proposal."""
+    return history.count(HIT) / max(1, len(history))

@@ -1,8 +1,8 @@
 """What the streaming model says of a recording, against what was measured: the same window for the whole session.
 
-The model is coordinator.window.streaming, given the recording's own verdicts, the step that streaming took on the same
-line, the round trip that the coordinator was told, and the time of a decode in the recording; it may choose the best
-of all windows. Both speeds are of what follows the first token.
+The model is coordinator.window.streaming, given the recording's acceptance history, the step that streaming took on
+the same line, the round trip that the coordinator received, and the time of a decode in the recording; it may choose
+the best of all windows. Both speeds are of what follows the first token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelComparison:
     vs_model: float
     """Measured over predicted speed, prompt by prompt."""
     predicted_as_told: float
-    """As `predicted`, with the drafting time that the coordinator was told."""
+    """As `predicted`, with the drafting time that the coordinator received."""
 
 
 def after_first(outcome: SessionOutcome) -> float:
@@ -56,8 +56,8 @@ def way(key: CellKey, cell: Cell, decode_s: float) -> LinkTiming:
     return LinkTiming(statistics.median(rtts), decode_s, lambda nodes: plain_s + row_s * nodes)
 
 
-def told_s(cell: Cell, decode_s: float) -> float:
-    """The drafting time that the coordinator was told; decode_s where it was told none."""
+def received_draft_s(cell: Cell, decode_s: float) -> float:
+    """Return the drafting time that the coordinator received, or decode_s if it received none."""
     return statistics.median([sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s])
 
 
@@ -73,16 +73,16 @@ def windows(over: LinkTiming) -> list[Window]:
     ]
 
 
-def predicted(said: bytes, over: LinkTiming) -> float:
+def predicted(history: bytes, over: LinkTiming) -> float:
     """Return the predicted tokens per second with the best window."""
-    return max(replay(said, over, window).tokens_per_s for window in windows(over))
+    return max(replay(history, over, window).tokens_per_s for window in windows(over))
 
 
-def against(key: CellKey, cell: Cell, said: Sequence[bytes], decode_s: float) -> ModelComparison:
-    """said: the verdicts of each of the cell's prompts."""
+def against(key: CellKey, cell: Cell, histories: Sequence[bytes], decode_s: float) -> ModelComparison:
+    """Compare a cell with the model. histories: the acceptance history of each of its prompts."""
     over = way(key, cell, decode_s)
-    foreseen = [predicted(each, over) for each in said]
-    as_told = way(key, cell, told_s(cell, decode_s))
+    foreseen = [predicted(each, over) for each in histories]
+    as_received = way(key, cell, received_draft_s(cell, decode_s))
     measured = [after_first(outcome) for outcome in cell.adaptive[0]]
     plain = [after_first(outcome) for outcome in cell.streaming[0]]
     return ModelComparison(
@@ -90,36 +90,36 @@ def against(key: CellKey, cell: Cell, said: Sequence[bytes], decode_s: float) ->
         round(statistics.median(a / b for a, b in zip(measured, plain, strict=True)), 3),
         round(statistics.median(f * over.step_s(0) for f in foreseen), 3),
         round(statistics.median(a / f for a, f in zip(measured, foreseen, strict=True)), 3),
-        round(statistics.median(predicted(each, as_told) * over.step_s(0) for each in said), 3),
+        round(statistics.median(predicted(each, as_received) * over.step_s(0) for each in histories), 3),
     )
 
 
 def _otherwise(one: ModelComparison) -> str:
     if f"{one.predicted:.2f}" == f"{one.predicted_as_told:.2f}":
         return ""
-    return f" ({one.predicted_as_told:.2f}x with the drafting time that the coordinator was told)"
+    return f" ({one.predicted_as_told:.2f}x with the drafting time that the coordinator received)"
 
 
 async def play_model(context: RunContext) -> dict[str, Any]:
     """One session at once on the paced verifier, recordings whose match is near 0.8.
 
-    One line at a time: with as many guesses as here two verifiers at once do not keep their pace.
+    One line at a time: with as many draft tokens as here two verifiers at once do not keep their pace.
     """
     rtts = context.plan.model_rtts_ms
     recorded = context.recordings.recorded("near")
-    said = context.recordings.verdicts("near")
+    histories = context.recordings.acceptance_histories("near")
     cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
 
     async with (
         context.testbed.site(PACED, context.lanes[0]) as site,
         site.swarm(context.recordings.file("near")) as swarm,
     ):
-        player = CellPlayer(site, swarm, range(len(said)), (), tokens=context.plan.tokens_of(PACED), rounds=1)
+        player = CellPlayer(site, swarm, range(len(histories)), (), tokens=context.plan.tokens_of(PACED), rounds=1)
         await player.warm()
         for rtt_ms in rtts:
             await player.steady(rtt_ms, cells[rtt_ms])
         context.check(site)
-    found = [against(CellKey(PACED, "near", rtt), cells[rtt], said, recorded.decodes[0][1]) for rtt in rtts]
+    found = [against(CellKey(PACED, "near", rtt), cells[rtt], histories, recorded.decodes[0][1]) for rtt in rtts]
     for one in found:
         print(
             f"{PACED!s:<34}{one.rtt_ms:>5.0f} ms, match near 0.8: {one.vs_streaming:.2f}x after the first token;"

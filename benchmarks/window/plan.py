@@ -38,7 +38,7 @@ STATICS = (
     StaticWindow(8, 24, 2, 0.25),
     StaticWindow(16, 24, 2, 0.0),
 )
-"""Beside streaming, in every cell: from shallow to deep, slim and broad, with patience and without."""
+"""Beside streaming, in every cell: from shallow to deep, slim and broad, with and without a draft wait."""
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 REAL, REALS = VerifierMachine(1), VerifierMachine(8)
@@ -49,7 +49,7 @@ CROWD = VerifierMachine(32, 80.0, 3.0)
 """More sessions than pay: a plain row costs 3 ms, so a node takes from everybody."""
 CROWD_RTT_MS = 50.0
 TURNS = ((2.5, 300.0), (10.5, 5.0))
-"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Stretches of eight seconds."""
+"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Periods of eight seconds."""
 TURN_S = 20.0
 """Seconds after which a session on a line that changes is ended."""
 TURN_TOKENS = 700
@@ -57,7 +57,7 @@ TURN_TOKENS = 700
 PLAIN_TURN_TOKENS = 60
 """Of the same by streaming, whose speed does not turn."""
 COLLAPSE = (80, 185)
-"""Positions of the output that the draft guesses wrong: eight seconds' worth of streaming."""
+"""Positions of the output at which the draft proposes wrong tokens: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64}
 """Of a session, which the coordinator steers after a second at most: paced ones stream for about two and a half

@@ -107,11 +107,11 @@ def _bytes(cells: Sequence[Row], figure: Figure) -> None:
 
 def _statics(cells: Sequence[Row], figure: Figure) -> None:
     axes = figure.subplots()
-    arms = list(cells[0]["over"])
-    height = 0.8 / len(arms)
-    for i, arm in enumerate(arms):
+    configurations = list(cells[0]["over"])
+    height = 0.8 / len(configurations)
+    for i, configuration in enumerate(configurations):
         at = [row + i * height for row in range(len(cells))]
-        axes.barh(at, [cell["over"][arm] for cell in cells], height, label=arm)
+        axes.barh(at, [cell["over"][configuration] for cell in cells], height, label=configuration)
     axes.axvline(1.0, color="black", linewidth=1)
     axes.axvline(0.95, color="grey", linewidth=1, linestyle=":")
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(cells))], [cell["cell"] for cell in cells])

@@ -13,16 +13,16 @@ from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRe
 from benchmarks.support.harness import Pair
 from benchmarks.window.draft_recordings import (
     Lessons,
+    acceptance_histories,
     calls,
+    lessons_from,
     long_prompts,
     match_rate,
+    match_rates,
     nearest,
     options,
     record_draft,
-    screened,
-    taught,
-    told,
-    verdicts,
+    starting_plan,
 )
 from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, WindowPlan
 
@@ -57,7 +57,7 @@ class RecordingLibrary:
         self._lessons: dict[str, Lessons] = {}
         self._scratch = scratch
         self._recorded: dict[str, DraftRecording] = {}
-        self._verdicts: dict[str, list[bytes]] = {}
+        self._histories: dict[str, list[bytes]] = {}
 
     def file(self, name: str) -> Path:
         return self._scratch / f"{name}.json"
@@ -65,9 +65,9 @@ class RecordingLibrary:
     def recorded(self, name: str) -> DraftRecording:
         return self._recorded[name]
 
-    def verdicts(self, name: str) -> list[bytes]:
-        """On each recording's guesses."""
-        return self._verdicts[name]
+    def acceptance_histories(self, name: str) -> list[bytes]:
+        """Return the acceptance history of each recording of this name."""
+        return self._histories[name]
 
     def prompts(self, draft: str) -> int:
         """Recordings that come before those of long prompts."""
@@ -78,15 +78,15 @@ class RecordingLibrary:
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
         if not {"turns", "model"}.issuperset(parts):
-            said, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
+            requests, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
-            said += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
+            requests += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
             for draft in plan.drafts:
-                await self._record(draft, draft, said, ends)
+                await self._record(draft, draft, requests, ends)
         if "turns" in parts:
-            said, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
-            await self._record("turns", "good", said, ends)
+            requests, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
+            await self._record("turns", "good", requests, ends)
         if "model" in parts:
             await self._near(where)
 
@@ -96,9 +96,9 @@ class RecordingLibrary:
         ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):
             asked = options(self._plan.tokens_of(PACED), temperature)
-            said, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
-            found += said
-        shares = await asyncio.to_thread(screened, self._pair, found, ends, self._lessons["good"])
+            requests, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
+            found += requests
+        shares = await asyncio.to_thread(match_rates, self._pair, found, ends, self._lessons["good"])
         taken, inside = nearest(shares, self._plan.near)
         print(
             f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85;"
@@ -109,23 +109,26 @@ class RecordingLibrary:
 
     async def _teach(self, where: ServiceAddress, temperatures: Sequence[float]) -> None:
         """A device with each draft goes through the teaching prompts at these temperatures."""
-        said: list[RecordedRequest] = []
+        requests: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in temperatures:
             more, ends = await calls(
                 where, self._teaching, options(max(map(self._plan.tokens_of, TOKENS)), temperature)
             )
-            said += more
+            requests += more
         for draft in dict.fromkeys(("good", *self._plan.drafts)):
-            self._lessons[draft] = await asyncio.to_thread(taught, self._pair, self.drafts[draft], said, ends)
+            self._lessons[draft] = await asyncio.to_thread(lessons_from, self._pair, self.drafts[draft], requests, ends)
             count = sum(map(len, self._lessons[draft]))
-            print(f"{count} lessons for the {draft} draft from {len(said)} calls that are not played", flush=True)
+            print(f"{count} lessons for the {draft} draft from {len(requests)} calls that are not played", flush=True)
 
-    async def _record(self, name: str, draft: str, said: Sequence[RecordedRequest], ends: Sequence[int]) -> None:
+    async def _record(self, name: str, draft: str, requests: Sequence[RecordedRequest], ends: Sequence[int]) -> None:
         lessons = self._lessons[draft]
-        recorded = await record_draft(self._pair, self.drafts[draft], said, ends, lessons, self.file(name))
-        self._recorded[name], self._verdicts[name] = recorded, verdicts(recorded, told(self._pair))
-        shares = [match_rate(said) for said in self.verdicts(name)]
+        recorded = await record_draft(self._pair, self.drafts[draft], requests, ends, lessons, self.file(name))
+        self._recorded[name], self._histories[name] = (
+            recorded,
+            acceptance_histories(recorded, starting_plan(self._pair)),
+        )
+        shares = [match_rate(history) for history in self._histories[name]]
         print(
             f"recorded {name}: {len(shares)} outputs, match {harness.spread(shares)},"
             f" {1e3 * recorded.decodes[0][1]:.2f} ms a decode",

@@ -183,18 +183,18 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 async def play(swarm: Swarm, jobs: Iterable[SessionJob], at_once: int, over_s: float = 0.0) -> list[SessionOutcome]:
     """Every job, so many at once; in their order. Raises RuntimeError where one fails.
 
-    over_s: the first `at_once` of them come evenly over so long, the others into seats that become free.
+    over_s: the first `at_once` of them come evenly over so long, the others into places that become free.
     """
     jobs = list(jobs)
     outcomes: dict[int, SessionOutcome] = {}
     waiting = iter(range(at_once, len(jobs)))
 
-    async def seat(first: int) -> None:
+    async def play_from(first: int) -> None:
         await asyncio.sleep(over_s * first / at_once)
         for number in itertools.chain([first], waiting):
             outcomes[number] = await swarm.play(jobs[number])
 
-    await asyncio.gather(*map(seat, range(min(at_once, len(jobs)))))
+    await asyncio.gather(*map(play_from, range(min(at_once, len(jobs)))))
     found = [outcomes[number] for number in range(len(jobs))]
     check(jobs, found)
     return found

@@ -1,6 +1,6 @@
 """Judge how a session's window follows a change in mid-session, of the round trip or of the draft's quality.
 
-A stretch begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
+A period begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
 long; how long it takes until the window stays near the one that it ends with; and how often it moves farther than that.
 """
 
@@ -15,14 +15,14 @@ from benchmarks.window.cells import ObservedWindow
 
 AFTER_S = 3.0
 FINAL_S = 1.0
-"""At the end of a stretch: the last window of it is the one that was settled for."""
+"""At the end of a period: the last window of it is the one that was settled for."""
 NEAR_K, NEAR_DEPTH = 1, 2
 """Levels. Windows that differ by no more are one for whoever asks whether it has settled."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Between two changes, in seconds on the clock of Outcome.delivered_s."""
+class ChangePeriod:
+    """The time between two changes, in seconds on the clock of Outcome.delivered_s."""
 
     name: str
     since_s: float
@@ -31,7 +31,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Transition:
-    """What became of one session in one stretch."""
+    """The measures of one session in one period."""
 
     name: str
     vs_streaming: float
@@ -45,31 +45,31 @@ def began_s(outcome: SessionOutcome) -> float:
     return outcome.delivered_s[0] - (outcome.first_token_s or 0.0)
 
 
-def stretches_of_line(outcome: SessionOutcome, turns: Sequence[tuple[float, float]]) -> list[Stretch]:
+def periods_of_link(outcome: SessionOutcome, turns: Sequence[tuple[float, float]]) -> list[ChangePeriod]:
     """One after each turn of the round trip. turns: seconds since the session began -> ms from then on."""
     begun, ends = began_s(outcome), outcome.delivered_s[-1]
     times = [min(begun + at_s, ends) for at_s, _ in turns] + [ends]
     spans = zip(turns, times, times[1:], strict=False)
-    return [Stretch(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
+    return [ChangePeriod(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
 
 
-def stretches_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[Stretch]:
+def periods_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[ChangePeriod]:
     """While the draft is wrong, and after. span: positions of the output."""
     falls, rises = (outcome.delivered_s[min(position, outcome.tokens - 1)] for position in span)
     ends = outcome.delivered_s[-1]
-    return [Stretch("collapse", falls, rises), Stretch("recovery", rises, ends)]
+    return [ChangePeriod("collapse", falls, rises), ChangePeriod("recovery", rises, ends)]
 
 
 def transition(
-    stretch: Stretch, outcome: SessionOutcome, streamed: SessionOutcome, sights: Sequence[ObservedWindow]
+    period: ChangePeriod, outcome: SessionOutcome, streamed: SessionOutcome, sights: Sequence[ObservedWindow]
 ) -> Transition:
     """streamed: the same prompt on the same line; its speed over all of its session is taken."""
-    until = min(stretch.since_s + AFTER_S, stretch.until_s)
-    came = sum(stretch.since_s <= at < until for at in outcome.delivered_s)
-    plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - stretch.since_s)
-    seen = [s for s in sights if s.session_id == outcome.session_id and stretch.since_s <= s.at_s < stretch.until_s]
+    until = min(period.since_s + AFTER_S, period.until_s)
+    came = sum(period.since_s <= at < until for at in outcome.delivered_s)
+    plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - period.since_s)
+    seen = [s for s in sights if s.session_id == outcome.session_id and period.since_s <= s.at_s < period.until_s]
     changes = sum(not near(a, b) for a, b in itertools.pairwise(seen))
-    return Transition(stretch.name, came / plain, settled_s(stretch, seen), changes)
+    return Transition(period.name, came / plain, settled_s(period, seen), changes)
 
 
 def near(a: ObservedWindow, b: ObservedWindow) -> bool:
@@ -77,15 +77,15 @@ def near(a: ObservedWindow, b: ObservedWindow) -> bool:
     return abs(a.k - b.k) <= NEAR_K and abs(a.depth - b.depth) <= NEAR_DEPTH
 
 
-def settled_s(stretch: Stretch, seen: Sequence[ObservedWindow]) -> float | None:
+def settled_s(period: ChangePeriod, seen: Sequence[ObservedWindow]) -> float | None:
     """Seconds from the change until the first sight from which on all windows are near the last one.
 
-    None where none was seen in the stretch's last second.
+    None where none was seen in the period's last second.
     """
-    if not seen or seen[-1].at_s < stretch.until_s - FINAL_S:
+    if not seen or seen[-1].at_s < period.until_s - FINAL_S:
         return None
     settled = itertools.takewhile(lambda sight: near(sight, seen[-1]), reversed(seen))
-    return min(sight.at_s for sight in settled) - stretch.since_s
+    return min(sight.at_s for sight in settled) - period.since_s
 
 
 def worst(settled: Iterable[float | None]) -> float | None:

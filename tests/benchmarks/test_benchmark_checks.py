@@ -90,7 +90,7 @@ def test_a_token_far_behind_the_best_is_no_tie() -> None:
     assert not TokenDifference(0, got=1, expected=2, gap=math.inf).tie
 
 
-def test_lost_duplicated_and_differing_tokens_are_told_apart() -> None:
+def test_lost_duplicated_and_differing_tokens_are_distinguished() -> None:
     text = list(range(20))
     assert failover.compare(text, text) == (0, 0, 0)
     assert failover.compare(text[:5] + text[7:], text) == (2, 0, 0)

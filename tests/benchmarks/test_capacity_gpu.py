@@ -217,12 +217,12 @@ def test_a_draft_reads_what_was_refused_and_nothing_twice() -> None:
     assert (draft.forwards, draft.rows) == (8, 10 + 2 + 1 + 3)
 
 
-@pytest.mark.parametrize("said", [[9, 2, 7], [9, 7], [7], [7, 2, 6, 5]], ids=str)
-def test_a_drafts_cache_gives_what_a_draft_without_one_says(said: list[int]) -> None:
+@pytest.mark.parametrize("output", [[9, 2, 7], [9, 7], [7], [7, 2, 6, 5]], ids=str)
+def test_a_drafts_cache_gives_what_a_draft_without_one_says(output: list[int]) -> None:
     draft, prompt = drafter(), [3, 1, 4, 1, 5]
     draft.begin("a", prompt)
     draft.propose([DraftRequest("a", prompt, [9, 2, 6])])
-    known, chain = [*prompt, *said], [8, 30, 71, 4]
+    known, chain = [*prompt, *output], [8, 30, 71, 4]
     fresh = drafter()
     fresh.begin("b", known)
     assert draft.propose([DraftRequest("a", known, chain)]) == fresh.propose([DraftRequest("b", known, chain)])

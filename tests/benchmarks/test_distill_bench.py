@@ -1,4 +1,4 @@
-"""The parts of `benchmarks.distill` that decide: what is lost, what is kept, what is closed, what is said."""
+"""The parts of `benchmarks.distill` that decide: what is lost, what is kept, what is closed, what is printed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def gain(after: float, reference: float = 4.0, code: float = 3.0) -> DraftGain:
 
 
 def test_an_answer_comes_through_its_line_unchanged() -> None:
-    told = answer(swaps_s=[0.25], refused={"worse": 1}, options={"seed": 7}, error="")
-    assert DeviceAnswer.of_line(told.line.encode()) == told
+    sent = answer(swaps_s=[0.25], refused={"worse": 1}, options={"seed": 7}, error="")
+    assert DeviceAnswer.of_line(sent.line.encode()) == sent
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import fleet
 from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, FleetTally
-from benchmarks.support.fleet_simulation.world import STREAMING, STRETCH, FleetSize, SimulatedFleet, SimulatedText
+from benchmarks.support.fleet_simulation.world import PASSAGE, STREAMING, FleetSize, SimulatedFleet, SimulatedText
 from coordinator.records import WindowDecision
 from coordinator.window.controller import TOLERANCE, VerifierView, decide
 from outrider.core.acceptance.history import HIT
@@ -106,7 +106,7 @@ def test_text_comes_in_spans_and_is_not_used_up_by_a_look_ahead() -> None:
     text = SimulatedText("code", random.Random(3))
     ahead = text.ahead(4000)
     assert text.take(4000) == ahead
-    windows = [sum(v == HIT for v in ahead[i : i + STRETCH]) / STRETCH for i in range(0, 4000, STRETCH)]
+    windows = [sum(v == HIT for v in ahead[i : i + PASSAGE]) / PASSAGE for i in range(0, 4000, PASSAGE)]
     mean = sum(windows) / len(windows)
     variance = sum((share - mean) ** 2 for share in windows) / len(windows)
-    assert variance > 1.3 * mean * (1 - mean) / STRETCH  # more than independent matches would have
+    assert variance > 1.3 * mean * (1 - mean) / PASSAGE  # more than independent matches would have

@@ -143,7 +143,7 @@ def test_a_stall_has_a_length_and_an_end(seconds):
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "complaint"),
     [
         (((-1.0, Link()),), r"at_s of script\[0\] is -1.0, must be from 0"),
         (((2.0, Link()), (1.0, LinkEvent.RESET)), r"at_s of script\[1\] is 1.0, must be from 2 to"),
@@ -152,9 +152,9 @@ def test_a_stall_has_a_length_and_an_end(seconds):
         (((0.0, Link()),) * 10_001, "steps in script is 10001"),
     ],
 )
-def test_a_script_that_goes_back_or_says_something_else_is_refused(script, said):
+def test_a_script_that_goes_back_or_says_something_else_is_refused(script, complaint):
     check_script(((0.0, Link()), (0.0, Stall(1.0)), (1.0, LinkEvent.LIFT)))
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=complaint):
         check_script(script)
 
 

@@ -1,4 +1,4 @@
-"""The proxy on real sockets: late, in order, complete; slow, silent and cut off when told so."""
+"""The proxy on real sockets: late, in order, complete; slow, silent and cut off on request."""
 
 import asyncio
 import contextlib
@@ -166,27 +166,27 @@ async def test_a_blackhole_answers_nobody_and_goes_on_when_lifted(echo_address, 
 
 
 async def test_neither_beginning_nor_end_of_a_connection_passes_a_blackhole(connect):
-    said: asyncio.Queue[str] = asyncio.Queue()
+    events: asyncio.Queue[str] = asyncio.Queue()
 
     async def target(reader, writer):
         with contextlib.closing(writer):
-            said.put_nowait("begun")
+            events.put_nowait("begun")
             await reader.read()
-            said.put_nowait("ended")
+            events.put_nowait("ended")
 
     async with (
         await asyncio.start_server(target, "127.0.0.1", 0) as server,
         DelayProxy(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as proxy,
     ):
         _, old = await connect(proxy)
-        assert await asyncio.wait_for(said.get(), 5) == "begun"
+        assert await asyncio.wait_for(events.get(), 5) == "begun"
         proxy.blackhole()
         old.close()
         _, new = await connect(proxy)
         await asyncio.sleep(SOON_S)
-        assert said.empty()
+        assert events.empty()
         proxy.lift()
-        assert {await asyncio.wait_for(said.get(), 5) for _ in range(2)} == {"begun", "ended"}
+        assert {await asyncio.wait_for(events.get(), 5) for _ in range(2)} == {"begun", "ended"}
         new.close()
 
 

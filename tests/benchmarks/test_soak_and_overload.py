@@ -143,10 +143,10 @@ async def test_phases_alternate_until_the_end_and_the_last_one_is_cut_short() ->
 
     until = time.monotonic() + 0.35
     await phases.alternate(disturb, phase_s=0.1, warm_s=0.05, until=until)
-    assert [s.disturbed for s in phases.stretches] == [False, True, False]
-    assert [s.begin >= before.end for before, s in itertools.pairwise(phases.stretches)] == [True, True]
-    assert ends[0] <= phases.stretches[1].end
-    assert phases.stretches[-1].end >= until
+    assert [s.disturbed for s in phases.phases] == [False, True, False]
+    assert [s.begin >= before.end for before, s in itertools.pairwise(phases.phases)] == [True, True]
+    assert ends[0] <= phases.phases[1].end
+    assert phases.phases[-1].end >= until
 
 
 def ended(at: float, tokens: int, finish: str = "length") -> EndedSession:

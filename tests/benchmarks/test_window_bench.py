@@ -70,9 +70,9 @@ def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
     found = figures(KEY, measured)
     assert (found["vs_streaming"], found["slowest"], found["predicted"]) == (2.0, 2.0, 1.9)
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"], found["k_median"]) == (40.0, 20.0, 4)
-    said = line(KEY, found)
-    assert said.startswith("PACED 80 + 0.05 n ms, 8 at once")
-    assert "k 4, 0.75 of the nodes accepted, predicted 1.9x" in said
+    shown = line(KEY, found)
+    assert shown.startswith("PACED 80 + 0.05 n ms, 8 at once")
+    assert "k 4, 0.75 of the nodes accepted, predicted 1.9x" in shown
 
 
 def test_predictions_are_compared_with_what_came_while_they_stood() -> None:

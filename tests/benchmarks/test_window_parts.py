@@ -18,11 +18,11 @@ from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
 from benchmarks.window.testbed import check, play
 from benchmarks.window.transitions import (
-    Stretch,
+    ChangePeriod,
     over_time,
+    periods_of_draft,
+    periods_of_link,
     settled_s,
-    stretches_of_draft,
-    stretches_of_line,
     summary,
     transition,
 )
@@ -72,7 +72,7 @@ def test_a_static_windows_draft_wait_is_a_share_of_the_machines_step() -> None:
 
 def test_the_model_takes_the_best_of_all_windows() -> None:
     way = LinkTiming(0.001, 0.001, lambda nodes: 0.030)
-    good, bad = (predicted(said, way) for said in (bytes([HIT] * 60), bytes([MISS] * 60)))
+    good, bad = (predicted(history, way) for history in (bytes([HIT] * 60), bytes([MISS] * 60)))
     assert good > 4 / 0.030
     assert bad == pytest.approx(1 / 0.030, rel=0.01)
     assert len({window.k for window in windows(way)}) > 4
@@ -87,13 +87,13 @@ def test_measured_speed_is_held_against_the_recordings_own_prediction() -> None:
 
 
 def test_a_line_that_turns_has_a_span_after_each_turn_that_the_session_lived_to_see() -> None:
-    stretches = stretches_of_line(outcome(6.0), ((2.0, 300.0), (5.0, 5.0), (8.0, 300.0)))
-    assert [(s.name, s.since_s, s.until_s) for s in stretches] == [("to 300 ms", 52.0, 55.0), ("to 5 ms", 55.0, 56.0)]
+    periods = periods_of_link(outcome(6.0), ((2.0, 300.0), (5.0, 5.0), (8.0, 300.0)))
+    assert [(s.name, s.since_s, s.until_s) for s in periods] == [("to 300 ms", 52.0, 55.0), ("to 5 ms", 55.0, 56.0)]
 
 
 def test_a_draft_fails_where_the_output_reaches_the_span() -> None:
     even = outcome(10.0, tokens=101, first_token_s=0.0)
-    assert [(s.name, s.since_s, s.until_s) for s in stretches_of_draft(even, (20, 60))] == [
+    assert [(s.name, s.since_s, s.until_s) for s in periods_of_draft(even, (20, 60))] == [
         ("collapse", pytest.approx(52.0), pytest.approx(56.0)),
         ("recovery", pytest.approx(56.0), pytest.approx(60.0)),
     ]
@@ -101,35 +101,35 @@ def test_a_draft_fails_where_the_output_reaches_the_span() -> None:
 
 def test_a_transition_counts_three_seconds_of_tokens_against_streaming() -> None:
     fast, slow = outcome(10.0, 201, first_token_s=0.0), outcome(10.0, 101, first_token_s=0.0)
-    found = transition(Stretch("x", 52.0, 60.0), fast, slow, [])
+    found = transition(ChangePeriod("x", 52.0, 60.0), fast, slow, [])
     assert found.vs_streaming == pytest.approx(2.0, abs=0.05)
 
 
-STRETCH = Stretch("x", 50.0, 60.0)
+PERIOD = ChangePeriod("x", 50.0, 60.0)
 
 
 def test_a_window_has_settled_when_it_stays_near_the_last_one() -> None:
     seen = [sight(50.5, 8), sight(51.0, 2), sight(52.0, 8), sight(53.0, 3, 6), sight(59.5, 2)]
-    assert settled_s(STRETCH, seen) == 3.0
-    assert settled_s(STRETCH, [sight(50.5, 2), sight(59.5, 2)]) == 0.5
-    changing = transition(STRETCH, outcome(10.0, session_id="s"), outcome(10.0), seen)
+    assert settled_s(PERIOD, seen) == 3.0
+    assert settled_s(PERIOD, [sight(50.5, 2), sight(59.5, 2)]) == 0.5
+    changing = transition(PERIOD, outcome(10.0, session_id="s"), outcome(10.0), seen)
     assert changing.changes == 3
 
 
 def test_a_window_that_moves_to_and_fro_in_the_last_second_settles_there_or_never() -> None:
-    assert settled_s(STRETCH, [sight(51.0, 2), sight(59.2, 8), sight(59.6, 2)]) == pytest.approx(9.6)
-    assert settled_s(STRETCH, [sight(51.0, 2, 8), sight(59.6, 2, 11)]) == pytest.approx(9.6)
-    assert settled_s(STRETCH, [sight(51.0, 2)]) is None
+    assert settled_s(PERIOD, [sight(51.0, 2), sight(59.2, 8), sight(59.6, 2)]) == pytest.approx(9.6)
+    assert settled_s(PERIOD, [sight(51.0, 2, 8), sight(59.6, 2, 11)]) == pytest.approx(9.6)
+    assert settled_s(PERIOD, [sight(51.0, 2)]) is None
 
 
 def test_a_summary_is_of_the_worst_session() -> None:
     found = [
-        transition(STRETCH, outcome(10.0, session_id="s"), outcome(10.0), seen)
+        transition(PERIOD, outcome(10.0, session_id="s"), outcome(10.0), seen)
         for seen in ([sight(51.0, 2), sight(52.0, 4), sight(59.5, 4)], [sight(51.0, 2), sight(59.5, 2)])
     ]
     assert summary(found)["x"].changes == 1
     assert summary(found)["x"].settle_s == 2.0
-    assert summary([*found, transition(STRETCH, outcome(10.0), outcome(10.0), [])])["x"].settle_s is None
+    assert summary([*found, transition(PERIOD, outcome(10.0), outcome(10.0), [])])["x"].settle_s is None
 
 
 def test_speed_over_time_is_of_the_second_before() -> None:
@@ -161,7 +161,7 @@ def test_devices_have_learned_from_other_prompts_than_those_that_are_played(tmp_
         RecordingLibrary(pair, WindowPlan(), {"a": [1, 2], "b": [3]}, {"c": [3]}, tmp_path)
 
 
-class Seats:
+class RecordingSwarm:
     """Stands for a swarm: each session takes 0.2 s."""
 
     def __init__(self) -> None:
@@ -174,10 +174,10 @@ class Seats:
 
 
 async def test_sessions_arrive_one_by_one_and_later_ones_take_the_places_that_become_free() -> None:
-    seats = Seats()
-    found = await play(seats, [SessionJob(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
+    swarm = RecordingSwarm()
+    found = await play(swarm, [SessionJob(n) for n in range(4)], 2, over_s=0.1)  # type: ignore[arg-type]
     assert [each.tokens for each in found] == [0, 1, 2, 3]
-    since = [seats.began[n] - seats.began[0] for n in range(4)]
+    since = [swarm.began[n] - swarm.began[0] for n in range(4)]
     assert since == pytest.approx([0.0, 0.05, 0.2, 0.25], abs=0.04)
 
 

@@ -1,4 +1,4 @@
-"""Replays as benchmarks.window needs them: predictions that are noted, drafts that fail, verdicts of the device."""
+"""Replays for benchmarks.window record predictions, let drafts fail, and give the device's acceptance histories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.support.draft_replay.client import Player, ServiceAddress, Sessi
 from benchmarks.support.draft_replay.recorder import DraftRecorder, generous
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
 from benchmarks.support.draft_replay.source import ReplayedDrafts
-from benchmarks.window.draft_recordings import match_rate, verdicts
+from benchmarks.window.draft_recordings import acceptance_histories, match_rate
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
@@ -113,12 +113,14 @@ async def test_a_session_may_be_ended_by_time(tmp_path: Path) -> None:
 
 
 def test_a_recorded_draft_expects_what_was_measured_elsewhere_until_it_has_learned() -> None:
-    untaught = replace(record_draft(0.8), lessons=((), (), (), ()))
-    told, not_told = ReplayedDrafts(untaught), ReplayedDrafts(untaught)
-    told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
-    learned, also_told = ReplayedDrafts(record_draft(0.8)), ReplayedDrafts(record_draft(0.8))
-    also_told.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
-    sampled = [drafts._model_calibrators[1].probability(0, 2.0, 1) for drafts in (told, not_told, learned, also_told)]
+    without_lessons = replace(record_draft(0.8), lessons=((), (), (), ()))
+    informed, uninformed = ReplayedDrafts(without_lessons), ReplayedDrafts(without_lessons)
+    informed.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
+    learned, also_informed = ReplayedDrafts(record_draft(0.8)), ReplayedDrafts(record_draft(0.8))
+    also_informed.apply_prior(AcceptancePrior(first=0.1, sibling=0.0, positions=256))
+    sampled = [
+        drafts._model_calibrators[1].probability(0, 2.0, 1) for drafts in (informed, uninformed, learned, also_informed)
+    ]
     assert sampled[0] < 0.5 * sampled[1]
     assert sampled[2] == sampled[3] or abs(sampled[2] - sampled[3]) < abs(sampled[0] - sampled[1])
 
@@ -137,6 +139,6 @@ async def test_a_job_may_say_how_far_away_it_is(tmp_path: Path) -> None:
 
 
 def test_observations_are_those_of_the_device_that_was_recorded() -> None:
-    perfect, poor = (match_rate(verdicts(record_draft(quality), PLAN)[0]) for quality in (1.0, 0.3))
+    perfect, poor = (match_rate(acceptance_histories(record_draft(quality), PLAN)[0]) for quality in (1.0, 0.3))
     assert perfect == 1.0
     assert 0.3 <= poor < 0.8  # of its rejected first proposals half have the right one beside them

@@ -1,7 +1,7 @@
 """Provide light clients: the SDK's own client with a draft that is replayed from a recording.
 
-The rest is what a device does: tokens come through the real stream, what was guessed ahead survives as far as it was
-right, and what was guessed wrong is dropped and drafted anew.
+The rest is what a device does: tokens come through the real stream, what was drafted ahead survives as far as it was
+right, and what was rejected is dropped and drafted anew.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SessionJob:
     rtt_ms: float | None = None
     """Of its line; None: what `Where` says."""
     spoiled: tuple[int, int] = (0, 0)
-    """Of the output, the positions from the first to before the second are guessed wrong."""
+    """Of the output, the positions from the first to before the second get wrong proposals."""
     seconds: float | None = None
     """Since its begin: with the first tokens after so many it is cancelled."""
 
@@ -105,7 +105,7 @@ class _WatchedSessions(Sessions):
         self.refused_s: list[float] = []
         self.session_id = ""
         self.dead = False
-        """Whether nothing more is said to anybody."""
+        """Whether no more messages are sent."""
 
     async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
         began = time.monotonic()
@@ -292,7 +292,7 @@ class Player:
         if job.ending == "drop":
             await proxy.__aexit__(None, None, None)
         else:
-            proxy.rtt_ms = MAX_RTT_MS  # half of it each way: the verifier's patience is shorter
+            proxy.rtt_ms = MAX_RTT_MS  # half of it each way: the verifier does not wait as long
             await asyncio.sleep(HANG_S)
 
 

@@ -1,11 +1,11 @@
 """Record what a draft answers wherever a device's tree could go, around a known output of the target.
 
 The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
-worth a decode (at a quarter of the price that devices are told, so that a replay under other conditions finds what it
-asks for). Every answer of the draft is noted under its place: the output up to a position, and the tokens that leave it
+worth a decode (at a quarter of a device's `min_acceptance`, so that a replay under other conditions finds what it asks
+for). Every answer of the draft is noted under its place: the output up to a position, and the tokens that leave it
 there. A replay (benchmarks.support.draft_replay.client) runs the device's own drafter, growth and driver over these
 answers, so there is no second growth policy, and what lies below a root is known to it only once a Commit, or its own
-guess, has led there.
+proposal, has led there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from outrider.llama import LlamaModel, TreeContext, measure_widths
 ROOM = 256
 """Nodes of a tree that is recorded: more than any device holds, so that none is left out for want of room."""
 SLOW_STEP_MS = 1_000.0
-"""With a step so slow a device's own time costs nothing, and the price alone bounds the tree."""
+"""With a step so slow a device's own time costs nothing, and `min_acceptance` alone bounds the tree."""
 
 
 class RecordingSource:
@@ -161,7 +161,7 @@ class DraftRecorder:
 
 
 def generous(directive: Directive, limits: SessionLimits) -> SpeculationPlan:
-    """The plan to record under: what devices are told, at a quarter of the price and with room for all that it buys."""
+    """Return the plan to record under: a device's, with a quarter of its `min_acceptance` and room for all nodes."""
     wide = replace(
         directive,
         window_nodes=ROOM,

@@ -19,7 +19,7 @@ from outrider.core.sampling import SamplingParams
 Place = tuple[int, tuple[int, ...]]
 """How many tokens of the output stand before, and the tokens after them that are not the output's."""
 Observation = tuple[int, float, int, bool]
-"""What a calibrator observed: rank, margin, depth, whether the guess was accepted."""
+"""What a calibrator observed: rank, margin, depth, whether the proposal was accepted."""
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,9 @@ class ReplayedSource:
 
 
 class SpoiledSource:
-    """A source whose guesses are wrong for the tokens of a span, as a draft's are on text that it does not know.
+    """A source whose proposals are wrong for the tokens of a span, as a draft's are on text that it does not know.
 
-    output: what the target says. Below a wrong guess there is no recorded answer; the last one stands in for it, so
+    output: what the target says. Below a wrong proposal there is no recorded answer; the last one stands in for it, so
     that a tree in the span grows as deep as any other.
     """
 

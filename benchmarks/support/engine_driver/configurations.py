@@ -47,7 +47,7 @@ class TimedRound:
 
     steps: tuple[TimedStep, ...]
     astray: frozenset[int] = frozenset()
-    """Sessions that said something else than their continuation."""
+    """Sessions whose output is not their continuation."""
 
     @property
     def tokens_per_s(self) -> float:

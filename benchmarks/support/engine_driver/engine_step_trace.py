@@ -165,7 +165,7 @@ class TracedEngine:
         self._visits = 0
         for method in SEAMS:
             if not hasattr(self.engine, method):
-                print(f"the engine has no {method}: `{SEAMS[method]}` is not told apart")
+                print(f"the engine has no {method}: `{SEAMS[method]}` is not timed apart")
 
     def serve(
         self,
@@ -217,7 +217,7 @@ class TracedEngine:
 
 
 class _Visit:
-    """The other end of the socket: devices by name, heard and asked between the turns."""
+    """The other end of the socket: devices by name, which receive commits and send Appends between the turns."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Run a draft model beside the target: chains for all sessions at once, one packed forward for each depth.
 
 What co-located speculation costs, with nothing of the verifier's own way left out that would make it cheaper: keys and
-values stay from step to step, accepted guesses are not read again, and the host waits for the device once per step.
+values stay from step to step, accepted tokens are not read again, and the host waits for the device once per step.
 """
 
 from __future__ import annotations

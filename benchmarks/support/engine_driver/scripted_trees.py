@@ -19,7 +19,7 @@ from outrider.core.tree import ROOT
 
 @dataclass(frozen=True)
 class ScriptedTree:
-    """A tree of guesses. Row 0 is the last committed token, row i + 1 the node of `tokens[i]`."""
+    """A tree of draft tokens. Row 0 is the last committed token, row i + 1 the node of `tokens[i]`."""
 
     parents: tuple[int, ...]
     """Rows, each smaller than the node's own."""
@@ -48,14 +48,14 @@ def offer(future: Sequence[int], nodes: int, rate: float, vocabulary: int, rng: 
     tokens: list[int] = []
     above = 0
     for depth in range(spine):
-        said = future[depth] if depth < len(future) else None
-        token = said if said is not None and depth < right else _other({said}, vocabulary, rng)
+        right_token = future[depth] if depth < len(future) else None
+        token = right_token if right_token is not None and depth < right else _other({right_token}, vocabulary, rng)
         parents.append(above)
         tokens.append(token)
         row = len(tokens)
         if depth < nodes - spine:
             parents.append(above)
-            tokens.append(_other({said, token}, vocabulary, rng))
+            tokens.append(_other({right_token, token}, vocabulary, rng))
         above = row
     return ScriptedTree(tuple(parents), tuple(tokens), spine, right)
 

@@ -22,8 +22,8 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 
 RATE = 0.8
-"""Of guesses right at each depth, once those above it are. Recorded of the two drafts that ship: 0.893 and 0.727 on the
-target's greedy text (models/README.md, "Acceptance")."""
+"""Share of draft tokens accepted at each depth, once those above it are. Recorded of the two drafts that ship: 0.893
+and 0.727 on the target's greedy text (models/README.md, "Acceptance")."""
 BATCHES = (1, 4, 16, 32, 64, 128)
 NODES = (1, 2, 4, 8, 16)
 """Chains of 1, 2, 3, 6 and 11, with siblings beside their upper part from 4 on."""
@@ -89,7 +89,7 @@ class Case:
 
 @dataclass
 class ScriptedDevice(TreeDevice):
-    """A device of benchmarks.support.engine_driver.scripted_trees that can tell what its draft would have said."""
+    """A device of benchmarks.support.engine_driver.scripted_trees that knows what its draft would have proposed."""
 
     _grown: bool = False
 
@@ -162,9 +162,9 @@ class SteppedEngine:
         self.engine.allocation = by_acceptance if arm.pruned else evenly
         live = {f"visit {self._visits}, session {i}": device for i, device in enumerate(devices)}
         directive = Directive(LIMITS.nodes, LIMITS.depth, nodes_per_step=max(1, arm.nodes), draft_wait_ms=0)
-        for seat, (name, device) in enumerate(live.items()):
+        for place, (name, device) in enumerate(live.items()):
             self.engine.start(name, device.session.attach(1, LIMITS), LIMITS, directive)
-            self.draft.begin(str(seat), device.session.prompt)
+            self.draft.begin(str(place), device.session.prompt)
         most = STRAGGLING + max(self.plan.output, WARM + self.plan.steps)
         steps: list[TimedStep] = []
         while not enough(steps):
@@ -201,8 +201,8 @@ class SteppedEngine:
     def _draft(self, devices: Sequence[ScriptedDevice]) -> float:
         """Seconds that a co-located draft needs for the trees that were just offered."""
         wishes = [
-            DraftRequest(str(seat), [*device.session.prompt, *device.session.received], chain)
-            for seat, device in enumerate(devices)
+            DraftRequest(str(place), [*device.session.prompt, *device.session.received], chain)
+            for place, device in enumerate(devices)
             if (chain := device.spine())
         ]
         self._synchronize()

@@ -1,14 +1,14 @@
 """What the best decision for a verifier's sessions could bring: a yardstick that shares nothing with the controller.
 
-It knows the truth where the controller has estimates: the process that each session's verdicts are drawn from, round
-trip, drafting time and the cost of a step. It does not know the future: neither which guess will be right nor whether
-a text is in an easy or in a hard stretch now, so a window is judged by the process's long run. The controller sees some
-hundred verdicts, about five stretches, and decides for seconds, about as many: a stretch is no news to either.
+It knows the truth where the controller has estimates: the process that each session's outcomes are drawn from, round
+trip, drafting time and the cost of a step. It does not know the future: neither which draft token will be accepted nor
+whether a text is in an easy or in a hard passage now, so a window is judged by the process's long run. The controller
+sees some hundred outcomes, about five passages, and decides for seconds, about as many: a passage is no news to either.
 
-Expected tokens are found without replaying anything. After a wrong guess a device starts afresh from the target's
-token, and until the next one everything is determined: which guess arrives before which step hangs on the times alone.
+Expected tokens are found without replaying anything. After a rejected token a device starts afresh from the target's
+token, and until the next one everything is determined: which node arrives before which step hangs on the times alone.
 So the protocol is a renewal process whose runs are weighed by the chance that they end at each position
-(Smith, Regenerative Stochastic Processes, 1955), with two states, since stretches outlast runs.
+(Smith, Regenerative Stochastic Processes, 1955), with two states, since passages outlast runs.
 
 The optimum is a linear program (HiGHS) for each length of the step: every session divides its time between windows,
 so that the nodes fit into the step and everybody keeps the speed that the controller has to promise. Fractions are
@@ -50,7 +50,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AcceptanceProcess:
-    """Verdicts of a draft on a kind of text: two states, each with its chance that the first guess is right."""
+    """Outcomes of a draft on a kind of text: two states, each with its chance that the first proposal is right."""
 
     easy: float
     hard: float
@@ -167,7 +167,7 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
         return None
     count, windows = tokens.shape
     tokens, nodes = tokens.round(9), nodes.round(9)  # what a session hardly ever gets is noise to the solver
-    # The last variable is what the least is missed by, at a price: so there always is a solution to find.
+    # The last variable is what the least is missed by, at a cost: so there always is a solution to find.
     one = kron(csr_array(np.eye(count)), np.ones((1, windows)), format="csr")
     each = csr_array((tokens.ravel(), (np.repeat(np.arange(count), windows), np.arange(tokens.size))))
     fits = [[csr_array(nodes.reshape(1, -1)), None], [-each, csr_array(np.full((count, 1), -1.0))]]
@@ -190,7 +190,7 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
 def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
     """(tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
 
-    Nodes are what a step holds, those below a wrong guess too: the device knows no better when it sends them.
+    Nodes are what a step holds, those below a rejected node too: the device knows no better when it sends them.
     """
     rtt = np.array([one.rtt_s for one in sessions]) / step_s
     rtt, k, depth = np.broadcast_arrays(rtt, k, np.maximum(depth, 1))
@@ -206,12 +206,12 @@ def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Flo
 
 @dataclass(frozen=True)
 class _Run:
-    """From where a device starts afresh: what happens as long as its guesses are right. All `[HORIZON, n]`."""
+    """From where a device starts afresh: what happens as long as its draft tokens are accepted. All `[HORIZON, n]`."""
 
     step: Floats
     """In which step a position is committed, from 0."""
-    guessed: Bools
-    """Whether its guess is there when the step begins, and among the step's k."""
+    drafted_in_time: Bools
+    """Whether its node is there when the step begins, and among the step's k."""
     levels: Floats
     """Guesses in all steps up to that one."""
 
@@ -219,11 +219,11 @@ class _Run:
     def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> _Run:
         """In steps. The token before the run was committed when step 0 begins, and the device hears of it rtt/2 later.
 
-        The next guess is begun when the last is drafted or its token known, whichever is first, and no sooner than the
+        The next node is begun when the last is drafted or its token known, whichever is first, and no sooner than the
         token `depth` before it is known.
         """
         shape = (HORIZON, len(k))
-        step, guessed, known = np.empty(shape), np.empty(shape, bool), np.empty(shape)
+        step, drafted_in_time, known = np.empty(shape), np.empty(shape, bool), np.empty(shape)
         drafted, before = np.full(len(k), np.inf), rtt / 2.0
         now, taken = np.zeros(len(k)), np.zeros(len(k))
         shallow = np.flatnonzero(depth < HORIZON)
@@ -233,18 +233,18 @@ class _Run:
             begun[late] = np.maximum(begun[late], known[position - depth[late], late])
             drafted = begun + draft
             step[position] = now
-            there = guessed[position] = (drafted + rtt / 2.0 <= now + 1e-9) & (taken < k)
+            there = drafted_in_time[position] = (drafted + rtt / 2.0 <= now + 1e-9) & (taken < k)
             known[position] = before = now + 1.0 + rtt / 2.0
             taken = (taken + 1.0) * there
             now = now + ~there
-        return cls(step, guessed, _levels(guessed))
+        return cls(step, drafted_in_time, _levels(drafted_in_time))
 
     def per_step(self, process: AcceptanceProcess) -> tuple[Floats, Floats]:
         """(tokens, levels) `[n]`: runs that end at a position, times what they bring up to there."""
         ends = _ends(process)
         chance = ends.sum(axis=2)
         # A right sibling takes one token of the target's own with it, and nothing was drafted below it.
-        more = process.caught * self.guessed
+        more = process.caught * self.drafted_in_time
         turned = ends @ _flip(process) - ends
         tokens = (chance @ np.arange(1.0, HORIZON + 1.0))[:, None] + chance @ more
         crossed = [ends[m, :, 1 - m].sum() + turned[m, :, 1 - m] @ more for m in (0, 1)]
@@ -253,15 +253,15 @@ class _Run:
         return (begins * tokens).sum(axis=0) / steps, (begins * (chance @ self.levels)).sum(axis=0) / steps
 
 
-def _levels(guessed: Bools) -> Floats:
-    """A step's last position is the one that was not guessed; its levels are those of every position in it."""
-    so_far = np.empty(guessed.shape)
-    total = np.zeros(guessed.shape[1])
+def _levels(drafted_in_time: Bools) -> Floats:
+    """A step's last position is the one that has no node; its levels are those of every position in it."""
+    so_far = np.empty(drafted_in_time.shape)
+    total = np.zeros(drafted_in_time.shape[1])
     for position in range(HORIZON):
-        total = total + guessed[position]
+        total = total + drafted_in_time[position]
         so_far[position] = total
     for position in range(HORIZON - 2, -1, -1):
-        so_far[position] = np.where(guessed[position], so_far[position + 1], so_far[position])
+        so_far[position] = np.where(drafted_in_time[position], so_far[position + 1], so_far[position])
     return so_far
 
 
@@ -270,7 +270,7 @@ def _flip(process: AcceptanceProcess) -> Floats:
 
 
 def _ends(process: AcceptanceProcess) -> Floats:
-    """Chance `[state before, position, state there]` that a run's first wrong guess is at this position."""
+    """Chance `[state before, position, state there]` that a run's first rejected node is at this position."""
     right = np.array([process.easy, process.hard])
     lives = np.eye(2)
     ends = np.zeros((2, HORIZON, 2))

@@ -24,9 +24,9 @@ LIFE_S = 45.0
 """Mean length of a session."""
 NODES_PER_LEVEL = 1.6
 KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
-"""First guesses that are right in easy and in hard stretches of the text."""
-STRETCH = 25
-"""Mean tokens of a stretch: matches are not independent of one another."""
+"""First proposals that are right in easy and in hard passages of the text."""
+PASSAGE = 25
+"""Mean tokens of a passage: matches are not independent of one another."""
 CAUGHT = 0.4
 """Of misses, by a sibling."""
 
@@ -51,7 +51,7 @@ def step_cost(rows: int) -> StepCost:
 
 
 class SimulatedText:
-    """The verdicts that a draft would get on one session's text, stretch by stretch."""
+    """Draw the acceptance outcomes of a draft on one session's text, passage by passage."""
 
     def __init__(self, kind: str, rng: random.Random) -> None:
         self.kind = kind
@@ -66,13 +66,13 @@ class SimulatedText:
         return bytes(itertools.islice(self._to_come, count))
 
     def take(self, count: int) -> bytes:
-        verdicts = self.ahead(count)
+        outcomes = self.ahead(count)
         for _ in range(count):
             self._to_come.popleft()
-        return verdicts
+        return outcomes
 
     def _next(self) -> int:
-        if self._rng.random() < 1.0 / STRETCH:
+        if self._rng.random() < 1.0 / PASSAGE:
             self._easy = not self._easy
         if self._rng.random() < KINDS[self.kind][not self._easy]:
             return HIT
@@ -92,7 +92,7 @@ class SimulatedDevice:
 
     @property
     def truth(self) -> SessionTruth:
-        process = AcceptanceProcess(*KINDS[self.kind], flip=1.0 / STRETCH, caught=CAUGHT)
+        process = AcceptanceProcess(*KINDS[self.kind], flip=1.0 / PASSAGE, caught=CAUGHT)
         return SessionTruth(process, self.rtt_s, self.draft_s, NODES_PER_LEVEL)
 
 
@@ -111,7 +111,7 @@ class SimulatedSession:
     lived_s: int = 0
 
     def view(self, prior: bytes) -> SessionView:
-        """prior: verdicts on its kind of text, by which it is judged until it has enough of its own."""
+        """prior: acceptance history of its kind of text, by which it is judged until it has enough of its own."""
         history = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
         telemetry = SessionTelemetry(
             self.name,
@@ -169,11 +169,11 @@ class SimulatedVerifier:
 
 
 def _lived(session: SimulatedSession, window: Window, step_s: float) -> Speed:
-    """Without patience: in a batch nobody waits, the others' step goes on."""
+    """Replay a session without a draft wait: in a batch nobody waits, the step of the others goes on."""
     expected = 1.0 if window.k == 0 else 4.0
-    verdicts = session.text.ahead(max(8, math.ceil(expected / step_s)))
+    outcomes = session.text.ahead(max(8, math.ceil(expected / step_s)))
     way = LinkTiming(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
-    return replay(verdicts, way, replace(window, draft_wait_ms=0.0))
+    return replay(outcomes, way, replace(window, draft_wait_ms=0.0))
 
 
 class SimulatedFleet:
