@@ -140,7 +140,7 @@ def write(
                 top_ids=top_ids[row, :count].numpy().astype(np.int32),
                 top_log_probs=log_probs,
                 tail=np.clip(1 - np.exp(log_probs).sum(1), 0, 1),
-                guessed=np.zeros(count, np.uint8),
+                proposed_depths=np.zeros(count, np.uint8),
                 temperature=temperature,
                 time_unix=1.0 if kind == "arithmetic" else 0.0,
                 expires_unix=3.0,

@@ -47,8 +47,8 @@ class RecordedTokens:
     start: int
     """Position of the first token."""
     tokens: tuple[int, ...]
-    guessed: bytes
-    """Per token the depth (1..255) of the device's node that guessed it, 0 if there was none."""
+    proposed_depths: bytes
+    """Per token the depth (1..255) of the device's node that proposed it, 0 if there was none."""
     top_ids: NDArray[np.uint32]
     """`[n, K]`, by falling probability."""
     top_log_probs: NDArray[np.float32]
@@ -83,9 +83,9 @@ class Recording:
         protocol, tokens = session.protocol, verified.tokens
         try:
             rows = tuple(first_row + row for row in (0, *verified.rows)[: len(tokens)])
-            guessed = guessed_depths(protocol.tree, tokens)
+            depths = proposed_depths(protocol.tree, tokens)
             record = partial(
-                RecordedTokens, session.session_id, protocol.epoch, session.draft, protocol.position, tokens, guessed
+                RecordedTokens, session.session_id, protocol.epoch, session.draft, protocol.position, tokens, depths
             )
             self._noted.append((logits, rows, record))
         except Exception:
@@ -115,7 +115,7 @@ class Recording:
         self.lost += tokens
 
 
-def guessed_depths(tree: TokenTree, tokens: Sequence[int]) -> bytes:
+def proposed_depths(tree: TokenTree, tokens: Sequence[int]) -> bytes:
     """Return per token the depth (1..255) of the node that carries it below the tree's root, 0 if none does."""
     depths = bytearray(len(tokens))
     node = ROOT

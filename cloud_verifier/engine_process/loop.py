@@ -169,7 +169,7 @@ def produced_to_proto(recorded: RecordedTokens) -> pb.Produced:
         top_ids=recorded.top_ids.astype("<u4").tobytes(),
         top_log_probs=recorded.top_log_probs.astype("<f2").tobytes(),
         tail=recorded.tail.astype("<f2").tobytes(),
-        guessed=recorded.guessed,
+        proposed_depths=recorded.proposed_depths,
         draft_release=recorded.draft,
     )
 

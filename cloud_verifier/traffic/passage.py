@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_PROMPT: NDArray[np.int32] = np.zeros(0, np.int32)
-_ARRAYS = "tokens", "top_ids", "top_log_probs", "tail", "guessed"
+_ARRAYS = "tokens", "top_ids", "top_log_probs", "tail", "proposed_depths"
 """The fields with one entry, or row, for each token."""
 
 
@@ -35,8 +35,8 @@ class Passage:
     """`[n, K]`: natural logarithms of the distribution before penalties, temperature and filters."""
     tail: NDArray[np.float32]
     """`[n]`: probability of all other ids together."""
-    guessed: NDArray[np.uint8]
-    """`[n]`: depth (1..255) at which a draft token for the position was right, 0 if none was."""
+    proposed_depths: NDArray[np.uint8]
+    """`[n]`: depth (1..255) at which the device had proposed the token, 0 if it had not."""
     temperature: float
     """Sampling temperature of the tokens; 0 is greedy."""
     time_unix: float
@@ -49,11 +49,11 @@ class Passage:
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
-        shapes = [array.shape for array in (self.tokens, self.tail, self.guessed)]
+        shapes = [array.shape for array in (self.tokens, self.tail, self.proposed_depths)]
         if shapes != [(n,)] * 3 or self.top_ids.shape != self.top_log_probs.shape or self.top_ids.shape[:-1] != (n,):
             raise ValueError(
                 f"a passage of {n} tokens has top_ids {self.top_ids.shape}, top_log_probs {self.top_log_probs.shape},"
-                f" tail {self.tail.shape} and guessed {self.guessed.shape}; must be [n, K] twice and [n] twice"
+                f" tail {self.tail.shape} and depths {self.proposed_depths.shape}; must be [n, K] twice and [n] twice"
             )
         if self.prompt.ndim != 1 or (len(self.prompt) and self.start):
             raise ValueError(

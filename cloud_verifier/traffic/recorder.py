@@ -169,7 +169,7 @@ def _passage_from_proto(message: pb.Produced, session: RecordedSession, now: flo
         top_ids=np.frombuffer(message.top_ids, dtype="<u4").astype(np.int32).reshape(shape),
         top_log_probs=np.frombuffer(message.top_log_probs, dtype="<f2").astype(np.float32).reshape(shape),
         tail=np.frombuffer(message.tail, dtype="<f2").astype(np.float32),
-        guessed=np.frombuffer(message.guessed, dtype=np.uint8),
+        proposed_depths=np.frombuffer(message.proposed_depths, dtype=np.uint8),
         temperature=session.temperature,
         time_unix=now,
         expires_unix=now + session.keep_s,

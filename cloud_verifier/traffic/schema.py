@@ -41,6 +41,7 @@ SCHEMA: Any = pa.schema(
 _FIRST: Any = SCHEMA.remove(SCHEMA.get_field_index("prompt")).with_metadata({FORMAT_KEY: b"1"})
 KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
 """The order of rows (Passage.key)."""
+_FIELDS = {"guessed": "proposed_depths"}  # column -> field of Passage, if their names differ
 _LISTS = "tokens", "top_ids", "top_log_probs", "tail", "guessed", "prompt"
 _PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
 _HEAVY = "top", "top_ids", "top_log_probs", "tail", "prompt"
@@ -56,7 +57,7 @@ class Unreadable(ValueError):
 def table_of(passages: Sequence[Passage]) -> Any:
     """Return the table of passages, sorted by key."""
     passages = sorted(passages, key=lambda passage: passage.key)
-    columns = {name: [getattr(passage, name) for passage in passages] for name in SCHEMA.names}
+    columns = {name: [getattr(passage, _FIELDS.get(name, name)) for passage in passages] for name in SCHEMA.names}
     for name in ("top_ids", "top_log_probs"):
         columns[name] = [rows.ravel() for rows in columns[name]]
     return pa.table(columns, schema=SCHEMA)
@@ -80,7 +81,7 @@ def passages_of(table: Any) -> Iterator[Passage]:
                 top_ids=arrays.get("top_ids", NO_PROMPT).reshape(n, top),
                 top_log_probs=arrays.get("top_log_probs", none).reshape(n, top),
                 tail=arrays.get("tail", np.zeros(n, np.float32)),
-                guessed=arrays["guessed"],
+                proposed_depths=arrays["guessed"],
                 prompt=arrays.get("prompt", NO_PROMPT),
                 **{name: values[row] for name, values in columns.items()},
             )

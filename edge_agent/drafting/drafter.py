@@ -67,7 +67,7 @@ class Drafter:
     """A drafter that works for one session at a time.
 
     model: the source whose evaluations cost decodes, if any. lookup: a source that costs nothing, if any.
-    health: counts the first proposals that were right.
+    health: counts the first proposals that were accepted.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Drafter:
         for token in tokens:
             proposals = self._states[ROOT].proposals
             proposals.learn(token)
-            if (right := proposals.predicted(token)) is not None:
-                self._health.count(right)
+            if (accepted := proposals.predicted(token)) is not None:
+                self._health.count(accepted)
             carried = self._tree.advance(token)
             self._states[ROOT] = _NodeState() if carried is None else self._states[carried]
             if carried is not None:

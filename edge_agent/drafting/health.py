@@ -1,4 +1,4 @@
-"""Count how often a draft's first proposals are right on this device, and compare two drafts by that."""
+"""Count how often a draft's first proposals are accepted on this device, and compare two drafts by that."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SIGMAS = 3.0
 class HitRate:
     """The first proposals of a draft at positions whose token is known by now."""
 
-    guessed: int = 0
-    right: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
     @property
     def share(self) -> float:
-        """The fraction that was right; 0 where nothing was proposed."""
-        return self.right / self.guessed if self.guessed else 0.0
+        """The fraction that was accepted; 0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
 
 
 class DraftHealth:
@@ -37,14 +37,14 @@ class DraftHealth:
     """
 
     def __init__(self, past: HitRate | None = None) -> None:
-        right, guessed = (past.right, past.guessed) if past else (0, 0)
-        self._hits = deque([True] * right + [False] * (guessed - right), maxlen=WINDOW)
+        accepted, proposed = (past.accepted, past.proposed) if past else (0, 0)
+        self._hits = deque([True] * accepted + [False] * (proposed - accepted), maxlen=WINDOW)
         self.failure = ""
         """The error that ended drafting in a session, or kept it from beginning; empty where there was none."""
 
-    def count(self, right: bool) -> None:
+    def count(self, accepted: bool) -> None:
         """Count a position at which the draft had a first proposal and the target's token became known."""
-        self._hits.append(right)
+        self._hits.append(accepted)
 
     def failed(self, reason: str) -> None:
         """Record why the draft failed."""
@@ -63,12 +63,12 @@ def judge(before: HitRate, now: HitRate) -> Literal["early", "healthy", "worse"]
     Returns "worse" where it clearly is, "healthy" after a whole window of positions, "early" before. Where the draft
     before is unknown, the release only must not fail.
     """
-    if now.guessed < _LEAST:
+    if now.proposed < _LEAST:
         return "early"
-    if before.guessed >= _LEAST:
+    if before.proposed >= _LEAST:
         # The standard error of the difference of two hit rates under the hypothesis that they are equal.
-        share = (before.right + now.right) / (before.guessed + now.guessed)
-        error = math.sqrt(share * (1.0 - share) * (1.0 / before.guessed + 1.0 / now.guessed))
+        share = (before.accepted + now.accepted) / (before.proposed + now.proposed)
+        error = math.sqrt(share * (1.0 - share) * (1.0 / before.proposed + 1.0 / now.proposed))
         if before.share - now.share > _MARGIN + _SIGMAS * error:
             return "worse"
-    return "healthy" if now.guessed >= WINDOW else "early"
+    return "healthy" if now.proposed >= WINDOW else "early"

@@ -61,7 +61,7 @@ def describe(state: ReleaseState) -> Iterator[str]:
     """Yield the lines in which a state is shown."""
     trial = ""
     if state.trial is not None:
-        trial = f", on trial: {state.trial.now.right} of {state.trial.now.guessed} first proposals right so far"
+        trial = f", on trial: {state.trial.now.accepted} of {state.trial.now.proposed} first proposals accepted"
     yield f"in use     {_release(state.current)}{trial}"
     yield f"last good  {_release(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"

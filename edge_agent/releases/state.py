@@ -8,10 +8,10 @@ trial, so a state that is busy when a process starts means a crash.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PlainSerializer, WrapValidator, model_validator
 
 from edge_agent.drafting.health import WINDOW, HitRate
 from outrider.wire.ticket import MAX_KEY_ID
@@ -23,14 +23,19 @@ WORSE_HOLDS_S = 86_400.0
 """Time for which a release is refused that proposed worse here: it may have met other texts than the draft before."""
 
 
-def _valid_hit_rate(rate: HitRate) -> HitRate:
-    if not (0 <= rate.guessed <= WINDOW and 0 <= rate.right <= WINDOW):
-        raise ValueError(f"a hit rate counts {rate.guessed} and {rate.right}, must be 0 to {WINDOW}")
-    return HitRate(rate.guessed, min(rate.right, rate.guessed))
+def _read_hit_rate(value: Any, read: Callable[[Any], HitRate]) -> HitRate:
+    """Return a hit rate, whose counts are stored as `guessed` and `right`. Raises ValueError if they are impossible."""
+    if isinstance(value, dict):
+        value = {{"guessed": "proposed", "right": "accepted"}.get(name, name): count for name, count in value.items()}
+    rate = read(value)
+    if not (0 <= rate.proposed <= WINDOW and 0 <= rate.accepted <= WINDOW):
+        raise ValueError(f"a hit rate counts {rate.proposed} and {rate.accepted}, must be 0 to {WINDOW}")
+    return HitRate(rate.proposed, min(rate.accepted, rate.proposed))
 
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_HitRate = Annotated[HitRate, AfterValidator(_valid_hit_rate)]
+_store = PlainSerializer(lambda rate: {"guessed": rate.proposed, "right": rate.accepted})
+_HitRate = Annotated[HitRate, WrapValidator(_read_hit_rate), _store]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 

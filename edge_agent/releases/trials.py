@@ -104,7 +104,7 @@ class ReleaseTrials:
             return
         verdict = judge(trial.before, now)
         if verdict == "worse":
-            shares = f"{now.share:.0%} of {now.guessed} first proposals right, {trial.before.share:.0%} before"
+            shares = f"{now.share:.0%} of {now.proposed} first proposals accepted, {trial.before.share:.0%} before"
             await self._give_up("worse", f"its proposals are clearly worse on this device: {shares}")
         elif verdict == "healthy" or trial.lasted_s(time.time()) > TRIAL_S:
             await self._loader.change(state.proven())

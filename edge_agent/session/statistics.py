@@ -76,7 +76,7 @@ class Statistics:
     def __post_init__(self) -> None:
         self.begun = self.clock()
 
-    def delivered(self, count: int, accepted: int, guessed: int = 0) -> None:
+    def delivered(self, count: int, accepted: int, proposed: int = 0) -> None:
         """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed."""
         now = self.clock() - self.begun
         if self.first_token_s is None:
@@ -84,7 +84,7 @@ class Statistics:
         self.last_token_s = now
         self.tokens += count
         self.accepted += accepted
-        self.guessed += guessed
+        self.guessed += proposed
         self.steps += 1
 
     def attached(self, address: str) -> None:

@@ -137,7 +137,7 @@ class BundleLoader:
         if ref is None:
             return None
         path = await self._fetched(ref)
-        # What is guessed holds where the verifier offers no special tokens.
+        # What is assumed holds where the verifier offers no special tokens.
         table = tokenizer.table
         ends = [table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(table)]
         variables = {"eos_token": ends[0] if ends else "", "bos_token": ""}

@@ -65,7 +65,13 @@ def whole(start: int, tokens: list[int]) -> engine_pb2.Produced:
     """Some tokens, with one id each for a distribution."""
     ids, halves = np.array(tokens, "<u4").tobytes(), np.zeros(len(tokens), "<f2").tobytes()
     return engine_pb2.Produced(
-        start=start, token=tokens, top=1, top_ids=ids, top_log_probs=halves, tail=halves, guessed=bytes(len(tokens))
+        start=start,
+        token=tokens,
+        top=1,
+        top_ids=ids,
+        top_log_probs=halves,
+        tail=halves,
+        proposed_depths=bytes(len(tokens)),
     )
 
 

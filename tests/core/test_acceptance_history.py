@@ -25,18 +25,18 @@ def test_late_proposals_are_judged_in_the_order_in_which_they_come() -> None:
     history = AcceptanceHistory(position=10)
     for _ in range(3):
         history.commit(7, [])
-    history.late(10, right=True)
-    history.late(11, right=False)
-    history.late(11, right=True)
-    history.late(12, right=False)
+    history.late(10, accepted=True)
+    history.late(11, accepted=False)
+    history.late(11, accepted=True)
+    history.late(12, accepted=False)
     assert history.outcomes() == bytes([HIT, SIBLING, MISS])
 
 
 def test_a_late_proposal_never_takes_an_outcome_back() -> None:
     history = AcceptanceHistory()
     history.commit(7, [7])
-    history.late(0, right=False)
-    history.late(0, right=True)
+    history.late(0, accepted=False)
+    history.late(0, accepted=True)
     assert history.outcomes() == bytes([HIT])
 
 
@@ -49,7 +49,7 @@ def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
         if commits:
             history.commit(1, [1])
         else:
-            history.late(position, right=False)
+            history.late(position, accepted=False)
     committed = sum(commits for commits, _ in calls)
     assert history.outcomes() == bytes([HIT] * min(committed, size))
 
@@ -71,9 +71,9 @@ def test_positions_are_counted_once_and_by_the_first_proposal() -> None:
     for proposals in ([7], [8, 7], [8], []):
         history.commit(7, proposals)
     assert (history.positions, history.first_accepted) == (4, 1)
-    history.late(3, right=True)  # nothing was proposed there
-    history.late(3, right=False)
-    history.late(2, right=True)  # the first proposal was another
+    history.late(3, accepted=True)  # nothing was proposed there
+    history.late(3, accepted=False)
+    history.late(2, accepted=True)  # the first proposal was another
     assert (history.positions, history.first_accepted) == (4, 2)
     history.commit(7, [7], counts=False)
     assert (history.positions, history.first_accepted) == (4, 2)
@@ -87,9 +87,9 @@ def test_positions_count_from_the_first_proposal_on_that_is_judged() -> None:
     for proposals in ([], [], [8], [], [7]):
         history.commit(7, proposals)
     assert (history.positions, history.first_accepted) == (3, 1)
-    history.late(1, right=True)  # from before: it counts with its own draft token
+    history.late(1, accepted=True)  # from before: it counts with its own draft token
     assert (history.positions, history.first_accepted) == (4, 2)
-    history.late(3, right=True)  # its position has been counted
+    history.late(3, accepted=True)  # its position has been counted
     assert (history.positions, history.first_accepted) == (4, 3)
 
 
@@ -97,7 +97,7 @@ def test_a_late_proposal_may_be_the_first_one_that_is_judged() -> None:
     history = AcceptanceHistory()
     for _ in range(3):
         history.commit(7, [])
-    history.late(1, right=False)
+    history.late(1, accepted=False)
     history.commit(7, [])
     assert (history.positions, history.first_accepted) == (2, 0)
     history.restart()
@@ -116,7 +116,7 @@ def test_no_position_counts_twice_nor_is_right_without_counting(calls: list[tupl
             history.commit(7, [7] if flag else [])
             committed += 1
         elif name == "late":
-            history.late(position, right=flag)
+            history.late(position, accepted=flag)
         else:
             history.restart()
     assert history.first_accepted <= history.positions <= committed

@@ -97,6 +97,8 @@ def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
     state = ReleaseState().take(installed(1), HitRate(100, 60)).loaded().paused(HitRate(70, 40))
     assert not state.busy and state.trial is not None
     assert (state.trial.before, state.trial.now) == (HitRate(100, 60), HitRate(70, 40))
+    stored = state.model_dump_json()
+    assert '"before":{"guessed":100,"right":60}' in stored and ReleaseState.model_validate_json(stored) == state
     health = DraftHealth(state.trial.now)
     health.count(True)
     assert health.hit_rate == HitRate(71, 41)

@@ -54,7 +54,7 @@ def without_distributions(passage: Passage) -> Passage:
         top_ids=np.empty((count, 0), np.int32),
         top_log_probs=np.empty((count, 0), np.float32),
         tail=np.broadcast_to(np.float32(0), count),
-        guessed=np.broadcast_to(np.uint8(0), count),
+        proposed_depths=np.broadcast_to(np.uint8(0), count),
     )
 
 

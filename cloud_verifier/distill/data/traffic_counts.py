@@ -46,22 +46,22 @@ class _ClassCounter:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._tokens = self._judged = self._guessed = 0
+        self._tokens = self._judged = self._proposed = 0
         self._recent: deque[tuple[int, int]] = deque()
 
-    def add(self, tokens: int, guessed: int | None) -> None:
-        """Add tokens. guessed: how many the device had proposed; None if it did not draft with the incumbent."""
+    def add(self, tokens: int, proposed: int | None) -> None:
+        """Add tokens. proposed: how many the device had proposed; None if it did not draft with the incumbent."""
         self._tokens += tokens
-        if guessed is None:
+        if proposed is None:
             return
-        self._recent.append((tokens, guessed))
-        self._judged, self._guessed = self._judged + tokens, self._guessed + guessed
+        self._recent.append((tokens, proposed))
+        self._judged, self._proposed = self._judged + tokens, self._proposed + proposed
         while self._judged - self._recent[0][0] >= self._window:
-            old_tokens, old_guessed = self._recent.popleft()
-            self._judged, self._guessed = self._judged - old_tokens, self._guessed - old_guessed
+            old_tokens, old_proposed = self._recent.popleft()
+            self._judged, self._proposed = self._judged - old_tokens, self._proposed - old_proposed
 
     def counts(self) -> ClassTraffic:
-        return ClassTraffic(tokens=self._tokens, judged=self._judged, guessed=self._guessed)
+        return ClassTraffic(tokens=self._tokens, judged=self._judged, guessed=self._proposed)
 
 
 class TrafficCounter:
@@ -111,9 +111,9 @@ class TrafficCounter:
             return
         self._ends[passage.session_id] = passage.end
         judged = passage.draft_release.removeprefix("sha256:") == self._incumbent
-        guessed = int(np.count_nonzero(passage.guessed[already:])) if judged else None
+        proposed = int(np.count_nonzero(passage.proposed_depths[already:])) if judged else None
         name = self._class_name(passage.tenant, passage.traffic_class)
-        self._classes.setdefault(name, _ClassCounter(self._window)).add(len(passage) - already, guessed)
+        self._classes.setdefault(name, _ClassCounter(self._window)).add(len(passage) - already, proposed)
 
     def _class_name(self, tenant: str, name: str) -> str:
         """Return the name to count a class by: `OTHERS` beyond the limit, since clients can invent any number."""

@@ -47,7 +47,7 @@ TokenRanks = NDArray[np.int8]
 class DraftCounts:
     """The counts of what one draft predicts of one text."""
 
-    right: int
+    accepted: int
     """Positions where the draft's first choice is the text's token."""
     chain_steps: int
     """Verification steps that the text takes with the chain."""

@@ -10,7 +10,7 @@ the chain and with the tree,
 
 and decoding a token takes it at most `slower` times as long as the incumbent. Classes with few sessions or positions
 are judged together, if need be with the smallest of the others, so that every text is judged. The resamples are the
-same for every candidate, so a draft that is right more often never does worse.
+same for every candidate, so a draft that is accepted more often never does worse.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DraftRates:
     """The rates that state how well one draft predicts a group of texts."""
 
     acceptance: float
-    """Share of positions where the draft's first choice is right."""
+    """Share of positions where the draft's first choice is accepted."""
     chain: float
     """Tokens per verification step with the chain."""
     tree: float
@@ -179,7 +179,7 @@ def _compared(name: str, texts: Sequence[TextComparison], rule: GateRule) -> Gro
 
 def _rates(counts: Sequence[DraftCounts], positions: int) -> DraftRates:
     return DraftRates(
-        sum(count.right for count in counts) / positions,
+        sum(count.accepted for count in counts) / positions,
         positions / sum(count.chain_steps for count in counts),
         positions / sum(count.tree_steps for count in counts),
     )

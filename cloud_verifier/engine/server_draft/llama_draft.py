@@ -163,13 +163,13 @@ class LlamaServerDraft:
     def _unread(self, sequence: _Sequence, session: EngineSession) -> Sequence[int]:
         """Drop what was drafted wrong and return the tokens to read: at least the last one, whose logits are needed."""
         new = session.tokens[sequence.agreed :]
-        right = 0
-        while right < min(len(sequence.drafted), len(new) - 1) and sequence.drafted[right] == new[right]:
-            right += 1
-        sequence.agreed += right
+        accepted = 0
+        while accepted < min(len(sequence.drafted), len(new) - 1) and sequence.drafted[accepted] == new[accepted]:
+            accepted += 1
+        sequence.agreed += accepted
         sequence.drafted = []
         self._chains.truncate(sequence.number, sequence.agreed)
-        return new[right:]
+        return new[accepted:]
 
     def _extend(self, one: _Draft, row: Logits) -> bool:
         """Add the children of the chain's tip by its logits `[V]`; returns whether the chain goes on."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
-"""No proposal was right; another than the first was; the first was; nothing was proposed."""
+"""No proposal was accepted; another than the first was; the first was; nothing was proposed."""
 
 
 class AcceptanceHistory:
@@ -28,7 +28,7 @@ class AcceptanceHistory:
         """Positions from the first one with a proposal since `restart`. Those without a proposal count too: a draft
         that is not sure proposes less."""
         self.first_accepted = 0
-        """Number of these positions whose first proposal was right."""
+        """Number of these positions whose first proposal was accepted."""
         self._counted_from: float = math.inf
         """Positions from here on count when they are committed; earlier ones, when a late proposal for them comes."""
 
@@ -58,26 +58,26 @@ class AcceptanceHistory:
         if len(self._kept) > 2 * self._size:
             del self._kept[: -self._size]
 
-    def late(self, position: int, right: bool) -> None:
+    def late(self, position: int, accepted: bool) -> None:
         """Record a proposal that came after the token at its position was committed."""
         index = position - self._end + len(self._kept)
         if not 0 <= index < len(self._kept):
             return
         before = self._kept[index]
         if before == UNKNOWN:
-            self._kept[index] = HIT if right else MISS
+            self._kept[index] = HIT if accepted else MISS
             if position < self._counted_from:
-                self._count(right)
+                self._count(accepted)
             else:
-                self.first_accepted += right
-        elif before == MISS and right:
+                self.first_accepted += accepted
+        elif before == MISS and accepted:
             self._kept[index] = SIBLING
 
     def outcomes(self) -> bytes:
         """Return the outcomes, oldest first, without positions for which nothing was proposed."""
         return bytes(self._kept[-self._size :]).translate(None, bytes([UNKNOWN]))
 
-    def _count(self, right: bool) -> None:
+    def _count(self, accepted: bool) -> None:
         self.positions += 1
-        self.first_accepted += right
+        self.first_accepted += accepted
         self._counted_from = min(self._counted_from, self._end)

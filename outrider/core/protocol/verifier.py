@@ -204,7 +204,7 @@ class VerifierSession:
             self.dead += 1
         elif position < self.position:
             if position >= self.unreceived:
-                self.history.late(position, right=self.committed[position] == token)
+                self.history.late(position, accepted=self.committed[position] == token)
             if self.committed[position] == token:
                 self._aliases[node_id] = position + 1
             else:

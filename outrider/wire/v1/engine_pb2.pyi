@@ -83,14 +83,14 @@ class EngineEvent(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., produced: _Optional[_Union[Produced, _Mapping]] = ...) -> None: ...
 
 class Produced(_message.Message):
-    __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "guessed", "draft_release")
+    __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "proposed_depths", "draft_release")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
-    GUESSED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_DEPTHS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     start: int
     token: _containers.RepeatedScalarFieldContainer[int]
@@ -98,9 +98,9 @@ class Produced(_message.Message):
     top_ids: bytes
     top_log_probs: bytes
     tail: bytes
-    guessed: bytes
+    proposed_depths: bytes
     draft_release: str
-    def __init__(self, start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_log_probs: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., guessed: _Optional[bytes] = ..., draft_release: _Optional[str] = ...) -> None: ...
+    def __init__(self, start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_log_probs: _Optional[bytes] = ..., tail: _Optional[bytes] = ..., proposed_depths: _Optional[bytes] = ..., draft_release: _Optional[str] = ...) -> None: ...
 
 class EngineFailure(_message.Message):
     __slots__ = ("kind", "message", "field", "retry_after_s")

@@ -95,7 +95,7 @@ class FakePassage:
 
     session_id: str
     tokens: NDArray[np.int32]
-    guessed: NDArray[np.uint8]
+    proposed_depths: NDArray[np.uint8]
     traffic_class: str
     draft_release: str
     time_unix: float
@@ -111,11 +111,11 @@ class FakePassage:
         return len(self.tokens)
 
 
-def passage(session: str, count: int, name: str, time: float, right: float = 1.0, **more: Any) -> FakePassage:
-    """count: tokens, of which a device had proposed the share `right`."""
-    guessed = (np.arange(count) < right * count).astype(np.uint8)
+def passage(session: str, count: int, name: str, time: float, accepted: float = 1.0, **more: Any) -> FakePassage:
+    """count: tokens, of which a device had proposed the share `accepted`."""
+    depths = (np.arange(count) < accepted * count).astype(np.uint8)
     more = {"draft_release": "", **more}
-    return FakePassage(session, np.zeros(count, np.int32), guessed, name, time_unix=time, **more)
+    return FakePassage(session, np.zeros(count, np.int32), depths, name, time_unix=time, **more)
 
 
 @dataclass
@@ -226,11 +226,11 @@ class World:
             self.config, lambda *given: self.stages.run(*given), self.publisher(), counter, lambda: self.now
         )
 
-    def traffic(self, tokens: int, name: str = "sums", right: float = 1.0, **more: Any) -> None:
+    def traffic(self, tokens: int, name: str = "sums", accepted: float = 1.0, **more: Any) -> None:
         """Record new traffic, a second after the last."""
         self.now += 1
         session = f"session-{len(self.log.passages)}"
-        self.log.passages.append(passage(session, tokens, name, self.now, right, **more))
+        self.log.passages.append(passage(session, tokens, name, self.now, accepted, **more))
 
 
 class Killed(BaseException):

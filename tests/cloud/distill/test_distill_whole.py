@@ -50,11 +50,11 @@ def record(folder: Path, weights_hash: str) -> int:
             top[:, 0] = ids
             log_probs = np.tile(np.log([0.93] + [0.009] * 7), (len(ids), 1)).astype(np.float32)
             now, n = time.time(), len(ids)
-            tail, guessed = np.full(n, 0.007, np.float32), np.zeros(n, np.uint8)
+            tail, depths = np.full(n, 0.007, np.float32), np.zeros(n, np.uint8)
             writer.add(
                 Passage(
                     *(f"session-{session}", f"tenant-{session % 4}", "sums", "", weights_hash, 0),
-                    *(ids, top, log_probs, tail, guessed, 0.0, now, now + 86_400.0),
+                    *(ids, top, log_probs, tail, depths, 0.0, now, now + 86_400.0),
                 )
             )
             tokens += n

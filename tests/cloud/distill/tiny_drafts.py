@@ -135,7 +135,7 @@ def passage(session: str, start: int, tokens: Sequence[int], **changes: Any) -> 
         "top_ids": rng.integers(0, VOCAB, (count, top)).astype(np.int32),
         "top_log_probs": log_probs[:, :top].astype(np.float32),
         "tail": np.exp(log_probs[:, top:]).sum(1).astype(np.float32),
-        "guessed": np.zeros(count, np.uint8),
+        "proposed_depths": np.zeros(count, np.uint8),
         "temperature": 0.0,
         "time_unix": 100.0,
         "expires_unix": 1e9,

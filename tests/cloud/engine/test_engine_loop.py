@@ -116,7 +116,7 @@ def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
     tuned = pb.EngineRequest(
         session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
-    for broken_part in ("engine_process.loop.produced_to_proto", "engine.recording.guessed_depths"):
+    for broken_part in ("engine_process.loop.produced_to_proto", "engine.recording.proposed_depths"):
         end = ScriptedEnd([recorded(), tuned], [], [])
         with monkeypatch.context() as patch:
             patch.setattr(f"cloud_verifier.{broken_part}", broken)

@@ -16,7 +16,7 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine import recording as module
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, Recording, guessed_depths
+from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, Recording, proposed_depths
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.sampling import SamplingParams
@@ -109,9 +109,9 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
     recorded_tokens = run(rig)
     for one in of(recorded_tokens, "knows"):
         n = len(one.tokens)
-        assert one.guessed in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
-    assert max(depth for one in of(recorded_tokens, "knows") for depth in one.guessed) > 1
-    assert not any(b"".join(one.guessed for one in of(recorded_tokens, "drafts nothing")))
+        assert one.proposed_depths in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
+    assert max(depth for one in of(recorded_tokens, "knows") for depth in one.proposed_depths) > 1
+    assert not any(b"".join(one.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
 
 
 def test_draft_tokens_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
@@ -123,7 +123,7 @@ def test_draft_tokens_count_where_no_step_had_room_for_them(target: Target, refe
     rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
     rig.engine.step()
     [one] = rig.engine.recording.take()
-    assert (one.tokens, one.guessed) == ((expected[0],), b"\1")
+    assert (one.tokens, one.proposed_depths) == ((expected[0],), b"\1")
 
 
 def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(target: Target, reference: Plain) -> None:
@@ -267,8 +267,8 @@ def test_depths_end_where_no_node_carries_the_token_and_at_255() -> None:
     tree = TokenTree()
     for node in range(1, 301):
         tree.add(node, node - 1 if node > 1 else ROOT, EOS)
-    assert guessed_depths(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
-    assert guessed_depths(tree, [EOS] * 300)[-2:] == b"\xff\xff"
+    assert proposed_depths(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
+    assert proposed_depths(tree, [EOS] * 300)[-2:] == b"\xff\xff"
 
 
 def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
@@ -277,7 +277,7 @@ def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
     def broken(*_: object) -> bytes:
         raise IndexError("a bug")
 
-    monkeypatch.setattr(module, "guessed_depths", broken)
+    monkeypatch.setattr(module, "proposed_depths", broken)
     rig = Rig(target("llama"), CONFIG)
     attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
     assert run(rig) == []

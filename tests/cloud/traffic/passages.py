@@ -28,7 +28,7 @@ def passage(n: int = 4, top: int = 3, seed: int = 0, **changes: Any) -> Passage:
         "top_ids": rng.integers(0, 1 << 24, (n, top), dtype=np.int32),
         "top_log_probs": log_probs.astype(np.float32),
         "tail": rng.random(n, dtype=np.float32),
-        "guessed": rng.integers(0, 256, n, dtype=np.uint8),
+        "proposed_depths": rng.integers(0, 256, n, dtype=np.uint8),
         "temperature": 0.7,
         "time_unix": NOW,
         "expires_unix": NOW + 3600.0,

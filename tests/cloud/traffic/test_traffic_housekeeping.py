@@ -100,7 +100,7 @@ def test_a_verifiers_recorder_writes_to_the_configured_place(tmp_path: Path) -> 
     recorder = recorder_of(config, "v7")
     recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
     one = pb.Produced(
-        start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), guessed=b"\1\0"
+        start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), proposed_depths=b"\1\0"
     )
     recorder.take(pb.EngineEvent(session_id="s", epoch=1, produced=one))
     recorder.close()

@@ -65,7 +65,7 @@ def test_a_joined_passage_was_produced_with_the_last_and_expires_with_the_first(
     "change",
     [
         {"tail": np.zeros(3, np.float32)},
-        {"guessed": np.zeros((4, 1), np.uint8)},
+        {"proposed_depths": np.zeros((4, 1), np.uint8)},
         {"top_ids": np.zeros((4, 2), np.int32)},
         {"top_ids": np.zeros((3, 3), np.int32), "top_log_probs": np.zeros((3, 3), np.float32)},
     ],

@@ -85,7 +85,7 @@ def test_what_the_engine_produced_is_written_unchanged() -> None:
     assert (one.time_unix, one.expires_unix) == (NOW, NOW + 60.0)
     assert one.top_ids.tolist() == [[0, 1], [2, 3], [0, 1]]
     assert one.top_log_probs.tolist() == [[-0.5, -0.5]] * 3
-    assert (one.tail.tolist(), one.guessed.tolist()) == ([0.25] * 3, [0, 1, 0])
+    assert (one.tail.tolist(), one.proposed_depths.tolist()) == ([0.25] * 3, [0, 1, 0])
     assert recorder.counts == RecordingCounts(recorded=3)
 
 
