@@ -7,8 +7,10 @@
 The product is the Python code of four packages, without generated stubs. A docstring fragment is a docstring of a
 module, class or function that is shorter than 40 characters and has no verb. Whether it has one is decided by words
 alone: an auxiliary ("is", "may", "must"), or the third person of a verb in `_VERBS` ("keeps"), anywhere; or the bare
-verb as the first word ("Keep"). Past tenses do not count, since they look like participles ("tokens received"). The
-docstring below a field names its unit and is not counted.
+verb as the first word ("Keep"). A form that is also a noun ("drafts", "report", see `_NOUNS`) counts only where its
+neighbours make it a verb: "it drafts", "Drafts the", but not "The drafts of", "Report of" or "Step costs". Past tenses
+do not count, since they look like participles ("tokens received"). The docstring below a field names its unit and is
+not counted.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -39,22 +42,43 @@ LISTS = ("files", "classes", "folders", "duplicates", "attributes", "fragments")
 
 _AUXILIARIES = "is are was were be been has have had does do did can could may might must shall should will would"
 _VERBS = """
-abort accept act add admit advance allow answer append apply ask attach await begin belong block bring build call
-cancel carry change check choose clean clear clip close collect come commit compare compile compute configure
-connect contain convert copy count create cut decide decode delete deliver derive describe detach discard divide
-download draft drain draw drive drop dump empty encode end escape estimate evaluate evict exchange expire export extend
-extract fail feed fetch fill filter find finish fit flush follow forget fork format free generate get give go grow
-guess handle happen hash hold import increase insert install iterate join keep kill know last lay learn leave let
-limit list listen live load lock log look lose lower make map mark match mean measure meet merge move multiply name
-need normalise note notice offer open order own pack pad parse pass pause pick place poll print produce promote
-propose publish pull push put quantise raise reach read rebuild receive recompute record reduce refresh refuse
-register reject release reload remember remind remove rename renew repeat replace replay report request require
-reset resolve restart restore restrict resume retry return reuse roll run sample save say scale scan schedule score
-see select send separate serialise serve set settle share show shrink shut sign sleep sort speak speculate split
-stand start stay steer step stop store stream strip subtract sum support swap switch take tell test tidy time track
-train translate trim truncate try turn understand undo unload unlock unpack update upload use validate verify visit
-wait wake walk want warm warn wrap write yield
+abort accept act add admit adopt advance allocate allow announce answer append apply arrange ask assemble attach attend
+authenticate authorise await bear become begin belong block borrow bound bring broadcast build call cancel cap capture
+carry change charge check choose clean clear clip close collect come commit communicate compare compile complete compute
+concatenate configure connect contain continue convert copy cordon cost count couple create cross cut decide decode
+define delete deliver depend derive describe detach differ discard dispatch divide download draft drain draw drive drop
+dump empty encode end escape estimate evaluate evict exchange expire export extend extract fail fall feed fetch fill
+filter find finish fit flush fold follow forget fork format free gather generate get give go grow guard guess hand
+handle happen hash hide hold identify implement import include increase inform insert insist install isolate iterate
+join judge keep kill know last lay lead learn leave let limit link list listen live load lock log look lose lower make
+manage map mark match mean measure meet mend merge move multiply name need normalise note notice obey observe occur
+offer open order own pack pad parse pass patch pause perform permit persist pick ping place point poll predict prepare
+print produce promise promote propose publish pull push put quantise queue quote raise rank rate reach read rebuild
+receive recompute record recover reduce refresh refuse register reject release reload remember remind remove rename
+render renew reopen reorder repair repeat replace replay reply report represent request require reserve reset resolve
+respond rest restart restore restrict resume retire retry return reuse reverse revoke rewrite roll root route run sample
+save say scale scan schedule score seal search see select send separate serialise serve set settle share shift show
+shrink shut sign signal sleep sort speak speculate spend split stand start stay steer step stop store stream strip
+subtract sum summarise support surround swap switch take tell test tidy tie time tokenise track train transfer translate
+treat trim truncate trust try turn uncordon understand undo unload unlock unpack update upload use validate verify visit
+wait wake walk want warm warn watch wire withdraw wrap write yield
 """
+_NOUNS = """
+abort answer block bound broadcast build call cap capture change charge check clip commit copy cost count couple cross
+cut draft drain draw drive drop dump end escape estimate exchange export feed fetch fill filter fit flush fold fork
+format guard guess hand handle hash hold import install judge kill lead limit link list load lock log look map mark
+match mean measure merge move name need note notice offer order pack pad pass patch pause pick place point poll promise
+pull push queue quote rank rate record release repair repeat replay reply report request reserve reset rest restart
+return reuse reverse roll root route run sample scale scan schedule score seal search set share shift show sign signal
+sleep sort split stand start stay step stop store stream sum support swap switch test tie time track train transfer trim
+trust try turn update upload use visit wait walk watch wire yield
+"""
+"""Verbs of `_VERBS` whose forms are also nouns."""
+_SUBJECTS = "always everything he it never nobody nothing only that this what which who"
+"""Words after which a form that is also a noun is a verb."""
+_OBJECTS = "a all an another any both each every it its no nothing that the them these this what whether"
+"""Words before which it is a verb, unless an article or adjective comes before it."""
+_ARTICLES = "a all an any both each every its more most no several some the their these this those"
 
 
 def _third_person(verb: str) -> str:
@@ -65,6 +89,8 @@ def _third_person(verb: str) -> str:
 
 _IMPERATIVES = frozenset(_VERBS.split())
 _FINITE = {*_AUXILIARIES.split(), *map(_third_person, _IMPERATIVES)}
+_NOUN_BASES = frozenset(_NOUNS.split())
+_PLURALS = frozenset(map(_third_person, _NOUN_BASES))
 
 
 @dataclass(frozen=True)
@@ -110,7 +136,18 @@ class Structure:
 def is_fragment(docstring: str) -> bool:
     """Whether a docstring is short and has no verb."""
     words = [word.lower() for word in re.findall(r"[A-Za-z]+", docstring)]
-    return len(docstring) < SHORT and not (words and words[0] in _IMPERATIVES) and not _FINITE.intersection(words)
+    return len(docstring) < SHORT and not any(_is_verb(words, index) for index in range(len(words)))
+
+
+def _is_verb(words: Sequence[str], index: int) -> bool:
+    """Whether a word is a finite verb, judged by itself and, if it may be a noun, by the words beside it."""
+    word, before = words[index], words[index - 1] if index else ""
+    after = words[index + 1] if index + 1 < len(words) else ""
+    if index == 0 and word in _IMPERATIVES:
+        return word not in _NOUN_BASES or (after != "of" and after not in _PLURALS)
+    if word not in _PLURALS:
+        return word in _FINITE
+    return before in _SUBJECTS.split() or (after in _OBJECTS.split() and before not in _ARTICLES.split())
 
 
 def measure(root: Path = ROOT, packages: Sequence[str] = PACKAGES) -> Structure:
@@ -174,4 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; the interpreter shall not flush once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    raise SystemExit(status)

@@ -39,7 +39,7 @@ def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
 
 @dataclass(frozen=True)
 class Verified:
-    """The tokens that a step commits."""
+    """The tokens that are committed by a step."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,8 +102,38 @@ def test_what_has_no_verb_is_a_fragment(fragment: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "fragment",
+    [
+        "The drafts of a target.",
+        "Limits of a session.",
+        "Step costs by rows.",
+        "Report of a verifier.",
+        "All moves of a session.",
+        "Names by address.",
+        "Counts and limits of a step.",
+        "The draft's releases.",
+        "A tokenizer's reports.",
+    ],
+)
+def test_a_noun_that_looks_like_a_verb_is_none(fragment: str) -> None:
+    assert is_fragment(fragment)
+
+
+@pytest.mark.parametrize(
     "sentence",
     [
+        "Draft the next level.",
+        "Report what verifiers measured.",
+        "Limit the rows of a step.",
+        "Names every Redis key.",
+        "It drafts ahead.",
+        "The loop that drafts for a session.",
+        "A verifier limits the rows of a step.",
+        "Costs are in seconds.",
+        "Cordon, uncordon or drain a verifier.",
+        "Implement the operator's command.",
+        "Define the errors.",
+        "Adopt the registration.",
         "Return the slots to the pool.",
         "The slots of a session are free.",
         "It keeps nothing.",
@@ -158,3 +190,9 @@ def test_the_limits_are_those_that_were_agreed() -> None:
         "most_attributes": 20,
         "docstring_fragments": 20,
     }
+
+
+def test_a_reader_that_stops_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m tools.structure --list files | head -1"
+    ended = subprocess.run(command, shell=True, cwd=structure.ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "outrider/__init__.py\n" and ended.stderr == ""

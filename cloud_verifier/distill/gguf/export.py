@@ -40,7 +40,7 @@ _AWKWARD = (
 
 @dataclass(frozen=True)
 class ExportedDraft:
-    """A file that passed all checks."""
+    """A file that has passed all checks."""
 
     path: Path
     size: int
