@@ -188,7 +188,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The coordinator's address; "" before it is ready."""
+        """Return the coordinator's address; "" before it is ready."""
         return self.coordinator.address if self.coordinator else ""
 
     async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:

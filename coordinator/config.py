@@ -159,5 +159,5 @@ class CoordinatorConfig(BaseSettings):
 
     @property
     def session_ms(self) -> int:
-        """Milliseconds for which a session's record is kept: as long as one of its tickets proves ownership."""
+        """Return the milliseconds that a session's record is kept: as long as one of its tickets proves ownership."""
         return int((self.ticket_ttl_s + self.resume_grace_s) * 1000)

@@ -28,7 +28,7 @@ def candidates(fleet: Sequence[VerifierStatus], request: PlacementRequest, draw:
 
 
 def fits(verifier: VerifierStatus, request: PlacementRequest) -> bool:
-    """Whether the verifier could give this session the right tokens at all."""
+    """Return whether the verifier could give this session the right tokens at all."""
     target = verifier.registration.target
     if request.weights is not None:
         return target.weights == request.weights

@@ -45,7 +45,7 @@ class VerifierStatus:
 
     @property
     def state(self) -> str:
-        """One of VERIFIER_STATES; new sessions are placed on serving verifiers alone."""
+        """Return one of VERIFIER_STATES; new sessions are placed on serving verifiers alone."""
         return "draining" if self.telemetry.draining else "cordoned" if self.cordoned else "serving"
 
 

@@ -42,7 +42,7 @@ class Segment:
 
     @property
     def start(self) -> int:
-        """The position of the first row, which is the number of keys before it."""
+        """Return the position of the first row, which is the number of keys before it."""
         return len(self.prefix)
 
     def visible(self) -> NDArray[np.bool_]:

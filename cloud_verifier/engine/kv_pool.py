@@ -58,12 +58,12 @@ class KVPool:
 
     @property
     def promised(self) -> int:
-        """Number of slots that live sessions hold or may take; a prefix that several share counts once."""
+        """Return the number of slots that live sessions hold or may take; a prefix that several share counts once."""
         return self.reserved + self.prefixes.leased
 
     @property
     def unreserved(self) -> int:
-        """Number of slots that are promised to no session."""
+        """Return the number of slots that are promised to no session."""
         return self.slots - self.promised
 
     def reserve(self, count: int) -> None:

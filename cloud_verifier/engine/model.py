@@ -136,7 +136,7 @@ class TargetModel:
 
     @property
     def max_sequence(self) -> int:
-        """The most positions that the model supports, prompt and output together."""
+        """Return the most positions that the model supports, prompt and output together."""
         return int(getattr(self.config, "max_position_embeddings", None) or 131_072)
 
     @property

@@ -41,7 +41,7 @@ class _Node:
 
     @property
     def above(self) -> _Node:
-        """The parent of a node that is not the top."""
+        """Return the parent of a node that is not the top."""
         if self.parent is None:
             raise InternalError("the top of the prefix cache has no parent")
         return self.parent

@@ -61,12 +61,12 @@ class DeviceTiming:
 
     @property
     def drafts_nothing(self) -> bool:
-        """Whether the device answers without nodes, as one without a draft does."""
+        """Return whether the device answers without nodes, as one without a draft does."""
         return self._empty_answers >= EMPTY_ANSWERS
 
     @property
     def expects_nothing(self) -> bool:
-        """Whether no node is expected of the device, by its empty answers or futile waits."""
+        """Return whether no node is expected of the device, by its empty answers or futile waits."""
         return max(self._empty_answers, self._futile_waits) >= EMPTY_ANSWERS
 
     def delivered(self, now: float) -> int | None:
@@ -125,7 +125,7 @@ class PendingNodes:
 
     @property
     def by_server(self) -> bool:
-        """Whether the server draft has drafted them."""
+        """Return whether the server draft has drafted them."""
         return self._server_tree is not None
 
     def offer(self, tree: TokenTree, prior: NodeAcceptance) -> None:
@@ -222,7 +222,7 @@ class EngineSession:
 
     @property
     def left(self) -> int:
-        """Number of tokens that the session may still generate."""
+        """Return the number of tokens that the session may still generate."""
         return self.protocol.attach.max_tokens - self.protocol.position
 
     @property
@@ -236,7 +236,7 @@ class EngineSession:
 
     @property
     def telemetry(self) -> SessionTelemetry:
-        """The engine's measurements of the session; the front adds what only it knows."""
+        """Return the engine's measurements of the session; the front adds what only it knows."""
         counts, history = self._counts, self.protocol.history
         return SessionTelemetry(
             session_id=self.session_id,
@@ -307,7 +307,7 @@ class EngineSession:
 
     @property
     def drafts_nothing(self) -> bool:
-        """Whether the device answers without nodes and has none here."""
+        """Return whether the device answers without nodes and has none here."""
         return self.timing.drafts_nothing and len(self.protocol.tree) == 0
 
     def offer(self, tree: TokenTree, prior: NodeAcceptance) -> Acceptances:

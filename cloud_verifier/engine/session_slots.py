@@ -56,7 +56,7 @@ class SessionSlots:
 
     @property
     def held_alone(self) -> int:
-        """Slots that become available when the session ends: its reservation, and cached ones that only it holds."""
+        """Return the slots that become available at its end: its reservation, and cached ones that only it holds."""
         return self.reserved + self._pool.prefixes.held_only_by(self._lease)
 
     def take_prefix(self) -> None:

@@ -107,7 +107,7 @@ class EngineCounters:
 
     @property
     def accepted_by_position(self) -> list[int]:
-        """Accepted nodes by position; position 0 is the one after the last committed token."""
+        """Return accepted nodes by position; position 0 is the one after the last committed token."""
         return [sum(self._accepted[position + 1 :]) for position in range(POSITIONS)]
 
 

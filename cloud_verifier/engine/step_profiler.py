@@ -105,7 +105,7 @@ class StepProfiler:
 
     @property
     def node_s(self) -> float:
-        """Seconds that one more node adds to a step like the recent ones, on average over FURTHER_NODES."""
+        """Return the seconds that one more node adds to a step like the recent ones, on average over FURTHER_NODES."""
         rows, sessions = max(1, round(self._rows.value)), max(1, round(self._sessions.value))
         more, now = self.cost.seconds(rows + FURTHER_NODES, sessions), self.cost.seconds(rows, sessions)
         return (more - now) / FURTHER_NODES

@@ -54,7 +54,7 @@ class DirectiveState:
         return self._sent
 
     def outdated(self, step_ms: float, min_acceptance: float) -> bool:
-        """Whether the device plans with a step time or a threshold that is off by more than a quarter."""
+        """Return whether the device plans with a step time or a threshold that is off by more than a quarter."""
         sent = self._sent
         threshold_changed = (
             abs(self._min_acceptance(min_acceptance) - sent.min_acceptance) > CHANGE * sent.min_acceptance

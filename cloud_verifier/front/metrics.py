@@ -36,7 +36,7 @@ class VerifierCollector(Collector):
 
     @property
     def stats(self) -> pb.EngineStats:
-        """The engine's last statistics, at most a quarter of a second old while it runs."""
+        """Return the engine's last statistics, at most a quarter of a second old while it runs."""
         return self.host.stats
 
     def unready_reason(self) -> str:

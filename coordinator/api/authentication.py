@@ -84,7 +84,7 @@ class Authenticator:
 
     @property
     def anonymous(self) -> bool:
-        """Whether callers need no key until a tenant is created."""
+        """Return whether callers need no key until a tenant is created."""
         return self._trusting and not self._tenants
 
     async def tenant(self, metadata: Metadata) -> str:

@@ -48,7 +48,7 @@ class CanaryPolicy:
 
     @property
     def log_threshold(self) -> float:
-        """Natural logarithm of the e-value that decides (Ville's inequality)."""
+        """Return the natural logarithm of the e-value that decides (Ville's inequality)."""
         return math.log(1.0 / self.alpha)
 
 

@@ -46,7 +46,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server while it runs, else None."""
+        """Return the process id of the server while it runs, else None."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:

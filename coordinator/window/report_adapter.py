@@ -96,7 +96,7 @@ def directive(decision: WindowDecision, limits: SessionLimits) -> Directive:
 
 
 def wants_prior(session: SessionTelemetry) -> bool:
-    """Whether the session has fewer outcomes than it is judged by, and is not known to draft nothing."""
+    """Return whether the session has fewer outcomes than it is judged by, and is not known to draft nothing."""
     return len(session.acceptance_history) < RECENT and not _drafts_nothing(session)
 
 
@@ -140,7 +140,7 @@ def _drafts_nothing(session: SessionTelemetry) -> bool:
 
 
 def _known(session: SessionTelemetry) -> bool:
-    """Whether enough is known to decide about the session or, if it drafts nothing, to count it as streaming."""
+    """Return whether enough is known to decide about the session or, if it drafts nothing, to count it as streaming."""
     return _drafts_nothing(session) or (len(session.acceptance_history) >= LEAST and session.rtt_ms > 0.0)
 
 

@@ -91,7 +91,7 @@ class OptionTables:
 
     @property
     def given_nodes(self) -> float:
-        """Nodes that a step has in any case."""
+        """Return the nodes that a step has in any case."""
         return float(self._nodes[self._given, 0].sum())
 
     def of(self, min_acceptance: float, chosen: ArrayLike) -> Balance:

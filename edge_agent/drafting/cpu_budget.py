@@ -31,7 +31,7 @@ class CpuBudget:
 
     @property
     def capped(self) -> bool:
-        """Whether drafting ever has to pause."""
+        """Return whether drafting ever has to pause."""
         return self._share < 1.0
 
     def pause_s(self, *, awaited: bool) -> float:

@@ -74,12 +74,12 @@ class DraftSession:
 
     @property
     def begun(self) -> bool:
-        """Whether `begin` was called."""
+        """Return whether `begin` was called."""
         return self._plan is not None
 
     @property
     def drafting(self) -> bool:
-        """Whether a worker drafts for the session."""
+        """Return whether a worker drafts for the session."""
         return self._current is not None
 
     @property

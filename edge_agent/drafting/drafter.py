@@ -100,7 +100,7 @@ class Drafter:
 
     @property
     def awaited(self) -> bool:
-        """Whether the verifier waits for nodes, since it holds none of this drafter's."""
+        """Return whether the verifier waits for nodes, since it holds none of this drafter's."""
         return self.plan.waits and not any(self._states[node.id].sent for node in self._tree)
 
     def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:

@@ -74,17 +74,17 @@ class SpeculationPlan:
 
     @property
     def pause_s(self) -> float:
-        """Least time between two messages that the verifier does not wait for."""
+        """Return the least time between two messages that the verifier does not wait for."""
         return 0.5 * self.step_s if self.nodes_per_step else max(_PROBE_STEPS * self.step_s, _PROBE_S)
 
     @property
     def waits(self) -> bool:
-        """Whether the verifier waits for nodes when it holds none."""
+        """Return whether the verifier waits for nodes when it holds none."""
         return self.draft_wait_s > 0.0 and self.nodes_per_step > 0
 
     @property
     def speculates(self) -> bool:
-        """Whether nodes are drafted at all; otherwise the session is plain cloud streaming."""
+        """Return whether nodes are drafted at all; otherwise the session is plain cloud streaming."""
         return self.nodes > 0 and self.depth > 0 and self.min_acceptance < 1.0
 
 
@@ -133,7 +133,7 @@ class DecodeLatency:
 
     @property
     def widest(self) -> int:
-        """The most nodes whose decode was measured."""
+        """Return the most nodes whose decode was measured."""
         return self.seconds[-1][0]
 
 

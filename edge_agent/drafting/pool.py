@@ -119,7 +119,7 @@ class DraftPool:
 
     @property
     def has_model(self) -> bool:
-        """Whether a model drafts, rather than lookup alone."""
+        """Return whether a model drafts, rather than lookup alone."""
         return self._model is not None
 
     def apply_prior(self, prior: AcceptancePrior) -> None:

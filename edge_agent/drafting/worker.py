@@ -46,7 +46,7 @@ class _Inbox:
 
     @property
     def urgent(self) -> bool:
-        """Whether it holds more than a commit or a plan, which may wait for the CPU budget."""
+        """Return whether it holds more than a commit or a plan, which may wait for the CPU budget."""
         return self.begin is not None or self.end or self.close
 
     @property
@@ -87,7 +87,7 @@ class DraftWorker:
 
     @property
     def decode_s(self) -> float:
-        """Moving average of the duration of a decode; infinite before the drafter is built."""
+        """Return the moving average of the duration of a decode; infinite before the drafter is built."""
         return self._drafter.decode_s if self._drafter else float("inf")
 
     def begin(self, task: DraftTask, plan: SpeculationPlan, report: Report) -> None:

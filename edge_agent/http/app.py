@@ -93,7 +93,7 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 
     @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}, 503: {"model": HealthResponse}})
     async def health() -> Response:
-        """Whether the target is known and its draft loaded."""
+        """Return whether the target is known and its draft loaded."""
         return json_response({"status": "ok"}) if client.ready else json_response({"status": "loading"}, 503)
 
     @app.get("/metrics", response_model=None, response_class=PlainTextResponse)

@@ -44,7 +44,7 @@ class ServeOptions:
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """The host names that requests may use; None is any.
+        """Return the host names that requests may use; None is any.
 
         A web page can point a name of its own at loopback, and its browser then takes this server for the page's own:
         without a key nothing else would keep the page out.

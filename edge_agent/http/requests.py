@@ -127,7 +127,7 @@ class CompletionRequest(RequestBody):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, of which there is at least one unless the body is wrong."""
+        """Return the prompts, of which there is at least one unless the body is wrong."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):

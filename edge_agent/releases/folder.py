@@ -54,7 +54,7 @@ class ReleaseFolder:
 
     @property
     def writable(self) -> bool:
-        """Whether this process has the lock."""
+        """Return whether this process has the lock."""
         return self._lock is not None
 
     def write(self, state: ReleaseState) -> None:

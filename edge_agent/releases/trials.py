@@ -68,7 +68,7 @@ class ReleaseTrials:
 
     @property
     def hit_rate(self) -> HitRate | None:
-        """The hit rate of the current release; None where another draft is in use."""
+        """Return the hit rate of the current release; None where another draft is in use."""
         pool, release = self._drafts.pool, self._loader.state.current
         in_use = pool is not None and release is not None and pool.release == release.digest
         return pool.health.hit_rate if pool is not None and in_use else None

@@ -42,22 +42,22 @@ class ReleaseUpdater:
 
     @property
     def refused(self) -> Counter[RefusalKind]:
-        """The releases that were offered and not taken, or given up, by reason; each counts once."""
+        """Return the releases that were offered and not taken, or given up, by reason; each counts once."""
         return self._refusals.by_kind
 
     @property
     def swaps(self) -> int:
-        """The number of times that the draft was replaced."""
+        """Return the number of times that the draft was replaced."""
         return self._follower.trials.swaps if self._follower is not None else 0
 
     @property
     def on_trial(self) -> bool:
-        """Whether a release is in use that has not proved itself yet."""
+        """Return whether a release is in use that has not proved itself yet."""
         return self._loader is not None and self._loader.state.trial is not None
 
     @property
     def floor(self) -> int:
-        """Version below which no release is taken."""
+        """Return the version below which no release is taken."""
         return self._loader.state.floor if self._loader is not None else 0
 
     def notice(self, serial: int) -> None:

@@ -103,7 +103,7 @@ class Client:
 
     @property
     def ready(self) -> bool:
-        """Whether what the target needs is loaded."""
+        """Return whether what the target needs is loaded."""
         return self._client.ready
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
@@ -164,7 +164,7 @@ class BlockingStream:
 
     @property
     def statistics(self) -> Statistics:
-        """The counts of what has come so far; they are live."""
+        """Return the counts of what has come so far; they are live."""
         return self._stream.statistics
 
     @property
@@ -174,7 +174,7 @@ class BlockingStream:
 
     @property
     def completion(self) -> Completion:
-        """The output so far; its `finish_reason` is "cancelled" if the output had not ended."""
+        """Return the output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         return self._stream.completion
 
     def drain(self) -> Completion:

@@ -208,7 +208,7 @@ class AsyncClient:
 
     @property
     def ready(self) -> bool:
-        """Whether what the target needs is loaded."""
+        """Return whether what the target needs is loaded."""
         return self._bundle is not None
 
     async def _bundle_for(self, request: Request, deadline: Deadline) -> TargetBundle:

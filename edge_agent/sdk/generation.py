@@ -215,7 +215,7 @@ class CompletionStream:
 
     @property
     def completion(self) -> Completion:
-        """The output so far; its `finish_reason` is "cancelled" if the output had not ended."""
+        """Return the output so far; its `finish_reason` is "cancelled" if the output had not ended."""
         chunks = self._taken
         token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = [chunk.logprobs for chunk in chunks]

@@ -159,7 +159,7 @@ class Request(BaseModel):
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling parameters, with the seed that was drawn where the caller gave none."""
+        """Return the sampling parameters, with the seed that was drawn where the caller gave none."""
         return self._sampling
 
     def max_tokens_after(self, prompt_tokens: int, max_sequence: int) -> int:

@@ -151,7 +151,7 @@ class Sessions:
         return placement
 
     async def _placed(self, prompt_tokens: int, draft_release: str, traffic_class: str) -> Placement | None:
-        """As `place`, but a caller that is cancelled meanwhile leaves no session behind."""
+        """Place as `place` does, but leave no session behind if the caller is cancelled meanwhile."""
         placing = self._tasks.begin(self.place(prompt_tokens, draft_release, traffic_class))
         try:
             return await self._tasks.result_of(placing)

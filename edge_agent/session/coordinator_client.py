@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def ticket(self) -> bytes:
-        """The first grant's ticket; empty if there is no grant."""
+        """Return the first grant's ticket; empty if there is no grant."""
         return self.grants[0].ticket if self.grants else b""
 
 

@@ -40,7 +40,7 @@ class SendPacing:
 
     @property
     def plan(self) -> SpeculationPlan:
-        """The verifier's directive within the session's limits."""
+        """Return the verifier's directive within the session's limits."""
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
         plan = _plan(self._directive, self._session.limits, siblings=self._siblings, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
@@ -58,7 +58,7 @@ class SendPacing:
 
     @property
     def is_open(self) -> bool:
-        """Whether Appends may be sent."""
+        """Return whether Appends may be sent."""
         return self._stream is not None
 
     def close(self) -> None:

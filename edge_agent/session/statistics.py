@@ -104,7 +104,7 @@ class Statistics:
 
     @property
     def acceptance(self) -> float:
-        """The fraction of the evaluated draft tokens that the target accepted; 0 where there was none."""
+        """Return the fraction of the evaluated draft tokens that the target accepted; 0 where there was none."""
         return min(1.0, self.accepted / self.evaluated) if self.evaluated else 0.0
 
     @property
@@ -114,14 +114,14 @@ class Statistics:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate after the first delivery, whose tokens do not count."""
+        """Return the rate after the first delivery, whose tokens do not count."""
         if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
             return 0.0
         return (self.tokens - self._first_tokens) / (self.last_token_s - self.first_token_s)
 
     @property
     def answer_ms(self) -> float:
-        """The median of `answers_s` in milliseconds; 0 where the verifier always had draft tokens."""
+        """Return the median of `answers_s` in milliseconds; 0 where the verifier always had draft tokens."""
         return 1000.0 * statistics.median(self.answers_s) if self.answers_s else 0.0
 
     def swap_ms(self, quantile: float) -> float:

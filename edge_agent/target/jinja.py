@@ -25,7 +25,7 @@ _MAX_POWER_BITS = 4096
 
 
 class _Generation(Extension):
-    """Renders the body of `{% generation %}`, which marks the assistant's words for training, as plain text."""
+    """An extension that renders `{% generation %}`, which marks the assistant's words for training, as plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 

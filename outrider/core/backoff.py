@@ -47,7 +47,7 @@ class Backoff:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the next attempt is due; 0 if it is due now."""
+        """Return the seconds until the next attempt is due; 0 if it is due now."""
         return max(0.0, self._due - self._clock())
 
     def failed(self, error: Exception | None = None) -> None:

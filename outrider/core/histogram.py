@@ -34,7 +34,7 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """The number of values that were added."""
+        """Return the number of values that were added."""
         return sum(self.counts)
 
     @classmethod

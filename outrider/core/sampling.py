@@ -53,7 +53,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether penalties or a bias change the logits."""
+        """Return whether penalties or a bias change the logits."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

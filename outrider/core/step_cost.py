@@ -94,7 +94,7 @@ class StepCost:
 
     @property
     def share_s(self) -> float:
-        """Seconds that each session adds beside its rows."""
+        """Return the seconds that each session adds beside its rows."""
         return float(self._state[-1])
 
     def _weights(self, rows: int) -> Floats:

@@ -96,7 +96,7 @@ class LlamaModel:
 
     @functools.cached_property
     def n_ctx_train(self) -> int:
-        """The number of positions that the model was trained for."""
+        """Return the number of positions that the model was trained for."""
         return int(library().llama_model_n_ctx_train(self.handle))
 
     # --- vocabulary

@@ -83,7 +83,7 @@ class TreeContext(LlamaContext):
 
     @property
     def length(self) -> int:
-        """The number of tokens that are committed."""
+        """Return the number of tokens that are committed."""
         return len(self._tokens)
 
     @property

@@ -50,7 +50,7 @@ def near(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> 
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether any part of a setting's value is a secret."""
+    """Return whether any part of a setting's value is a secret."""
     return _holds_secret(field.annotation)
 
 

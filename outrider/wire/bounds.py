@@ -37,7 +37,7 @@ def text(field: str, value: str, least: int, most: int) -> str:
 
 
 def is_label(value: str) -> bool:
-    """Whether the value is a label: at most 64 letters, digits, '.', '_' or '-', so that it may be part of a key."""
+    """Return whether a value is a label: up to 64 letters, digits, '.', '_' or '-', so that it may be part of a key."""
     return _LABEL.fullmatch(value) is not None
 
 

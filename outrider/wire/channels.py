@@ -156,7 +156,7 @@ def check_bind(address: str, tls: object | None, insecure: bool) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether connections to `host:port` never leave this machine; by any name but localhost they are taken to."""
+    """Return whether connections to `host:port` never leave this machine; names but localhost are taken to."""
     host, _ = split_address(address)
     if host.lower() == "localhost":
         return True

@@ -41,12 +41,12 @@ class Target:
 
     @property
     def weights(self) -> tuple[str, str]:
-        """The hashes of weights and token table, which stay the same for the whole of a session."""
+        """Return the hashes of weights and token table, which stay the same for the whole of a session."""
         return self.weights_hash, self.tokenizer_hash
 
     @property
     def numerics_class(self) -> str:
-        """The class in which floating point gives the same bits, so that a session prefers to stay in it."""
+        """Return the class in which floating point gives the same bits, so that a session prefers to stay in it."""
         return f"{self.dtype}/{self.backend}/{self.hardware}"
 
 
@@ -73,7 +73,7 @@ class Claims:
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
 
     def owns(self, epoch: int) -> bool:
-        """Whether the device may attach with this epoch."""
+        """Return whether the device may attach with this epoch."""
         return self.epoch_first <= epoch <= self.epoch_last
 
 

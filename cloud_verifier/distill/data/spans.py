@@ -42,7 +42,7 @@ class TextSpan:
 
     @property
     def label_count(self) -> int:
-        """Number of tokens that a draft learns from, or is measured on."""
+        """Return the number of tokens that a draft learns from, or is measured on."""
         return max(0, len(self.tokens) - self.first)
 
 

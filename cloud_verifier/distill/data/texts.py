@@ -46,7 +46,7 @@ class Text:
 
     @property
     def label_count(self) -> int:
-        """Number of tokens that a draft learns from, or is measured on."""
+        """Return the number of tokens that a draft learns from, or is measured on."""
         return len(self.tokens) - self.first
 
 

@@ -72,7 +72,7 @@ class DraftPolicy:
 
     @property
     def on_trial(self) -> bool:
-        """Whether there were too few steps since the last pause to judge."""
+        """Return whether there were too few steps since the last pause to judge."""
         return self._judged < TRIAL
 
     @property

@@ -86,7 +86,7 @@ class Calibrator:
 
     @property
     def observations(self) -> float:
-        """The number of proposals that it has learned from, without those that have faded."""
+        """Return the number of proposals that it has learned from, without those that have faded."""
         return sum(tally.tried for row in self._pooled for tally in row)
 
     def start_from(self, prior: AcceptancePrior) -> None:

@@ -85,17 +85,17 @@ class DeviceSession:
 
     @property
     def room(self) -> int:
-        """The number of nodes that may still be added (rule 2)."""
+        """Return the number of nodes that may still be added (rule 2)."""
         return 0 if self.finished else self.limits.nodes - len(self.tree)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the tree has nodes that the verifier of this epoch was not sent."""
+        """Return whether the tree has nodes that the verifier of this epoch was not sent."""
         return bool(self._unsent)
 
     @property
     def base_is_stale(self) -> bool:
-        """Whether the verifier must learn how many tokens were received (rule 5)."""
+        """Return whether the verifier must learn how many tokens were received (rule 5)."""
         return len(self.received) - self._last_base >= max(1, self.limits.run_ahead // 2)
 
     def attach(self, epoch: int, limits: SessionLimits) -> Attach:
@@ -118,7 +118,7 @@ class DeviceSession:
         )
 
     def may_extend(self, parent: int) -> bool:
-        """Whether a child of `parent` (a node or ROOT) is within depth and length, and not below an end (rule 2)."""
+        """Return whether a child of `parent` (a node or ROOT) is within depth and length, and below no end (rule 2)."""
         if self.finished or (parent != ROOT and parent not in self.tree):
             return False
         if parent != ROOT and self.tree[parent].token in self.end_token_ids:
@@ -136,7 +136,7 @@ class DeviceSession:
         return node_id
 
     def was_sent(self, node: int) -> bool:
-        """Whether the live node was sent to the verifier in this epoch."""
+        """Return whether the live node was sent to the verifier in this epoch."""
         return node not in self._unsent
 
     def poll(self, *, resting: bool) -> Append | None:

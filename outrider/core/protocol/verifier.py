@@ -62,12 +62,12 @@ class VerifierSession:
 
     @property
     def held(self) -> int:
-        """The number of live and aliased nodes, never more than W although no message returns credit."""
+        """Return the number of live and aliased nodes, never more than W although no message returns credit."""
         return len(self.tree) + len(self._aliases)
 
     @property
     def may_step(self) -> bool:
-        """Whether a step may begin (rule 16): a device that acknowledges nothing any more stops its verifier."""
+        """Return whether a step may begin (rule 16): a device that acknowledges nothing any more stops its verifier."""
         return self.finish is Finish.NONE and self.position - self.base < self.limits.run_ahead
 
     def resend(self) -> Commit | None:
@@ -113,7 +113,7 @@ class VerifierSession:
         return Commit(self.epoch, self.position, (), self.seen, self.finish)
 
     def ends(self, token: int, position: int) -> bool:
-        """Whether the sequence ends with `token` at `position` (rule 14)."""
+        """Return whether the sequence ends with `token` at `position` (rule 14)."""
         return token in self.end_token_ids or position + 1 >= self.attach.max_tokens
 
     def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
