@@ -26,7 +26,7 @@ class HitRate:
 
     @property
     def share(self) -> float:
-        """The fraction that was accepted; 0 where nothing was proposed."""
+        """Return the fraction that was accepted; 0 where nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
