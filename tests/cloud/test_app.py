@@ -173,12 +173,12 @@ def test_ctrl_c_does_not_end_an_engine_that_has_just_been_started(tmp_path):
 
 
 def test_the_front_gives_freed_memory_back_from_its_start(monkeypatch, tmp_path):
-    told = []
+    trims = []
 
     async def serve(config) -> int:
-        return len(told)
+        return len(trims)
 
-    monkeypatch.setattr(app, "trim_freed_memory", lambda: told.append("before it serves"))
+    monkeypatch.setattr(app, "trim_freed_memory", lambda: trims.append("before it serves"))
     monkeypatch.setattr(app, "_serve", serve)
     with pytest.raises(SystemExit) as stopped:
         app.main(["--model", str(tmp_path)])

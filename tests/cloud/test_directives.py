@@ -21,9 +21,9 @@ def state(clock: Clock | None = None) -> DirectiveState:
 
 
 def test_a_device_gets_the_settings_and_the_present_load():
-    told = state().next(12.0, 0.6)
-    assert (told.window_nodes, told.nodes_per_step, told.step_ms) == (48, 10, 12.0)
-    assert told.min_acceptance == HELD * 0.6
+    directive = state().next(12.0, 0.6)
+    assert (directive.window_nodes, directive.nodes_per_step, directive.step_ms) == (48, 10, 12.0)
+    assert directive.min_acceptance == HELD * 0.6
     assert state().next(12.0, 0.01).min_acceptance == OWN.min_acceptance  # the least, by the settings
 
 
@@ -32,8 +32,8 @@ def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_se
     steered = session.steer(Directive(10_000, 10_000, 4, 0.5, 3))
     assert steered == Directive(LIMITS.nodes, LIMITS.depth, 4, 0.5, 3)
     assert session.changed
-    told = session.next(12.0, 0.0)
-    assert (told.window_nodes, told.nodes_per_step, told.min_acceptance) == (LIMITS.nodes, 4, HELD * 0.5)
+    directive = session.next(12.0, 0.0)
+    assert (directive.window_nodes, directive.nodes_per_step, directive.min_acceptance) == (LIMITS.nodes, 4, HELD * 0.5)
     assert not session.changed
     assert session.steer(Directive(10_000, 10_000, 4, 0.5, 3)) is None
     assert not session.changed

@@ -78,7 +78,7 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
         assert await tokens_of(inbox) == reference("llama").generate(list(PROMPT), 8, ignore_eos=True)
         host.release("s", 1, inbox)
 
-        # What it refuses is told to that session, in the error's own class.
+        # What it refuses is reported to that session, in the error's own class.
         for session_id, request, expected in [
             ("long", start(prompt=(1,) * 250, session_id="long"), errors.BadRequest),
             ("s", start(epoch=1), Fenced),

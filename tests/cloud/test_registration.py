@@ -186,26 +186,28 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
 
 
 async def test_a_report_brings_the_directives_of_sessions(registry):
-    told = session_pb2.Directive(window_nodes=9, window_depth=8, nodes_per_step=3, min_acceptance=0.25, draft_wait_ms=4)
-    registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=told)]
+    given = session_pb2.Directive(
+        window_nodes=9, window_depth=8, nodes_per_step=3, min_acceptance=0.25, draft_wait_ms=4
+    )
+    registry.directives = [pb.SessionDirective(session_id="s", epoch=7, directive=given)]
     async with serving(registry) as address, registration(address) as made:
         await made.register()
-        told = await made.report(pb.ReportRequest())
-        assert list(directives_of(told)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
+        answer = await made.report(pb.ReportRequest())
+        assert list(directives_of(answer)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]
         mad = session_pb2.Directive(min_acceptance=2.0)
         registry.directives.insert(0, pb.SessionDirective(session_id="x", epoch=7, directive=mad))
-        told = await made.report(pb.ReportRequest())
-        assert list(directives_of(told)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
+        answer = await made.report(pb.ReportRequest())
+        assert list(directives_of(answer)) == [("s", 7, Directive(9, 8, 3, 0.25, 4))]  # the other one holds
 
 
-async def test_a_report_brings_what_operators_have_said(registry):
+async def test_a_report_brings_what_operators_have_ordered(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
-        told = await made.report(pb.ReportRequest())
-        assert (list(told.killed), told.drain) == ([], False)
+        answer = await made.report(pb.ReportRequest())
+        assert (list(answer.killed), answer.drain) == ([], False)
         registry.killed, registry.drain = ["s", "t"], True
-        told = await made.report(pb.ReportRequest())
-        assert (list(told.killed), told.drain) == (["s", "t"], True)
+        answer = await made.report(pb.ReportRequest())
+        assert (list(answer.killed), answer.drain) == (["s", "t"], True)
         registry.refuse_reports = Unauthenticated("not now")
         assert not (await made.report(pb.ReportRequest())).drain
 

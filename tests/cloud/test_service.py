@@ -269,11 +269,11 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
     limits = VerifierConfig(model="m").limits
     plain.service.steer("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
     tuned = (await plain.engine.asked_of("tune", lambda tune: tune.HasField("directive"))).directive
-    told = (await stream.read()).directive
-    for directive in (tuned, told):
+    sent = (await stream.read()).directive
+    for directive in (tuned, sent):
         assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
         assert (directive.nodes_per_step, directive.draft_wait_ms) == (4, 3)
-    assert (told.min_acceptance, told.step_ms) == (
+    assert (sent.min_acceptance, sent.step_ms) == (
         0.25,
         12.0,
     )  # half of what pays for a row, and the verifier's own step
@@ -318,7 +318,7 @@ async def test_a_ticket_sets_limits_and_tenant_and_with_it_whose_prefixes_are_sh
         await until(lambda: not running.tenants)
 
 
-async def test_strangers_share_their_prefixes_with_nobody(tmp_path):
+async def test_unauthenticated_sessions_share_their_prefixes_with_nobody(tmp_path):
     for settings, salt in (({}, "default"), ({"open_to_all": True}, "s")):
         async with front(tmp_path, **settings) as running:
             stream = await running.open()
@@ -379,7 +379,7 @@ async def test_who_is_not_authorised_never_reaches_the_engine(tmp_path):
         assert running.engine.requests == []
 
 
-async def test_a_stranger_is_turned_away_before_the_prompt_is_gone_through(tmp_path):
+async def test_an_unauthenticated_session_is_refused_before_the_prompt_is_checked(tmp_path):
     async def authorise(ticket):
         raise Unauthenticated("no")
 
@@ -625,8 +625,8 @@ async def test_one_late_answer_is_a_queue_and_two_are_a_longer_path(tmp_path):
             await asyncio.sleep(late_s)
             await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
         await running.engine.asked_of("tune", lambda tune: tune.rtt_ms >= 200.0)
-        told = [request.tune.rtt_ms for request in running.engine.requests if request.WhichOneof("kind") == "tune"]
-        assert max(told[:2]) < 200.0
+        rtts = [request.tune.rtt_ms for request in running.engine.requests if request.WhichOneof("kind") == "tune"]
+        assert max(rtts[:2]) < 200.0
         stream.call.cancel()
 
 

@@ -154,7 +154,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
         attach = Attach(epoch=1, prompt=asked, tokens=received, max_tokens=32)
         await stream.send(open=codecs.open_to_proto(codecs.Open("s", attach)))
         await running.engine.asked("start", 1)
-        for start in (0, len(received)):  # the first is told by no engine that is sound
+        for start in (0, len(received)):  # a sound engine does not send the first
             running.engine.say("s", 1, produced=whole(start, [4]))
         running.engine.commit("s", 1, len(received), [4])
         while (await stream.read()).WhichOneof("kind") != "commit":
@@ -194,8 +194,8 @@ async def test_the_draft_in_use_reaches_the_engine(tmp_path):
         stream = await running.open()
         for release in ("ab" * 32, ""):
             await stream.send(draft=session_pb2.DraftInUse(release=release))
-            told = await running.engine.asked_of("draft", lambda draft, release=release: draft.release == release)
-            assert told.release == release
+            asked = await running.engine.asked_of("draft", lambda draft, release=release: draft.release == release)
+            assert asked.release == release
         stream.call.cancel()
 
 
@@ -221,9 +221,9 @@ async def test_the_draft_in_use_as_a_first_message_is_refused(tmp_path):
 async def test_a_report_has_the_draft_the_class_and_the_acceptance(tmp_path):
     async with front(tmp_path, authorise=allowing()) as running:
         stream = await running.open()
-        told = SessionTelemetry(session_id="s", epoch=1, draft_release="r2", positions=40, first_accepted=31)
+        live = SessionTelemetry(session_id="s", epoch=1, draft_release="r2", positions=40, first_accepted=31)
         gone = SessionTelemetry(session_id="gone", epoch=1, positions=9)
-        running.engine.say(stats=engine_pb2.EngineStats(sessions=[told, gone]))
+        running.engine.say(stats=engine_pb2.EngineStats(sessions=[live, gone]))
         await until(lambda: len(running.host.stats.sessions) == 2)
         [report] = _report(running.service, running.host).sessions
         assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")

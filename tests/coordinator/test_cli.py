@@ -168,7 +168,7 @@ def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
         (["demo"], 2, "clone of the repository"),
     ],
 )
-def test_what_cannot_work_is_told_with_the_way_out(arguments, code, complaint, tmp_path, monkeypatch, capsys):
+def test_what_cannot_work_is_reported_with_the_way_out(arguments, code, complaint, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OUTRIDER_MODELS", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

@@ -116,17 +116,17 @@ async def test_windows_that_were_decided_are_counted(scraped) -> None:
         assert found[f"{name}_count"] == 1
 
 
-async def test_a_store_that_is_away_is_told_and_its_figures_are_left_out(scraped, redis, refused) -> None:
+async def test_a_store_that_is_away_is_reported_and_its_figures_are_left_out(scraped, redis, refused) -> None:
     peer, scrape = scraped
     await peer.join("v1")
     assert (await scrape())["redis_up"] == 1
     redis.stop(kill=True)
     assert isinstance(await refused(peer.open()), Unavailable)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return (await scrape())["redis_up"] == 0
 
-    await until(told)
+    await until(reported)
     found = await scrape()
     assert 'verifiers{state="serving"}' not in found
     errors = {name: value for name, value in found.items() if name.startswith("redis_errors_total")}
@@ -134,33 +134,33 @@ async def test_a_store_that_is_away_is_told_and_its_figures_are_left_out(scraped
     assert all(re.fullmatch(r'redis_errors_total\{kind="\w+",operation="\w+"\}', name) for name in errors)
 
 
-class Listening(logging.Handler):
+class PlacementLog(logging.Handler):
     """Keep the context of each log line of a placement."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[str, str]] = []
+        self.logged: list[tuple[str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith("placed on"):
-            self.told.append((logs.session_id.get(), logs.request_id.get()))
+            self.logged.append((logs.session_id.get(), logs.request_id.get()))
 
 
 async def test_a_placement_is_logged_under_its_request_and_session(scraped) -> None:
     peer, _ = scraped
     await peer.join("v1")
-    listening = Listening()
-    handlers = logging.getLogger("coordinator.api.handlers")
-    handlers.addHandler(listening)
+    handler = PlacementLog()
+    logger = logging.getLogger("coordinator.api.handlers")
+    logger.addHandler(handler)
     try:
         request = ((logs.REQUEST_HEADER, "req-1"),)
         opened = await peer.sessions.OpenSession(pb.OpenSessionRequest(), metadata=request)
     finally:
-        handlers.removeHandler(listening)
-    assert listening.told == [(opened.session_id, "req-1")]
+        logger.removeHandler(handler)
+    assert handler.logged == [(opened.session_id, "req-1")]
 
 
-async def test_a_releases_trial_is_told_with_its_evidence(scraped) -> None:
+async def test_a_releases_trial_is_reported_with_its_evidence(scraped) -> None:
     peer, scrape = scraped
     await peer.join("v1")
     await publish(peer, signed(1))  # the first of a target has nothing beside it

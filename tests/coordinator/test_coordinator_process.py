@@ -103,11 +103,11 @@ async def test_an_embedded_server_that_dies_is_started_again(tmp_path):
         [server] = children(process.pid)
         os.kill(server, signal.SIGKILL)
 
-        async def told_to_register_again():
+        async def forgotten():
             with contextlib.suppress(Exception):
                 return not (await peer.report("v1")).known
 
-        await until(told_to_register_again)
+        await until(forgotten)
         await peer.join("v1")
         assert (await peer.open()).primary.verifier_id == "v1"
 

@@ -104,7 +104,7 @@ async def test_the_cordon_of_a_verifier_that_has_gone_can_be_lifted_once(two, re
     assert isinstance(await refused(steer(two, "v1", UNCORDON)), NotFound)
 
 
-async def test_a_drain_is_told_to_the_instance_that_runs_and_to_none_after_it(two):
+async def test_a_drain_is_reported_to_the_instance_that_runs_and_to_none_after_it(two):
     assert not (await two.report("v1")).drain
     assert (await steer(two, "v1", DRAIN)).cordoned
     assert (await two.report("v1")).drain

@@ -89,7 +89,7 @@ async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again
     assert await deciding.decide("v", lambda: at_once("s")) == of("s")
 
 
-async def test_nobody_is_told_of_what_was_decided_long_ago() -> None:
+async def test_a_decision_of_long_ago_is_delivered_to_nobody() -> None:
     now, gate = 0.0, asyncio.Event()
     deciding = DecisionQueue(wait_s=0.01, clock=lambda: now)
 

@@ -19,7 +19,7 @@ async def opened(coordinator):
     return session
 
 
-async def test_the_verifier_is_told_with_each_report_that_still_lists_the_session(coordinator, opened):
+async def test_the_verifier_is_informed_with_each_report_that_still_lists_the_session(coordinator, opened):
     assert await kill(coordinator, opened.session_id) == "v1"
     for _ in range(2):
         assert list((await coordinator.report("v1", [opened.session_id])).killed) == [opened.session_id]

@@ -80,13 +80,13 @@ async def test_a_session_keeps_its_place_while_it_is_reported_and_loses_it_after
     dropped = await coordinator.open()
     await coordinator.report(dropped.primary.verifier_id, [dropped.session_id])
 
-    async def only_the_dropped_ones_seat_is_free():
+    async def only_the_dropped_ones_place_is_free():
         await coordinator.report(kept.primary.verifier_id, [kept.session_id])
         await coordinator.report(dropped.primary.verifier_id)
         got = await attempt(coordinator.open())
         return not isinstance(got, OutriderError) and got.primary.verifier_id == dropped.primary.verifier_id
 
-    await until(only_the_dropped_ones_seat_is_free)
+    await until(only_the_dropped_ones_place_is_free)
     assert isinstance(await refused(coordinator.open()), Overloaded)  # and no other
 
 

@@ -139,7 +139,7 @@ async def test_going_back_with_another_key_than_devices_know_is_refused(outrider
     assert await states(coordinator) == {1: SUPERSEDED, 2: STABLE}
 
 
-async def test_what_is_wrong_is_told_in_one_line(outrider, coordinator, tmp_path, key) -> None:
+async def test_what_is_wrong_is_reported_in_one_line(outrider, coordinator, tmp_path, key) -> None:
     await publish(coordinator, signed(2))
     old, junk = tmp_path / "old", tmp_path / "junk"
     old.write_bytes(signed(1, Signer.generate()))

@@ -143,10 +143,10 @@ async def test_only_listed_publishers_are_taken_where_there_is_a_list(start, tmp
     path = tmp_path / "publishers"
     path.write_text(f"# ours\n{SIGNER.public_key.hex()}\n")
     coordinator = await start(release_keys=f"{path},{Signer.generate().public_key.hex()}")
-    stranger = Signer.generate()
-    error = await refused(publish(coordinator, signed(1, stranger)))
+    untrusted = Signer.generate()
+    error = await refused(publish(coordinator, signed(1, untrusted)))
     assert isinstance(error, ModelRefused)
-    assert stranger.key_id in str(error)
+    assert untrusted.key_id in str(error)
     assert await publish(coordinator, signed(1)) == CANARY
 
 

@@ -91,7 +91,7 @@ async def test_counts_that_begin_again_on_another_verifier_begin_another_span(se
     assert await sessions.taken() == [(True, 12, 40)]
 
 
-async def test_a_verifier_that_lost_the_session_is_not_heard_any_more(sessions) -> None:
+async def test_a_verifier_that_lost_the_session_is_not_counted_any_more(sessions) -> None:
     await sessions.report(40, 12, epoch=6)
     assert await sessions.report(400, 400, epoch=5) == 0
     assert await sessions.report(80, 24, epoch=6) == 1

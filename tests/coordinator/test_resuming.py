@@ -179,7 +179,7 @@ async def test_a_forged_ticket_resumes_nothing(coordinator, refused):
 async def test_coordinators_with_keys_of_their_own_honour_one_anothers_tickets(start, tmp_path):
     one = await start(state_dir=tmp_path / "one")
     two = await start(state_dir=tmp_path / "two", watch_interval_s=60.0)
-    three = await start(state_dir=tmp_path / "three", watch_interval_s=60.0)  # two has not heard of its key yet
+    three = await start(state_dir=tmp_path / "three", watch_interval_s=60.0)  # two has not read its key yet
     answer = await one.join("v1")
     assert set(one.public_keys) <= set(answer.public_keys)
     opened = await three.open()

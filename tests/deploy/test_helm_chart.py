@@ -160,7 +160,7 @@ def test_verifiers_and_devices_dial_the_coordinators_service(
         assert int(found[2]) in [port["port"] for port in service["ports"]]
 
 
-def test_devices_are_told_a_verifiers_own_name(chart: Callable[..., list[Object]]) -> None:
+def test_devices_receive_a_verifiers_own_name(chart: Callable[..., list[Object]]) -> None:
     objects = chart({})
     [stateful] = of_kind(objects, "StatefulSet")
     [headless] = [each for each in of_kind(objects, "Service") if each["spec"].get("clusterIP") == "None"]

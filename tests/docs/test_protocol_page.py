@@ -1,4 +1,4 @@
-"""docs/protocol.md tells a stranger the same errors and bounds as the code has."""
+"""docs/protocol.md names the same errors and bounds as the code has."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from outrider.wire.status import CODES
 TEXT = text_of("docs/protocol.md")
 ROWS = dict(re.findall(r"^\| `?([^|]+?)`? \| ([^|]+) \|", TEXT, re.MULTILINE))
 WHERE = {NextAttach.SAME: "here", NextAttach.OTHER: "elsewhere", NextAttach.NONE: "nowhere"}
-TOLD = {
+DOCUMENTED = {
     error: (status, next_)
     for error, status, next_ in re.findall(r"^\| `(\w+)` \| ([A-Z_]+) \| (\w+)", TEXT, re.MULTILINE)
 }
 
 
-def test_every_error_is_told_with_its_status_and_what_a_device_does_next():
+def test_every_error_is_documented_with_its_status_and_what_a_device_does_next():
     named = {cls for cls in CODES if cls is not OutriderError}
-    assert {cls.__name__: (CODES[cls].name, WHERE[next_attach(cls("..."))]) for cls in named} == TOLD
+    assert {cls.__name__: (CODES[cls].name, WHERE[next_attach(cls("..."))]) for cls in named} == DOCUMENTED
 
 
 @pytest.mark.parametrize(

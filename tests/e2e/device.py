@@ -3,7 +3,7 @@
 in:  {"id": 1, "do": "generate" | "chat", "client": {...}, "prompt": ..., "options": {...}}
      {"id": 1, "do": "cancel"}
      {"id": 2, "do": "modules"}
-out: {"id": 1, "hop": "127.0.0.1:7000", "verifier": "verifier-1"}   an attach
+out: {"id": 1, "attach": "127.0.0.1:7000", "verifier": "verifier-1"}   an attach
      {"id": 1, "tokens": [..], "at": seconds}                       a chunk; `at` is CLOCK_MONOTONIC, the same for all
      {"id": 1, "done": {...}} or {"id": 1, "error": "BadRequest", "message": ".."}
 """
@@ -42,7 +42,7 @@ class TellingSessions(Sessions):
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> Any:
         if not bulk:
-            say(id=request_id.get(), hop=target.address, verifier=target.verifier_id)
+            say(id=request_id.get(), attach=target.address, verifier=target.verifier_id)
         return super().dial(target, bulk=bulk)
 
 

@@ -43,7 +43,7 @@ class Running:
     id: int
     _device: Device
     tokens: list[int]
-    hops: list[str]
+    attaches: list[str]
     times: list[float]
     _inbox: asyncio.Queue[dict[str, Any]]
     _done: dict[str, Any] | None = None
@@ -53,10 +53,10 @@ class Running:
         while len(self.tokens) < count:
             assert await self._next(), f"ended with {len(self.tokens)} tokens, before {count}"
 
-    async def until_hops(self, count: int) -> None:
+    async def until_attaches(self, count: int) -> None:
         """Return once the first token after the attach number `count` has come."""
-        while len(self.hops) < count:
-            assert await self._next(), f"ended after {len(self.hops)} attaches, before {count}"
+        while len(self.attaches) < count:
+            assert await self._next(), f"ended after {len(self.attaches)} attaches, before {count}"
         before = len(self.tokens)
         await self.until_tokens(before + 1)
 
@@ -77,7 +77,7 @@ class Running:
             message = await self._inbox.get()
         if "error" in message:
             raise Failed(message["error"], message["message"])
-        self.hops += [message["hop"]] if "hop" in message else []
+        self.attaches += [message["attach"]] if "attach" in message else []
         self._done = message.get("done")
         if "tokens" in message:
             self.tokens += message["tokens"]

@@ -70,7 +70,7 @@ async def goes_on(running) -> None:
 async def test_a_live_session_is_shown_with_its_verifier_and_what_it_does(cluster, device):
     running, session = await begun(cluster, device)
     verifier = await asked(cluster, "verifiers", "show", session.verifier_id)
-    assert verifier["address"] == running.hops[0]
+    assert verifier["address"] == running.attaches[0]
     assert verifier["sessions"] == 1
     shown = await asked(cluster, "sessions", "show", session.telemetry.session_id)
     assert shown["standby"] not in (None, session.verifier_id)
@@ -90,7 +90,7 @@ async def test_a_cordoned_verifier_finishes_what_it_has_and_gets_nothing_new(clu
     for _ in range(3):
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
-        assert other.hops[0] != running.hops[0]
+        assert other.attaches[0] != running.attaches[0]
     await goes_on(running)
     await running.cancel()
     assert (await running.done())["attaches"] == 1
@@ -105,7 +105,7 @@ async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is
     with pytest.raises(Failed, match="operator") as caught:
         await running.done()
     assert caught.value.kind == "Killed"
-    assert len(running.hops) == 1  # nowhere else did it try
+    assert len(running.attaches) == 1  # nowhere else did it try
     assert time.monotonic() - killed < 10.0
     loads = operator.attrgetter("telemetry.live_sessions", "telemetry.kv_used")
     await cluster.until_status(lambda s: not s.sessions and not any(any(loads(v)) for v in s.verifiers))
@@ -139,14 +139,14 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device
 async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves_its_id_cordoned(cluster, device):
     whole = (await device.run(cluster.here, PROMPT, **OPTIONS))["tokens"]
     running, session = await begun(cluster, device)
-    leaving = cluster.verifier_at(running.hops[0])
+    leaving = cluster.verifier_at(running.attaches[0])
     code, out, _ = await outrider(cluster, "verifiers", "drain", session.verifier_id)
     assert code == 0
     assert "and ends" in out
     done = await running.done()
     assert done["tokens"] == whole
     assert done["attaches"] == 2
-    assert running.hops[1] != leaving.address
+    assert running.attaches[1] != leaving.address
     assert await asyncio.wait_for(leaving.wait(), 10) == 0
     # What is started under its id next serves, and gets nothing before it is uncordoned.
     again = await cluster.start_verifier("--verifier-id", session.verifier_id)
@@ -154,6 +154,6 @@ async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves
     for _ in range(3):
         other = await device.begin(cluster.here, PROMPT, max_tokens=4)
         await other.done()
-        assert other.hops[0] != again.address
+        assert other.attaches[0] != again.address
     assert again.running
     assert (await outrider(cluster, "verifiers", "uncordon", session.verifier_id))[0] == 0

@@ -209,8 +209,8 @@ async def test_tls_between_all_three(pair, folder, device):
         assert code == 0
         assert "verifier-1" in out
         # Neither plain text nor somebody else's authority gets in.
-        stranger, _, _ = certificates(folder / "stranger")
-        for other in ({}, {"ca": str(stranger)}):
+        other_ca, _, _ = certificates(folder / "other_ca")
+        for other in ({}, {"ca": str(other_ca)}):
             with pytest.raises(Failed) as caught:
                 await device.run({**where, **other}, PROMPT, max_tokens=4)
             assert caught.value.kind == "Unavailable"

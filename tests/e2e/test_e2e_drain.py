@@ -41,18 +41,18 @@ async def test_a_session_that_outlasts_the_drain_is_handed_over_without_a_loss(h
     whole = (await device.run(hasty.here, PROMPT, **OPTIONS))["tokens"]
     running = await device.begin(hasty.here, PROMPT, **OPTIONS)
     await running.until_tokens(EARLY)
-    leaving = hasty.verifier_at(running.hops[0])
+    leaving = hasty.verifier_at(running.attaches[0])
     leaving.signal_group(signal.SIGTERM)
     begun = now()
-    # The coordinator learns of it at once, and the seat of the session that goes on is still told.
+    # The coordinator learns of it at once, and still reports the session that goes on.
     loads = operator.attrgetter("telemetry.draining", "telemetry.live_sessions")
     await hasty.until_status(lambda s: any(all(loads(v)) for v in s.verifiers), timeout_s=DRAIN_S)
-    await running.until_hops(2)
+    await running.until_attaches(2)
     resumed = running.times[-1]
     done = await running.done()
     assert done["tokens"] == whole
     assert done["attaches"] == 2  # straight to the standby, no second try at the one that leaves
-    assert running.hops[1] != leaving.address
+    assert running.attaches[1] != leaving.address
     assert resumed - begun >= DRAIN_S
     gaps = [later - sooner for sooner, later in zip(running.times, running.times[1:], strict=False)]
     assert max(gaps) < 2.0

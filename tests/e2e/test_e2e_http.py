@@ -74,11 +74,11 @@ async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is
     settled: System, openai: AsyncOpenAI
 ) -> None:
     answer = await openai.completions.create(model="", prompt=PROMPT, max_tokens=24, temperature=0, logprobs=3)
-    told = answer.choices[0].logprobs
-    assert told and told.tokens and told.token_logprobs and told.top_logprobs
-    for own, top in zip(told.token_logprobs, told.top_logprobs, strict=True):
+    logprobs = answer.choices[0].logprobs
+    assert logprobs and logprobs.tokens and logprobs.token_logprobs and logprobs.top_logprobs
+    for own, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         assert top and own == max(top.values()) <= 0.0
-    assert "".join(told.tokens).startswith(answer.choices[0].text)  # an end token is no text
+    assert "".join(logprobs.tokens).startswith(answer.choices[0].text)  # an end token is no text
 
 
 async def test_the_blocking_package_and_several_choices(settled: System, url: str) -> None:

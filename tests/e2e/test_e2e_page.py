@@ -20,18 +20,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 QUESTION = "Write a Python class for a stack."
 LONG = 900
-OVERHEAR = """
+RECORD_FETCH = """
 const plain = window.fetch;
 window.fetch = async (...asked) => {
   const answer = await plain(...asked);
   if (String(asked[0]).endsWith("completions")) {
     window.asked = asked[1].body;
-    answer.clone().text().then(told => { window.told = told; });
+    answer.clone().text().then(text => { window.received = text; });
   }
   return answer;
 };
 """
-"""Keeps what the page asks and what it is told."""
+"""Keeps what the page asks and what it receives."""
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,16 @@ async def url(system: System, folder: Path) -> AsyncIterator[str]:
         yield address
 
 
-async def overheard(page: Page) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def last_exchange(page: Page) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The last request, and the choices of its events."""
-    await page.until("window.told")
-    told = await page.run("return window.told")
-    events = [json.loads(line.removeprefix("data: ")) for line in told.split("\n\n") if line.startswith("data: {")]
+    await page.until("window.received")
+    received = await page.run("return window.received")
+    events = [json.loads(line.removeprefix("data: ")) for line in received.split("\n\n") if line.startswith("data: {")]
     return json.loads(await page.run("return window.asked")), [event["choices"][0] for event in events]
 
 
 def runs_of(choices: list[dict[str, Any]]) -> list[list[str]]:
-    """What each part of the text is, as the server told it token by token."""
+    """Return the parts of the text by provenance, as the server reports it token by token."""
     decoder, runs = codecs.getincrementaldecoder("utf-8")("replace"), []
     for token in [token for choice in choices for token in choice.get("outrider", {}).get("tokens", [])]:
         text = decoder.decode(bytes(token["bytes"]))
@@ -66,12 +66,12 @@ def runs_of(choices: list[dict[str, Any]]) -> list[list[str]]:
     return runs
 
 
-async def test_an_answer_streams_in_coloured_as_the_server_told_and_is_plotted(
+async def test_an_answer_streams_in_coloured_as_the_server_reports_and_is_plotted(
     settled: System, page: Page, url: str
 ) -> None:
     await page.open(url)
     await page.until("document.getElementById('model').innerText.includes('draft.gguf')")
-    await page.run(OVERHEAR)
+    await page.run(RECORD_FETCH)
     await page.set("temperature", 0)
     await page.set("max_tokens", 400)
     await page.ask(QUESTION)
@@ -84,7 +84,7 @@ async def test_an_answer_streams_in_coloured_as_the_server_told_and_is_plotted(
     await page.until(f"{points.format('acceptance')} > {before}")
     text = await page.answered()
     assert len(early) < len(text)
-    _, choices = await overheard(page)
+    _, choices = await last_exchange(page)
     assert text == "".join(choice["delta"].get("content", "") for choice in choices)
     runs = runs_of(choices)
     assert await page.runs() == runs and {kind for kind, _ in runs} == {"draft", "target"}
@@ -116,11 +116,11 @@ async def test_stopping_frees_the_verifiers_place_and_the_page_goes_on(settled: 
     assert "ended early" in await page.text(".answer .after")
     assert await taken(settled) == NOTHING
     assert await page.run("return document.querySelector('.answer .said').textContent") == said
-    await page.run(OVERHEAR)
+    await page.run(RECORD_FETCH)
     await page.set("max_tokens", 8)
     await page.ask("And then?")
     assert await page.answered()
-    asked, _ = await overheard(page)
+    asked, _ = await last_exchange(page)
     assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "user"]
     assert asked["messages"][1]["content"] == said  # what was said before the stop was said
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
 
 
-async def told(system, **kind: str) -> pb.Prior | None:
+async def prior_of(system, **kind: str) -> pb.Prior | None:
     """Return the prior that a session of this kind would get; its place is given back at once."""
     async with channel(system.cluster.address) as link:
         coordinator = coordinator_pb2_grpc.CoordinatorStub(link)
@@ -29,11 +29,11 @@ async def told(system, **kind: str) -> pb.Prior | None:
 async def test_a_class_has_a_prior_once_one_of_its_sessions_was_served(settled, device, pair):
     draft = await asyncio.to_thread(pair[1].read_bytes)
     kind = {"draft_release": hashlib.sha256(draft).hexdigest(), "traffic_class": "queues"}
-    assert await told(settled, **kind) is None
+    assert await prior_of(settled, **kind) is None
     done = await device.run(settled.here, PROMPT, max_tokens=1200, ignore_eos=True, traffic_class="queues")
-    prior = await told(settled, **kind)
+    prior = await prior_of(settled, **kind)
     assert prior is not None
     assert 24 <= prior.observations <= 256
     assert 0.0 < prior.first_acceptance <= 1.0
     assert done["steps"] < 1200  # and so some draft tokens were accepted
-    assert await told(settled, **kind | {"traffic_class": "stacks"}) is None
+    assert await prior_of(settled, **kind | {"traffic_class": "stacks"}) is None

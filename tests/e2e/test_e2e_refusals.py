@@ -1,4 +1,4 @@
-"""What strangers and bad devices get, over real sockets: a clear refusal, and nobody else notices."""
+"""Unauthenticated and bad devices get a clear refusal, over real sockets, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def opened_session(system) -> Any:
 
 
 @dataclass
-class Knock:
+class RawOpen:
     """The messages that open a hand-made stream."""
 
     grant: Any
@@ -69,21 +69,21 @@ class Knock:
 @pytest.mark.parametrize("spoil", [lambda t: b"", lambda t: b"garbage", lambda t: t[:40] + bytes([t[40] ^ 1]) + t[41:]])
 async def test_a_bad_ticket_is_refused(system, spoil):
     session = await opened_session(system)
-    knock = Knock(session.primary, session.session_id, ticket=spoil(session.primary.ticket))
-    assert isinstance(await knock.refusal(), Unauthenticated)
+    raw = RawOpen(session.primary, session.session_id, ticket=spoil(session.primary.ticket))
+    assert isinstance(await raw.refusal(), Unauthenticated)
 
 
 async def test_a_ticket_for_the_other_verifier_is_refused(settled):
     session = await opened_session(settled)
-    error = await Knock(session.standby, session.session_id, ticket=session.primary.ticket).refusal()
+    error = await RawOpen(session.standby, session.session_id, ticket=session.primary.ticket).refusal()
     assert isinstance(error, PermissionDenied)
     assert session.primary.verifier_id in str(error)
 
 
 async def test_a_ticket_opens_its_own_session_and_epochs_alone(system):
     session = await opened_session(system)
-    assert isinstance(await Knock(session.primary, "another").refusal(), PermissionDenied)
-    error = await Knock(session.primary, session.session_id, epoch=session.primary.epoch_last + 1).refusal()
+    assert isinstance(await RawOpen(session.primary, "another").refusal(), PermissionDenied)
+    error = await RawOpen(session.primary, session.session_id, epoch=session.primary.epoch_last + 1).refusal()
     assert isinstance(error, PermissionDenied)
     assert "attach.epoch" in str(error)
 
@@ -99,14 +99,14 @@ async def test_a_prompt_that_the_target_cannot_hold_is_refused_at_the_device(sys
 
 async def test_and_by_the_verifier_where_the_device_does_not_look(system):
     session = await opened_session(system)
-    error = await Knock(session.primary, session.session_id, (5,) * 5000).refusal()
+    error = await RawOpen(session.primary, session.session_id, (5,) * 5000).refusal()
     assert type(error) is BadRequest
     assert "5000 + 64, must be at most" in str(error)
 
 
 async def test_a_prompt_beyond_the_wires_bound_is_refused_before_the_engine_sees_it(system):
     session = await opened_session(system)
-    error = await Knock(session.primary, session.session_id, (5,) * (MAX_PROMPT_TOKENS + 1)).refusal()
+    error = await RawOpen(session.primary, session.session_id, (5,) * (MAX_PROMPT_TOKENS + 1)).refusal()
     assert type(error) is BadRequest
     assert f"length of attach.prompt is {MAX_PROMPT_TOKENS + 1}, must be between 1 and {MAX_PROMPT_TOKENS}" in str(
         error
@@ -147,7 +147,7 @@ async def test_hostile_streams_end_alone_while_their_neighbour_stays_exact(settl
     for name, append in (REFUSED | REFUSED_OR_LATE).items():
         session = await opened_session(settled)
         for grant in (session.primary, session.standby):  # one of them is the neighbour's
-            error = await Knock(grant, session.session_id).end(append)
+            error = await RawOpen(grant, session.session_id).end(append)
             assert isinstance(error, BadRequest) or (error is None and name in REFUSED_OR_LATE), name
             assert error is None or "must be" in str(error), name
     assert (await neighbour.done())["tokens"] == expected["tokens"]

@@ -40,14 +40,14 @@ async def test_a_verifier_killed_outright_costs_nothing_but_a_moment(settled, de
     whole = await undisturbed(settled, device, expected, SAMPLED)
     running = await device.begin(settled.here, PROMPT, **SAMPLED)
     await running.until_tokens(EARLY)
-    victim = settled.verifier_at(running.hops[0])
+    victim = settled.verifier_at(running.attaches[0])
     killed = now()
     victim.signal_group(signal.SIGKILL)
     done = await running.done()
     settled.replace_in_background()
     assert done["tokens"] == whole
     assert done["attaches"] >= 2
-    assert running.hops[-1] != victim.address
+    assert running.attaches[-1] != victim.address
     assert min(at for at in running.times if at > killed) - killed < 5.0
 
 
@@ -57,7 +57,7 @@ async def test_also_while_the_coordinator_does_not_answer(settled, device, expec
     await running.until_tokens(EARLY)
     settled.coordinator.signal_group(signal.SIGSTOP)
     try:
-        settled.verifier_at(running.hops[0]).signal_group(signal.SIGKILL)
+        settled.verifier_at(running.attaches[0]).signal_group(signal.SIGKILL)
         done = await running.done()
     finally:
         settled.coordinator.signal_group(signal.SIGCONT)
@@ -71,11 +71,11 @@ async def test_a_verifier_that_stops_is_left_and_when_it_wakes_nothing_changes(s
     whole = await undisturbed(settled, device, expected, options)
     running = await device.begin(settled.here, PROMPT, **options)
     await running.until_tokens(EARLY)
-    victim = settled.verifier_at(running.hops[0])
+    victim = settled.verifier_at(running.attaches[0])
     stopped = now()
     victim.signal_group(signal.SIGSTOP)
     try:
-        await running.until_hops(2)
+        await running.until_attaches(2)
         resumed = running.times[-1] - stopped
     finally:
         victim.signal_group(signal.SIGCONT)
@@ -89,7 +89,7 @@ async def test_the_engines_death_ends_the_verifier_and_not_the_session(settled, 
     whole = await undisturbed(settled, device, expected, GREEDY)
     running = await device.begin(settled.here, PROMPT, **GREEDY)
     await running.until_tokens(EARLY)
-    victim = settled.verifier_at(running.hops[0])
+    victim = settled.verifier_at(running.attaches[0])
     [engine] = children_of(victim.pid)
     os.kill(engine, signal.SIGKILL)
     assert (await running.done())["tokens"] == whole
@@ -101,7 +101,7 @@ async def test_sigterm_lets_a_session_finish_and_ends_with_0(settled, device, ex
     whole = await undisturbed(settled, device, expected, GREEDY)
     running = await device.begin(settled.here, PROMPT, **GREEDY)
     await running.until_tokens(EARLY)
-    leaving = settled.verifier_at(running.hops[0])
+    leaving = settled.verifier_at(running.attaches[0])
     leaving.signal_group(signal.SIGTERM)  # as a supervisor does: front and engine alike
     done = await running.done()
     assert done["tokens"] == whole

@@ -71,7 +71,7 @@ async def test_the_device_never_loaded_torch_transformers_or_redis(system, devic
     assert (await device.run({}, None, do="modules"))["loaded"] == []
 
 
-async def test_a_seed_reproduces_and_is_told_where_it_was_drawn(system, device):
+async def test_a_seed_reproduces_and_is_reported_where_it_was_drawn(system, device):
     options = {"max_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
     first = await device.run(system.here, CODE, **options)
     again = await device.run(system.here, CODE, **options, seed=first["seed"])

@@ -199,7 +199,7 @@ class _Live:
             self.commit(commit)
 
     async def _until_due(self) -> None:
-        """Nodes, an idle device, or the end of patience; never while frozen or too far ahead."""
+        """Nodes, an idle device, or the end of the draft wait; never while frozen or too far ahead."""
         while True:
             self.news.clear()
             deadline = self.last_commit + self.verifier.script.directive.draft_wait_ms / 1000

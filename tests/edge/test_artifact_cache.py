@@ -93,7 +93,7 @@ async def test_a_directory_that_cannot_be_made_or_written_is_refused_by_name(tmp
         assert caught.value.field == "cache_dir"
 
 
-async def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+async def test_a_disk_that_is_full_is_reported(tmp_path: Path) -> None:
     (tmp_path / f"{REF.digest}.partial").symlink_to("/dev/full")
     with pytest.raises(BadRequest, match=r"No space left.*--cache-dir"):
         await ArtifactCache(tmp_path).get(REF, Origin().fetch)

@@ -1,4 +1,4 @@
-"""Describe and FetchArtifact over the hops of a route: what one verifier fails to send, another one sends."""
+"""Describe and FetchArtifact over the attaches of a route: what one verifier fails to send, another one sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World:
         self.channels = Channels(None, insecure=False)
 
     async def library(self, budget_s: float = 5.0) -> ArtifactClient:
-        """Of a session that was placed; quick to lose patience."""
+        """Return the client of a session that was placed, with short timeouts."""
         calls = CoordinatorClient(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
         placement = await calls.open("")
 
@@ -41,7 +41,7 @@ class World:
 
         route = GrantRoute(placement.grants, resume, Backoff(budget_s, draw=lambda: 0.0))
         return ArtifactClient(
-            route, lambda hop: self.channels.get(hop.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
+            route, lambda attach: self.channels.get(attach.address, tls=False, bulk=True), describe_s=0.5, chunk_s=0.5
         )
 
 
@@ -108,7 +108,9 @@ async def test_what_no_verifier_has_is_asked_for_once(world: World) -> None:
 
 async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
     address = world.one.address
-    library = ArtifactClient(DirectRoute(address, Backoff(5.0)), lambda hop: world.channels.get(hop.address, tls=False))
+    library = ArtifactClient(
+        DirectRoute(address, Backoff(5.0)), lambda attach: world.channels.get(attach.address, tls=False)
+    )
     stream = library.fetch(hash_of(DATA), 0)
     begin = await anext(stream)
     await world.one.kill()

@@ -161,7 +161,7 @@ async def test_closing_ends_requests_that_wait_for_their_turn(coordinator: FakeC
     assert coordinator.opened == 2
 
 
-async def test_a_caller_that_is_cancelled_is_not_told_of_anything_else(
+async def test_a_caller_that_is_cancelled_gets_no_other_error(
     client: AsyncClient, coordinator: FakeCoordinator
 ) -> None:
     coordinator.answering.clear()

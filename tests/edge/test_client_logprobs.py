@@ -120,7 +120,7 @@ async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVeri
         ([b"a", b"<end>", b"x"], [3, 4, 4]),  # no text
     ],
 )
-def test_offsets_are_those_of_the_text_that_is_told(pieces: list[bytes], offsets: list[int]) -> None:
+def test_offsets_are_those_of_the_text_that_is_delivered(pieces: list[bytes], offsets: list[int]) -> None:
     silent = {i for i, piece in enumerate(pieces) if piece == b"<end>"}
     writer = LogprobsWriter(pieces, silent, chat=False, offset=3)
     logprobs = [writer.write([i], [TokenLogprobs(-1.0, ())]) for i in range(len(pieces))]

@@ -44,7 +44,7 @@ class Run:
             self.session,
             self.draft,
             DirectRoute(self.verifier.address, Backoff(self.budget_s)),
-            lambda hop: self.channels.get(hop.address, tls=hop.tls),
+            lambda attach: self.channels.get(attach.address, tls=attach.tls),
             DriverOptions("session", silence_s=self.silence_s),
             self.statistics,
         )
@@ -206,7 +206,7 @@ async def test_a_verifier_that_restarts_on_its_address_is_found_again(channels: 
         assert await reading == continuation(PROMPT, 80)
 
 
-async def test_a_verifier_that_stays_away_is_told_after_the_budget(channels: Channels) -> None:
+async def test_a_verifier_that_stays_away_is_reported_after_the_budget(channels: Channels) -> None:
     async with FakeVerifier(Script(target)) as verifier:
         await verifier.kill()
         run = Run(verifier, channels, budget_s=0.5)
@@ -348,7 +348,7 @@ async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) ->
         assert run.statistics.appends < 2 * run.statistics.steps
 
 
-async def test_a_verifier_that_is_too_far_away_to_wait_is_told_no_idle(channels: Channels) -> None:
+async def test_a_verifier_that_is_too_far_away_to_wait_receives_no_idle(channels: Channels) -> None:
     """Its Pings say how far; until the first of them it may be near."""
     script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.0, 0.0005)) as draft:

@@ -58,7 +58,7 @@ async def test_it_takes_over_when_it_has_read_the_sequence(verifier: FakeVerifie
         assert run.statistics.accepted > accepted
 
 
-async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_told_of(channels: Channels) -> None:
+async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_announced(channels: Channels) -> None:
     script = Script(target, step_s=0.05)
     async with (
         FakeVerifier(script) as verifier,

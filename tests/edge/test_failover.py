@@ -77,12 +77,12 @@ def test_an_error_says_where_another_attach_may_help(error: OutriderError, where
 
 async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None:
     route = GrantRoute([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
-    hops = [await route.next()]
+    attaches = [await route.next()]
     for _ in range(2):
         route.failed(Unavailable("reset"), progressed=False)
-        hops.append(await route.next())
-    assert [(hop.address, hop.epoch) for hop in hops] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
-    assert hops[0].limits == LIMITS
+        attaches.append(await route.next())
+    assert [(attach.address, attach.epoch) for attach in attaches] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
+    assert attaches[0].limits == LIMITS
 
 
 async def test_a_silent_verifier_is_not_tried_again() -> None:
@@ -97,8 +97,8 @@ async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() ->
     route = GrantRoute([grant("a", "h:1", 10, 19)], coordinator.resume, quick())
     await route.next()
     route.failed(VerifierSilent("hung"), progressed=False)
-    hop = await route.next()
-    assert (hop.address, hop.epoch) == ("h:3", 40)
+    attach = await route.next()
+    assert (attach.address, attach.epoch) == ("h:3", 40)
     assert coordinator.asked[0] == (("a",), 10)
 
 
@@ -145,7 +145,7 @@ class Pair:
             self.session,
             self.pool.draft(self.session),
             GrantRoute(given, self.coordinator.resume, quick()),
-            lambda hop: channels.get(hop.address, tls=hop.tls),
+            lambda attach: channels.get(attach.address, tls=attach.tls),
             DriverOptions("s", silence_s=0.4),
             self.statistics,
         )

@@ -96,7 +96,7 @@ async def test_a_path_cannot_forge_a_line_of_the_log(web: httpx.AsyncClient, sai
     assert len(line) < 400
 
 
-async def test_what_nobody_expected_is_told_and_logged_under_the_requests_id(
+async def test_what_nobody_expected_is_reported_and_logged_under_the_requests_id(
     web: httpx.AsyncClient, client: AsyncClient, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken() -> None:
@@ -127,9 +127,9 @@ async def test_a_key_is_asked_for_where_one_is_set_and_pages_may_ask_where_they_
 ) -> None:
     options = ServeOptions(LOCAL, api_key="sesame", cors_origins=("https://chat.example",))
     async with serving(client, options) as url:
-        async with AsyncOpenAI(base_url=f"{url}v1", api_key="wrong", max_retries=0) as stranger:
+        async with AsyncOpenAI(base_url=f"{url}v1", api_key="wrong", max_retries=0) as unauthorised:
             with pytest.raises(AuthenticationError):
-                await stranger.models.list()
+                await unauthorised.models.list()
         async with AsyncOpenAI(base_url=f"{url}v1", api_key="sesame") as friend:
             assert (await friend.models.list()).data
         async with httpx.AsyncClient(base_url=url) as web:

@@ -145,7 +145,7 @@ async def test_a_key_is_asked_for_in_words_and_used(page: Page, client: AsyncCli
         await page.until("document.getElementById('model').innerText.startsWith('fake')")
 
 
-async def test_a_verifier_that_goes_in_the_middle_is_told_and_what_it_said_stays(
+async def test_a_verifier_that_goes_in_the_middle_is_reported_and_what_it_said_stays(
     page: Page, url: str, verifier: FakeVerifier
 ) -> None:
     verifier.script.step_s = 0.02
@@ -165,7 +165,7 @@ async def test_a_verifier_that_goes_in_the_middle_is_told_and_what_it_said_stays
     assert await page.answered() == TEXT[:5]
 
 
-async def test_a_server_that_goes_is_told_in_words(page: Page, client: AsyncClient) -> None:
+async def test_a_server_that_goes_is_reported_in_words(page: Page, client: AsyncClient) -> None:
     async with serving(client, ServeOptions(LOCAL)) as url:
         await page.open(url)
         await page.until("document.getElementById('model').innerText.startsWith('fake')")

@@ -155,7 +155,7 @@ async def test_an_answer_of_no_stated_length_is_as_long_as_the_target_can_hold(
     assert answer.usage and answer.usage.total_tokens == 60
 
 
-async def test_provenance_is_told_per_token_where_it_is_asked_for(openai: AsyncOpenAI) -> None:
+async def test_provenance_is_reported_per_token_where_it_is_asked_for(openai: AsyncOpenAI) -> None:
     stream = await openai.completions.create(
         model="fake", prompt="x", max_tokens=150, stream=True, temperature=0, extra_body={"provenance": True}
     )
@@ -338,7 +338,7 @@ async def test_json_that_is_not_called_so_is_refused_with_what_to_say(web: httpx
     assert "`content-type: application/json`" in problem(answer)["message"]
 
 
-async def test_a_request_that_takes_too_long_is_told_the_servers_own_bound(
+async def test_a_request_that_takes_too_long_gets_the_servers_own_bound(
     verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSettings
 ) -> None:
     async with (
@@ -421,7 +421,7 @@ async def test_a_stream_whose_session_is_killed_ends_with_an_event_that_says_so(
     assert len(verifier.opens) == 1
 
 
-async def test_an_error_in_mid_stream_is_told_as_an_event(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
+async def test_an_error_in_mid_stream_is_sent_as_an_event(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
     verifier.script.step_s = 0.02
     stream = await openai.completions.create(model="fake", prompt="x", max_tokens=2000, stream=True)
     with pytest.raises(Exception, match=r"Failed to connect|Connection") as caught:

@@ -48,14 +48,14 @@ def test_what_is_wrong_with_a_release_is_named(
     assert caught.value.kind == kind and "cccccccccccc" in str(caught.value)
 
 
-def test_a_stranger_and_a_forger_are_refused() -> None:
-    with pytest.raises(ReleaseRefused, match="not trusted here") as stranger:
+def test_an_untrusted_key_and_a_forged_signature_are_refused() -> None:
+    with pytest.raises(ReleaseRefused, match="not trusted here") as untrusted:
         check(sign(MANIFEST, Signer.generate()), KEYS, MAX_BYTES, TARGET, ReleaseState())
     genuine = sign(MANIFEST, SIGNER)
     at = genuine.index(b"c" * 64)
     with pytest.raises(ReleaseRefused, match="altered or forged") as forged:
         check(genuine[:at] + b"d" + genuine[at + 1 :], KEYS, MAX_BYTES, TARGET, ReleaseState())
-    assert stranger.value.kind == forged.value.kind == "signature"
+    assert untrusted.value.kind == forged.value.kind == "signature"
 
 
 def test_bytes_that_are_no_manifest_are_refused() -> None:
@@ -65,7 +65,7 @@ def test_bytes_that_are_no_manifest_are_refused() -> None:
         assert caught.value.kind in ("manifest", "signature")
 
 
-def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_told() -> None:
+def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_given() -> None:
     signed = sign(MANIFEST, SIGNER)
     refusal = Refusal(
         manifest=manifest_digest(signed),

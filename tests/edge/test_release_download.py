@@ -183,10 +183,10 @@ async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trus
 ) -> None:
     authority, context = await asyncio.to_thread(private, tmp_path)
     async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
-        stranger = await refused(
+        untrusted = await refused(
             Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0), wanted(DIGEST, DATA, server), tmp_path / FILE
         )
-        assert stranger.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(stranger)
+        assert untrusted.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(untrusted)
         await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
     nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=tmp_path / "missing.pem")

@@ -200,7 +200,7 @@ async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) ->
     assert device.in_use == new
 
 
-async def test_a_serial_that_went_back_is_heard_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_serial_that_went_back_is_followed_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_agent.releases.follower._LOWER_SERIAL_S", 0.1)
     device.offer = ReleaseOffer(100)
     device.follower.notice(100)

@@ -179,7 +179,7 @@ def test_a_server_takes_the_defaults_of_the_sdk() -> None:
     assert choices_of(fields["serve_offline"]) == get_args(Offline)
 
 
-def test_a_server_logs_its_requests_unless_told_otherwise_and_other_commands_warn(monkeypatch) -> None:
+def test_a_server_logs_its_requests_unless_set_otherwise_and_other_commands_warn(monkeypatch) -> None:
     def level(*arguments: str) -> str:
         return edge_cli._logging(edge_cli.parser().parse_args(arguments))[1]
 

@@ -29,7 +29,7 @@ def refusal(cls, flags=None, file: Path | None = None) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_wrong_value_is_told_with_its_source_and_what_was_got(tmp_path: Path, monkeypatch) -> None:
+def test_a_wrong_value_is_reported_with_its_source_and_what_was_got(tmp_path: Path, monkeypatch) -> None:
     file = toml(tmp_path / "o.toml", verifier={"model": "m", "kv_slots": "many"})
     monkeypatch.setenv("OUTRIDER_VERIFIER_MAX_SESSIONS", "0")
     assert refusal(VerifierConfig, {"threads": "four"}, file) == [
@@ -40,7 +40,7 @@ def test_a_wrong_value_is_told_with_its_source_and_what_was_got(tmp_path: Path, 
     ]
 
 
-def test_an_unknown_key_or_table_is_told_with_what_is_near(tmp_path: Path) -> None:
+def test_an_unknown_key_or_table_is_reported_with_what_is_near(tmp_path: Path) -> None:
     file = toml(tmp_path / "o.toml", coordinator={"lissten": "x"}, verifer={"a": 1}, nothing={"a": 1})
     assert refusal(CoordinatorConfig, {}, file) == [
         f"{file}: [verifer]: no such table; the nearest is verifier; tables are coordinator, verifier, edge, distill",
@@ -49,7 +49,7 @@ def test_an_unknown_key_or_table_is_told_with_what_is_near(tmp_path: Path) -> No
     ]
 
 
-def test_a_setting_outside_its_table_is_told(tmp_path: Path) -> None:
+def test_a_setting_outside_its_table_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "o.toml"
     file.write_text('listen = "x"\nverifier = 3')
     said = refusal(CoordinatorConfig, {}, file)
@@ -57,7 +57,7 @@ def test_a_setting_outside_its_table_is_told(tmp_path: Path) -> None:
     assert said[1] == f"{file}: [verifier]: must be a table of settings, got 3"
 
 
-def test_a_missing_setting_is_told_with_all_ways_to_give_it() -> None:
+def test_a_missing_setting_is_reported_with_all_ways_to_give_it() -> None:
     assert refusal(VerifierConfig) == [
         "model: Field required; give it as --model, OUTRIDER_VERIFIER_MODEL or in [verifier] of a --config file"
     ]

@@ -67,7 +67,7 @@ def test_a_server_whose_caller_names_no_span_begins_a_trace(finished, sent) -> N
     assert server.parent is None
 
 
-def test_a_failure_is_told_by_its_class_alone(finished) -> None:
+def test_a_failure_is_recorded_by_its_class_alone(finished) -> None:
     with pytest.raises(Overloaded), traces.span("call"):
         raise Overloaded("what a peer may have sent")
     [span] = finished.get_finished_spans()

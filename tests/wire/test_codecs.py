@@ -87,7 +87,7 @@ log_probs = st.floats(-1e4, 0.0, width=32)
 
 
 @st.composite
-def told_commits(draw: st.DrawFn) -> Commit:
+def commits_with_logprobs(draw: st.DrawFn) -> Commit:
     """Draw a commit with log-probabilities."""
     commit, each = draw(commits), draw(st.integers(0, MAX_LOGPROBS))
     top = st.lists(st.tuples(ids, log_probs), min_size=each, max_size=each).map(tuple)
@@ -154,7 +154,7 @@ def test_an_append_survives(value):
     assert append_from(over_the_wire(codecs.append_to_proto(value)), value.epoch) == value
 
 
-@given(commits | told_commits())
+@given(commits | commits_with_logprobs())
 def test_a_commit_survives(value):
     assert codecs.commit_from_proto(over_the_wire(codecs.commit_to_proto(value))) == value
 

@@ -46,10 +46,10 @@ def test_a_flipped_bit_anywhere_is_noticed(signer, keys):
             manifests.verify(altered, keys)
 
 
-def test_a_strangers_release_is_refused_and_the_trusted_key_named(keys):
-    stranger = Signer.generate()
-    with pytest.raises(ModelRefused, match=f"{stranger.key_id}.*{next(iter(keys))}"):
-        manifests.verify(manifests.sign(MANIFEST, stranger), keys)
+def test_an_untrusted_release_is_refused_and_the_trusted_key_named(keys):
+    untrusted = Signer.generate()
+    with pytest.raises(ModelRefused, match=f"{untrusted.key_id}.*{next(iter(keys))}"):
+        manifests.verify(manifests.sign(MANIFEST, untrusted), keys)
 
 
 def test_a_signature_over_the_same_bytes_for_another_purpose_is_no_release(signer, keys):

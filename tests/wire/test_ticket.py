@@ -69,13 +69,13 @@ def test_claims_under_another_tickets_signature_are_refused(signer, keys):
         ticket.verify(mine.SerializeToString(), keys, audience="v-1", now=NOW)
 
 
-def test_a_ticket_signed_by_a_stranger_is_refused_and_its_key_named(keys):
-    stranger = Signer.generate()
-    with pytest.raises(Unauthenticated, match=stranger.key_id):
-        ticket.verify(stranger.sign(CLAIMS), keys, audience="v-1", now=NOW)
+def test_a_ticket_signed_with_an_unknown_key_is_refused_and_its_key_named(keys):
+    unknown = Signer.generate()
+    with pytest.raises(Unauthenticated, match=unknown.key_id):
+        ticket.verify(unknown.sign(CLAIMS), keys, audience="v-1", now=NOW)
 
 
-def test_a_stranger_who_uses_our_key_id_is_refused(signer, keys):
+def test_an_unknown_key_under_a_known_key_id_is_refused(signer, keys):
     forged = coordinator_pb2.SignedTicket.FromString(Signer.generate().sign(CLAIMS))
     forged.key_id = signer.key_id
     with pytest.raises(Unauthenticated, match="altered or forged"):

@@ -45,7 +45,7 @@ async def test_no_packet_of_an_answer_waits_for_the_one_before_to_be_acknowledge
     assert statistics.median(spent) < 0.75 * DELAYED_ACK_S
 
 
-async def test_a_port_that_is_taken_is_told_of() -> None:
+async def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(Unavailable, match=f"a test: cannot listen on {address}: .*is the port taken"):
