@@ -17,7 +17,7 @@ CHAIN = 6
 
 @dataclass(frozen=True)
 class TargetText:
-    """What the target wrote, greedily, after a prompt."""
+    """A text that the target wrote greedily after a prompt."""
 
     kind: str
     prompt: list[int]

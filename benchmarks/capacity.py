@@ -54,7 +54,7 @@ SHARE_OF_BOUND = 0.9
 
 @dataclass(frozen=True)
 class CapacitySize:
-    """How much is measured."""
+    """Set how much is measured."""
 
     rounds: int
     prompts: int
@@ -92,7 +92,7 @@ class ServingSetup:
 
 @dataclass
 class MeasuredCell:
-    """What one arm did at one level, by round."""
+    """Hold the measurements of one arm at one number of sessions, by round."""
 
     windows: list[LoadWindow] = field(default_factory=list)
 
@@ -168,7 +168,7 @@ class CapacityClusters:
 
 @dataclass(frozen=True)
 class LoadWindow:
-    """What was delivered while as many sessions as asked for ran all the time."""
+    """Count what was delivered while as many sessions as asked for ran all the time."""
 
     tokens_per_s: float
     tokens_per_step: float
@@ -278,7 +278,7 @@ def heavy_draft(target: Path, folder: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) -> AsyncIterator[CapacityClusters]:
-    """Its clusters stop when it is left."""
+    """Yield the clusters under test, which stop when the context is left."""
     async with contextlib.AsyncExitStack() as stack:
         yield CapacityClusters(pair, draft, scratch, cores, stack)
 

@@ -137,7 +137,7 @@ def measure(
     rate: float = RATE,
     plan: Workload | None = None,
 ) -> dict[str, Any] | None:
-    """All of it. None without a CUDA device, unless one is named, and where no shape fits its memory.
+    """Run it all; return None without a CUDA device, unless one is named, or if no shape fits its memory.
 
     shape: one of DRAFTS; without it the greatest that fits. plan: instead of that of `size` and `rate` (0 to 1).
     """

@@ -1,4 +1,4 @@
-"""What a draft should learn by: forward KL, total variation and the hybrid, with all weights and with LoRA.
+"""Compare the losses that a draft can learn by: forward KL, total variation and the hybrid, with and without LoRA.
 
 The target answers questions, and writes code as before; the narrow draft, which knows only code, learns from these
 texts, with their prompts as context that is not learnt from. Every run sees the same texts for as many steps; the
@@ -121,7 +121,7 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
 def write(
     target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, texts: Sequence[str], length: int
 ) -> Iterator[Passage]:
-    """What the target writes after prompts; half of it greedily. The questions are fresh traffic, the code is old."""
+    """Let the target write after prompts, half of them greedily. The questions are fresh traffic, the code is old."""
     for number, (rows, batch) in enumerate(batches(tokenizer, texts)):
         temperature = TEMPERATURES[number % len(TEMPERATURES)]
         tokens, top_ids, top_log_probs = continue_prompts(target, batch, length, temperature, seed=number)
@@ -201,7 +201,7 @@ def train(pair: Pair, scale: LossesSize, folder: Path, loss: Loss, rank: int) ->
 
 
 def compared(found: dict[str, DraftAcceptance], others: dict[str, dict[str, DraftAcceptance]]) -> dict[str, float]:
-    """How much of the way from the narrow draft to the general one is gone, and what code cost."""
+    """Return how much of the gap from the narrow draft to the general one is closed, and how much code lost."""
     before, reference = others["before"], others["reference"]
     gap = reference["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step
     won = found["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step

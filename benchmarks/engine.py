@@ -54,7 +54,7 @@ WANTED = {"ar_b16_vs_best_hf": ">= 0.9", "ar_ragged_vs_best_hf": ">= 1.2", "over
 
 @dataclass(frozen=True)
 class EngineSize:
-    """How much is measured."""
+    """Set how much is measured."""
 
     rounds: int
     count: int
@@ -101,7 +101,7 @@ def continued(bench: TracedEngine, cases: Sequence[Case], tokens: int) -> list[C
 def steps(
     bench: TracedEngine, cases: Sequence[Case], nodes: int, count: int, seed: int, tally: TreeTally, rate: float = RATE
 ) -> list[TracedStep]:
-    """So many turns in each of which every session has its plain row and `nodes` nodes."""
+    """Time so many turns, in each of which every session has its plain row and `nodes` nodes."""
     room = len(cases[0].truth) + LIMITS.depth
     devices = [case.device(room, nodes, rate, bench.model.vocab_size, 1_000 * seed + i) for i, case in enumerate(cases)]
 
@@ -117,7 +117,7 @@ def steps(
 
 
 def autoregression(bench: TracedEngine, requests: Sequence[GenerateRequest], salt: str) -> TimedOutput:
-    """All requests at once, without trees."""
+    """Generate for all requests at once, without trees, and time it."""
     devices = [Case(request.prompt).device(request.tokens) for request in requests]
     turns = bench.serve(devices, salt=salt)
     began = sum(c.start == 0 for t in turns for c in t.commits)

@@ -124,7 +124,7 @@ def failure(differing: Mapping[str, int], control: BitComparison) -> str | None:
 
 
 def processor() -> str:
-    """What decides on the kernels: bits that were compared on one processor say nothing of another."""
+    """Describe the processor, which decides on the kernels: bits compared on one processor say nothing of another."""
     flags: set[str] = set()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

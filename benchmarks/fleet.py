@@ -79,7 +79,7 @@ class JudgedVerifier:
 
 @dataclass
 class FleetTally:
-    """What was found in one region, or in several."""
+    """Hold what was found in one region, or in several."""
 
     judged: list[JudgedVerifier] = field(default_factory=list)
     over_streaming: list[float] = field(default_factory=list)
@@ -114,7 +114,7 @@ class FleetTally:
 
 
 def simulate(fleet: SimulatedFleet) -> FleetTally:
-    """In the first seconds every verifier is decided about once; they are left out."""
+    """Simulate a fleet. The first seconds, in which every verifier is decided about once, are left out."""
     tally = FleetTally(verifiers=len(fleet.verifiers))
     for second in range(fleet.scale.seconds):
         fleet.turn(float(second))

@@ -47,7 +47,7 @@ class Throughput:
 
 @dataclass
 class SettingResult:
-    """What one sampling setting gave over all rounds."""
+    """Hold the measurements of one sampling setting over all rounds."""
 
     rounds: list[dict[str, Throughput]] = field(default_factory=list)
     """By configuration."""

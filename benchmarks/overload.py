@@ -49,7 +49,7 @@ SEED = 20_261_121
 
 @dataclass(frozen=True)
 class LoadSizes:
-    """How much is measured."""
+    """Set how much is measured."""
 
     levels: tuple[int, ...]
     """Sessions in the closed loop."""
@@ -85,7 +85,7 @@ class EndedSession:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What was finished in a window of time."""
+    """Count what was finished in a window of time."""
 
     tokens_per_s: float
     sessions_per_s: float
@@ -143,7 +143,7 @@ class LoadGenerator:
 
 @dataclass(frozen=True)
 class RefusalCost:
-    """What turning away costs, and what letting in would."""
+    """Compare the cost of refusing a session with the cost of admitting it."""
 
     refusal_ms: float
     """CPU time of the engine process for one refusal of a long prompt."""

@@ -48,7 +48,7 @@ ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
 
 @dataclass(frozen=True)
 class SoakSize:
-    """How much load there is, and for how long."""
+    """Set how much load there is, and for how long."""
 
     minutes: float = 10.0
     sessions: int = 32

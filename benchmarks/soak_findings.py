@@ -1,4 +1,4 @@
-"""What a soak has seen, held against what is wanted of it."""
+"""Compare what a soak has seen with what is wanted of it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class DeliveryPace:
 
 @dataclass(frozen=True)
 class SoakFindings:
-    """All that one run has seen. `kv_used`, `live`: at rest. `missing`: slots that are not promised any more."""
+    """Hold all that one run has seen. `kv_used`, `live`: at rest. `missing`: slots that are not promised any more."""
 
     tally: SessionTally
     hostile: MaliciousClient

@@ -27,7 +27,7 @@ TOLERANCE = 0.05
 async def against_live(
     recorded: DraftRecording, swarm: Swarm, client: AsyncClient, rounds: int
 ) -> dict[str, list[tuple[float, SessionOutcome]]]:
-    """By setting: tokens per step of a live session, and the replay's outcome, for each prompt and round."""
+    """Return by setting the tokens per step of a live session and the replay's outcome, for each prompt and round."""
     found: dict[str, list[tuple[float, SessionOutcome]]] = {}
     for turn in range(rounds):
         for number, recording in enumerate(recorded.recordings):

@@ -65,7 +65,7 @@ class PlotData:
 
 
 async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult, kept: PlotData) -> None:
-    """Everything, in the order of time. What is known stands in `result`, even where this raises."""
+    """Run everything, in the order of time. What is known stands in `result`, even where this raises."""
     cache, pair = system.folder / "devices", system.pair
     devices = DeviceFleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
     kept.names[file_digest(pair.narrow)] = "narrow draft"
@@ -185,7 +185,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(folder: Path, story: RunLog, kept: PlotData) -> None:
-    """What there is to be seen."""
+    """Draw the plots for which there are data."""
     from benchmarks.distill import plots
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a device reports of one request, as a line of JSON."""
+"""Carry what a device reports of one request as a line of JSON."""
 
 from __future__ import annotations
 

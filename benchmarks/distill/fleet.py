@@ -83,7 +83,7 @@ class DeviceFleet:
         await asyncio.gather(*self._readers)
 
     def order(self, kind: str, pause_s: float = 0.0) -> None:
-        """What to ask from the next request on; an empty kind is silence."""
+        """Order what devices ask from the next request on; with an empty kind they ask nothing."""
         line = json.dumps({"kind": kind, "pause_s": pause_s}) + "\n"
         for process in self._processes:
             if process.returncode is not None or process.stdin is None:

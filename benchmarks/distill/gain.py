@@ -1,4 +1,4 @@
-"""What the learnt draft is worth: tokens per step at a fixed tree, of the quantised files, on held-out prompts.
+"""Measure what the learnt draft gains: tokens per step at a fixed tree, of quantised files, on held-out prompts.
 
 The texts are what the target wrote, greedily and as plain streaming, after prompts that no device asks. Every draft
 reads prompt and text, and each token that the target wrote counts (but those within the first few positions, see
@@ -51,7 +51,7 @@ class DraftGain:
 
     @property
     def gap(self) -> float:
-        """On arithmetic, from the first draft to the reference."""
+        """Return the tokens per step on arithmetic by which the reference exceeds the first draft."""
         return self.reference["arithmetic"] - self.before["arithmetic"]
 
     @property
@@ -90,7 +90,7 @@ Counted = list[tuple[str, int, DraftCounts]]
 
 
 def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
-    """What each of two drafts did on each text."""
+    """Compare two drafts on each text."""
     found = eval_gguf.compare(drafts[0], drafts[1], texts, threads).texts
     return (
         [(text.traffic_class, text.positions, text.candidate) for text in found],
@@ -99,7 +99,7 @@ def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: i
 
 
 def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0) -> tuple[float, float]:
-    """Of the share of the gap that is closed, 95%: bootstrap over the texts, which all three drafts have read."""
+    """Return the 95% interval of the share of the gap that is closed, by bootstrap over the texts of all drafts."""
     dice = random.Random(seed)
     places = [place for place, (kind, _, _) in enumerate(before) if kind == KINDS[0]]
     shares = []

@@ -26,12 +26,12 @@ _ANSWERS = 8
 
 
 def lines(known: Mapping[str, ReleaseRecord]) -> dict[str, tuple[int, str]]:
-    """Of each release what must not be lost: version and state."""
+    """Return what must not be lost of each release: version and state."""
     return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
 
 
 async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
-    """In the midst of sessions and of a trial; a new one starts over the same Redis."""
+    """Kill the coordinator amid sessions and a trial, and start a new one over the same Redis."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
     killed = story.tell(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")

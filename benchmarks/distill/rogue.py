@@ -60,7 +60,7 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         await self._channel.close()
 
     def offers(self, manifest: bytes, base_url: str) -> int:
-        """From now on; returns its serial."""
+        """Offer this release from now on, and return its serial."""
         serial = self.offer.serial + 1
         self.offer = pb.OfferReleaseResponse(serial=serial, manifest=manifest, base_url=base_url)
         return serial
@@ -125,7 +125,7 @@ class FileServer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What one device did with one bad release."""
+    """Hold what one device did with one bad release."""
 
     what: str
     wanted: str

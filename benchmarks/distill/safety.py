@@ -121,7 +121,7 @@ def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]
 
 
 async def _decided(system: DistillSystem, digest: str, seconds: float) -> ReleaseRecord | None:
-    """What the coordinator says of it in the end; None where it says nothing within `seconds`."""
+    """Return what the coordinator decides about a release, or None if it decides nothing within `seconds`."""
     end = time.time() + seconds
     while time.time() < end:
         known = (await system.releases()).get(digest)

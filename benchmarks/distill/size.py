@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DistillSize:
-    """Sizes and times of one run."""
+    """Set the sizes and times of one run."""
 
     alarm_tokens: int = 40_000
     """Of a class, after which the loop judges its acceptance."""

@@ -110,7 +110,7 @@ class DistillSystem:
         return self._loop is not None and self._loop.returncode is None
 
     def state(self) -> LoopState:
-        """Where the loop is."""
+        """Return the state of the loop as it was last written."""
         return LoopState.load(self.state_dir)
 
     def run_folder(self, number: int) -> Path:
@@ -134,7 +134,7 @@ class DistillSystem:
         raise Unavailable("the loop has no child that trains")
 
     async def releases(self) -> dict[str, ReleaseRecord]:
-        """By digest, as the coordinator has them; empty where it cannot be reached."""
+        """Return the releases by digest, as the coordinator has them; empty if it cannot be reached."""
         async with ReleaseClient(self.address) as coordinator:
             try:
                 return {known.digest: known for known in reversed(await coordinator.list())}
@@ -152,7 +152,7 @@ class DistillSystem:
         return output.decode(errors="replace")
 
     def show_logs(self) -> None:
-        """Their ends, for whoever has to find out why."""
+        """Print the end of every log."""
         for log in sorted(self.logs.glob("*.log")) + sorted(self.state_dir.glob("runs/*/*.log")):
             print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
 

@@ -19,7 +19,7 @@ _SEED = 20_260_801
 
 
 def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
-    """As `spoil`, in a process of its own, which keeps what libraries print to itself."""
+    """Call `spoil` in a process of its own, which keeps what libraries print to itself."""
     command = [sys.executable, "-m", __spec__.name, str(draft), str(tokenizer), str(folder), str(noise)]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:

@@ -34,7 +34,7 @@ MACHINE_PACKAGES = ("outrider", "torch", "transformers", "llama-cpp-python", "gr
 
 
 class Size(enum.IntEnum):
-    """How much a run measures.
+    """Choose how much a run measures.
 
     SMOKE takes seconds: it executes every configuration and every check, and its figures mean nothing. QUICK takes
     minutes and gives a first impression. FULL is what docs/benchmarks.md reports.

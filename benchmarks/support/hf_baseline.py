@@ -58,7 +58,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TimedOutput:
-    """One arm's answer to some requests."""
+    """The outputs that one configuration gave for some requests, and their times."""
 
     outputs: tuple[tuple[int, ...], ...]
     """As long as was asked for."""
@@ -121,7 +121,7 @@ class HuggingFaceBaseline:
         return cls(module, None if draft is None else draft_from_gguf(draft))
 
     def batch(self, requests: Sequence[GenerateRequest], *, static: bool) -> TimedOutput:
-        """All requests in one batch, with a StaticCache of the length that they need, or a DynamicCache."""
+        """Generate for all requests in one batch, with a StaticCache of the length needed or a DynamicCache."""
         longest = max(request.tokens for request in requests)
         width = max(len(request.prompt) for request in requests)
         config = self._target.config
@@ -171,7 +171,7 @@ Answer = Callable[[Sequence[GenerateRequest], str], TimedOutput]
 def compared(
     engine: Answer, hf: HuggingFaceBaseline, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
 ) -> dict[str, dict[str, list[TimedOutput]]]:
-    """What came of the requests, by their kind and by arm, for each round; printed.
+    """Return and print the results of the requests, by their kind and by arm, for each round.
 
     ids: a text for each request. shape: tokens of prompt and output where they are equal; the outputs are the longest.
     """

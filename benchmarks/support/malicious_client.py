@@ -104,7 +104,7 @@ class RawStream:
         return None if message is grpc.aio.EOF else message
 
     async def hear_out(self) -> None:
-        """Everything until the end, answering nothing."""
+        """Read messages until the stream ends, and answer none."""
         while await self.hear() is not None:
             pass
 
@@ -161,7 +161,7 @@ class MaliciousClient:
 
     @property
     def wrong(self) -> Counter[tuple[str, str]]:
-        """Of `answers`, those that are not right for their attack."""
+        """Return those of `answers` that are not right for their attack."""
         return Counter({key: count for key, count in self.answers.items() if key[1] not in RIGHT[key[0]]})
 
     @property

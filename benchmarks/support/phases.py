@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Phase:
-    """From `begin` to `end`, seconds of time.monotonic."""
+    """The time from `begin` to `end`, in seconds of time.monotonic."""
 
     begin: float
     end: float

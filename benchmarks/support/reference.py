@@ -1,4 +1,4 @@
-"""What the target alone produces, worked out without a line of Outrider: the yardstick of benchmarks.lossless.
+"""Generate what the target alone produces, without a line of Outrider, for benchmarks.lossless to compare with.
 
 Only torch, transformers, numpy and the standard library. Hash, processors and argmax are written again from
 docs/protocol.md; the model runs through Hugging Face's own forward, one token at a time over a DynamicCache.

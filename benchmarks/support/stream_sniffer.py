@@ -20,7 +20,7 @@ from outrider.wire.v1 import session_pb2
 
 @dataclass
 class FailoverTrace:
-    """What one disturbed session went through. Times are of the monotonic clock, 0 before they are known."""
+    """Trace what one disturbed session went through. Times are of the monotonic clock, 0 before they are known."""
 
     signalled: float = 0.0
     noticed: float = 0.0

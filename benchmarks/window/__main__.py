@@ -70,7 +70,7 @@ TRANSITION_KEYS = ("settle_s", "vs_streaming")
 
 
 def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all figures those of the last line; None for parts that were not played."""
+    """Return the figures of the last line; None for parts that were not played."""
     last = {key: result.get(key) for key in KEYS}
     last["cells"] = [{key: cell[key] for key in CELL_KEYS} for cell in result.get("cells", ())]
     if transition := result.get("transition"):

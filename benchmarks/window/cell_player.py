@@ -47,7 +47,7 @@ class CellPlayer:
         self._rounds = rounds
 
     async def warm(self) -> None:
-        """Whatever is slow the first time."""
+        """Play a short session, for whatever is slow the first time."""
         await play(self._swarm, [SessionJob(self.numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
 
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
@@ -80,8 +80,10 @@ class CellPlayer:
 
     @property
     def _over_s(self) -> float:
-        """In which a cell's first sessions arrive: while one of them streams, so that prompts are read and text is
-        generated at all times, in either arm."""
+        """Return the seconds in which a cell's first sessions arrive: as long as one of them streams.
+
+        So prompts are read and text is generated at all times, in either arm.
+        """
         machine = self._site.machine
         return self._tokens * machine.plain_ms / 1e3 if machine.sessions > 1 else 0.0
 

@@ -62,7 +62,7 @@ class ObservedWindow:
 
 @dataclass
 class Cell:
-    """What both arms did, by round and prompt."""
+    """Hold the sessions of both arms, by round and prompt."""
 
     streaming: list[list[SessionOutcome]] = field(default_factory=list)
     adaptive: list[list[SessionOutcome]] = field(default_factory=list)
@@ -114,7 +114,7 @@ def gaps_s(outcomes: Iterable[SessionOutcome]) -> list[float]:
 
 
 def predicted_over_measured(cell: Cell) -> list[float]:
-    """For each session that was decided about long enough: tokens per step, predicted over measured meanwhile.
+    """Return the tokens per step, predicted over measured, of each session that was decided about long enough.
 
     A delivery is a step. What comes between two looks counts for the decision that the first of them saw.
     """
@@ -201,7 +201,7 @@ def line(key: CellKey, found: Mapping[str, Any]) -> str:
 
 
 def merged(cells: Iterable[Cell]) -> Cell:
-    """All sessions of several cells, for what is summed up over them."""
+    """Return one cell with all sessions of several cells."""
     whole = Cell()
     for cell in cells:
         whole = replace(

@@ -128,7 +128,7 @@ def _judged(cells: Iterable[Cell], name: str) -> Reliability:
 
 
 def messages_per_s(cells: Mapping[CellKey, Cell]) -> float:
-    """Of a session that drafts: its device's Appends."""
+    """Return and print the Appends per second of a session that drafts."""
     played = merged(cells.values()).played
     found = round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1)
     print(f"messages: {found} Appends up a second, of a session that drafts, over all cells", flush=True)

@@ -31,7 +31,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class ChangingLink:
-    """Where sessions are played, and what changes."""
+    """The link over which sessions are played, and what changes on the way."""
 
     name: str
     rtt_ms: float

@@ -32,7 +32,7 @@ class RunContext:
     def player(
         self, site: RunningVerifier, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
     ) -> CellPlayer:
-        """Of as many prompts as the site's machine is given; where those are not enough, they are played again.
+        """Return a player of as many prompts as the site's machine gets; if they are not enough, they are played again.
 
         counts: of machines with one session and of others; the plan's without them.
         """

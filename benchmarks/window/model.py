@@ -1,4 +1,4 @@
-"""What the streaming model says of a recording, against what was measured: the same window for the whole session.
+"""Compare what the streaming model predicts for a recording with what is measured, with one window per session.
 
 The model is coordinator.window.streaming, given the recording's acceptance history, the step that streaming took on
 the same line, the round trip that the coordinator received, and the time of a decode in the recording; it may choose
@@ -49,7 +49,7 @@ def after_first(outcome: SessionOutcome) -> float:
 
 
 def way(key: CellKey, cell: Cell, decode_s: float) -> LinkTiming:
-    """As measured in this cell. decode_s: of the draft, for each level."""
+    """Return the timing that was measured in this cell. decode_s: of the draft, for each level."""
     rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
     plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
     row_s = key.machine.row_ms / 1e3

@@ -1,4 +1,4 @@
-"""What the windows' benchmark plays: sizes that bring the whole to under 40 minutes, a short look to about five."""
+"""Set what the windows' benchmark plays: the full run takes under 40 minutes, the quick one about five."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the windows' benchmark plays: verifiers, paced or not, each on its own core and under its own coordinator.
+"""Start verifiers for the windows' benchmark, paced or not, each on its own core and under its own coordinator.
 
 PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
 times of a larger model on an accelerator (benchmarks.support.pace). A paced run is invalid where more than 2% of its
@@ -41,7 +41,7 @@ class VerifierMachine:
 
     @property
     def plain_ms(self) -> float:
-        """Of a step without nodes, every session in it; on the real CPU about as long."""
+        """Return the time of a step of all sessions without nodes; on the real CPU, an estimate of it."""
         return self.pass_ms + self.row_ms * self.sessions if self.pass_ms else REAL_PASS_MS[self.sessions]
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class RunningVerifier:
 
 
 class WindowTestbed:
-    """Starts verifiers of one pair."""
+    """Start verifiers of one pair of target and draft."""
 
     def __init__(self, pair: Pair, *, steered: bool = True) -> None:
         """steered: False leaves windows to the verifier's own setting."""
@@ -171,7 +171,7 @@ class WindowTestbed:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """For whom is started meanwhile."""
+    """Set environment variables for the processes that are started meanwhile."""
     os.environ.update(values)
     try:
         yield

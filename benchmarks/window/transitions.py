@@ -96,7 +96,7 @@ def worst(settled: Iterable[float | None]) -> float | None:
 
 
 def summary(found: Sequence[Transition]) -> dict[str, Transition]:
-    """By name, of each figure the worst of all sessions."""
+    """Return the worst of all sessions for each figure, by name."""
     by_name = {name: [t for t in found if t.name == name] for name in dict.fromkeys(t.name for t in found)}
     return {
         name: Transition(

@@ -32,7 +32,7 @@ PROSE = AcceptanceProcess(0.60, 0.30, flip=0.04, caught=0.4)
 def _speed(
     process: AcceptanceProcess, k: int, rtt: float = 0.0, draft: float = 0.0, depth: int = ENDLESS
 ) -> tuple[float, float]:
-    """(tokens, levels) of steps of 1 s."""
+    """Return (tokens, levels) of steps that take 1 s."""
     one = SessionTruth(process, rtt, draft, nodes_per_level=1.0)
     tokens, levels = per_step([one], np.array([k]), np.array([depth]), np.ones(1))
     return float(tokens[0]), float(levels[0])

@@ -39,7 +39,7 @@ CLAIMS = Claims(
 
 
 class Listening:
-    """Stands in for a TrafficRecorder."""
+    """A stand-in for a TrafficRecorder that keeps its calls."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[RecordedSession, int]] = []

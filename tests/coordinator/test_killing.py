@@ -1,4 +1,4 @@
-"""Sessions that an operator ends."""
+"""Sessions that an operator ends stop at once and stay ended."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counts by size."""
+"""A histogram has a count for each range of values."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _MODULE = re.compile(r"(?:python -m |`)((?:benchmarks|examples|models)\.[a-z_.]+
 
 
 def prose(page: str) -> str:
-    """A page without its fenced blocks."""
+    """Return the text of a page without its fenced blocks."""
     text = text_of(page)
     for block in blocks(page):
         text = text.replace(block.text, "", 1) if block.text else text
@@ -27,7 +27,7 @@ def prose(page: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the sections of a page, as GitHub makes them."""
+    """Return the anchors of the sections of a page, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", prose(path.relative_to(ROOT).as_posix()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

@@ -52,7 +52,7 @@ class Page:
         await asyncio.to_thread(self._driver.get, url)
 
     async def run(self, script: str, *arguments: Any) -> Any:
-        """What JavaScript returns."""
+        """Run JavaScript in the page and return its result."""
         return await asyncio.to_thread(self._driver.execute_script, script, *arguments)
 
     async def until(self, condition: str) -> None:

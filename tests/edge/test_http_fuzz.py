@@ -70,7 +70,7 @@ def shortened(body: Any) -> Any:
 
 
 def statuses_of(operation: Any, mode: GenerationMode) -> set[int]:
-    """Of the answers to many requests."""
+    """Return the status codes of the answers to many requests."""
     found: set[int] = set()
 
     @given(case=operation.as_strategy(generation_mode=mode))

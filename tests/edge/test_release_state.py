@@ -221,7 +221,7 @@ def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """An error that stands for the end of the process."""
 
 
 @pytest.mark.parametrize("at", ["fdopen", "fsync", "replace"])

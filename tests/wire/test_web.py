@@ -18,7 +18,7 @@ DELAYED_ACK_S = 0.04
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Answers in three packets."""
+    """Send an answer in three packets."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"a", "more_body": True})
     await send({"type": "http.response.body", "body": b"b"})

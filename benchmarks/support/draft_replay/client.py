@@ -56,7 +56,7 @@ class SessionJob:
 
 @dataclass
 class SessionOutcome:
-    """What became of it. Seconds count from its begin, placement included."""
+    """The result of a session. Seconds count from its begin, placement included."""
 
     tokens: int = 0
     steps: int = 0
@@ -149,16 +149,16 @@ class _Watched:
     def __init__(self, under: Route, refused_s: list[float]) -> None:
         self._under = under
         self._refused_s = refused_s
-        self._hopped = 0.0
+        self._attached_s = 0.0
 
     async def next(self) -> AttachTarget:
-        hop = await self._under.next()
-        self._hopped = time.monotonic()
-        return hop
+        target = await self._under.next()
+        self._attached_s = time.monotonic()
+        return target
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if isinstance(error, Overloaded):
-            self._refused_s.append(time.monotonic() - self._hopped)
+            self._refused_s.append(time.monotonic() - self._attached_s)
         self._under.failed(error, progressed=progressed)
 
 
@@ -287,7 +287,7 @@ class Player:
         outcome.appends = measured.appends
 
     async def _die(self, client: LightClient, job: SessionJob, proxy: DelayProxy) -> None:
-        """From here on nothing that the client says reaches anybody."""
+        """Stop all messages of the client from here on, as if its device had died."""
         client.sessions.dead = True
         if job.ending == "drop":
             await proxy.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""What a recording holds: a known output of the target, and what the draft answers wherever a tree could go around it.
+"""Store a known output of the target, and what the draft answers wherever a tree could go around it.
 
 No model is needed to read one. `benchmarks.support.draft_replay.recorder` makes them,
 `benchmarks.support.draft_replay.client` plays them.
@@ -36,7 +36,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class RecordedProposals:
-    """What the draft says around one call."""
+    """Hold what the draft proposes around one request."""
 
     call: RecordedRequest
     prefill_s: float

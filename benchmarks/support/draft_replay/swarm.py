@@ -59,7 +59,7 @@ async def record_drafts(
 
 
 def record(pair: Pair, calls: Sequence[RecordedRequest], ends: Sequence[int]) -> DraftRecording:
-    """What the pair's draft says around these calls. Evaluates it in this process."""
+    """Record what the pair's draft proposes around these requests. The draft runs in this process."""
     config = VerifierConfig(model=pair.target)
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     with recorder(pair.draft, table, generous(config.directive, config.limits), ends) as recording:

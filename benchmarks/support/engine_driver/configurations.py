@@ -68,7 +68,7 @@ class TimedRound:
 
 @dataclass
 class LoadLevel:
-    """What the arms did at one number of sessions."""
+    """Hold the measurements of all configurations at one number of sessions."""
 
     rounds: dict[Configuration, list[TimedRound]] = field(default_factory=lambda: defaultdict(list))
     tally: TreeTally = field(default_factory=TreeTally)

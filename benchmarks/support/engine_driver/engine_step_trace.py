@@ -71,7 +71,7 @@ class PartTimer:
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """What was booked since the last call."""
+        """Return the seconds of each part since the last call."""
         taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken
 
@@ -175,7 +175,7 @@ class TracedEngine:
         enough: Callable[[Sequence[TracedStep]], bool] = lambda turns: False,
         salt: str = "",
     ) -> list[TracedStep]:
-        """All turns until every device is through, or there are enough. Raises RuntimeError where a session fails.
+        """Run turns until every device is through, or there are enough. Raises RuntimeError if a session fails.
 
         nodes: that a step takes of a session. salt: requests of another one find nothing of theirs in the prefix cache.
         """
@@ -217,7 +217,7 @@ class TracedEngine:
 
 
 class _Visit:
-    """The other end of the socket: devices by name, which receive commits and send Appends between the turns."""
+    """Stand at the other end of the socket: devices by name receive commits and send Appends between the turns."""
 
     def __init__(
         self,

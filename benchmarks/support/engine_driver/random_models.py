@@ -79,7 +79,7 @@ DRAFTS = {"8b": "0.5b", "3b": "0.5b", "1b": "0.2b", "tiny": "tiniest"}
 
 
 def dtype_on(device: torch.device) -> torch.dtype:
-    """What the verifier computes in there by default."""
+    """Return the dtype in which the verifier computes on a device by default."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

@@ -68,7 +68,7 @@ def _other(taken: set[int | None], vocabulary: int, rng: Random) -> int:
 
 @dataclass
 class TreeTally:
-    """How the steps of a device with trees went."""
+    """Count the steps of a device with trees, and the nodes accepted in them."""
 
     steps: int = 0
     accepted: int = 0
@@ -106,7 +106,7 @@ class TreeDevice:
     _offered: ScriptedTree | None = None
 
     def say(self) -> Append | None:
-        """What goes up now: a tree where there is none, in any case word that no more comes."""
+        """Return what the device sends now: a tree if it has none, and always that no more nodes follow."""
         if self.nodes and not len(self.session.tree) and not self.session.finished:
             self._grow()
         return self.session.poll(resting=True)

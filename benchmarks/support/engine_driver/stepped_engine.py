@@ -36,7 +36,7 @@ STRAGGLING = 32
 
 @dataclass(frozen=True)
 class Workload:
-    """How much is measured."""
+    """Set how much is measured."""
 
     batches: tuple[int, ...] = BATCHES
     nodes: tuple[int, ...] = NODES

@@ -1,4 +1,4 @@
-"""What the best decision for a verifier's sessions could bring: a yardstick that shares nothing with the controller.
+"""Find what the best decision for a verifier's sessions could bring, by means that the controller does not use.
 
 It knows the truth where the controller has estimates: the process that each session's outcomes are drawn from, round
 trip, drafting time and the cost of a step. It does not know the future: neither which draft token will be accepted nor
@@ -80,7 +80,7 @@ class StaticRequest:
 
 @dataclass(frozen=True)
 class LongRunOutcome:
-    """What a verifier delivers in the long run."""
+    """Hold what a verifier delivers in the long run."""
 
     step_s: float
     tokens: tuple[float, ...]
@@ -99,7 +99,7 @@ class LongRunOutcome:
 
 @dataclass(frozen=True)
 class OptimalVerifier:
-    """Its sessions and what its steps cost."""
+    """Find the best windows for a verifier's sessions, given what its steps cost."""
 
     sessions: tuple[SessionTruth, ...]
     step_s: Callable[[Floats], Floats]
@@ -110,7 +110,7 @@ class OptimalVerifier:
         return float(self.step_s(np.zeros(1))[0])
 
     def outcome(self, asked: Sequence[StaticRequest]) -> LongRunOutcome:
-        """Of these windows. Longer steps let more nodes arrive: it is the shortest that holds what arrives in it."""
+        """Return the outcome of these windows. Longer steps let more nodes arrive; it takes the shortest of them."""
         k, depth = np.array([one.k for one in asked]), np.array([one.depth for one in asked])
         low, high = self.plain_s, float(self.step_s(self._most())[0])
         for _ in range(NARROWER):
@@ -136,7 +136,7 @@ class OptimalVerifier:
         return np.array([sum(LEVELS[-1] * one.nodes_per_level for one in self.sessions)])
 
     def _best_of(self, totals: Floats, tolerance: float) -> list[LongRunOutcome]:
-        """For each total of nodes, from the least, as long as any division of them is fair."""
+        """Return the best outcome for each total of nodes, from the least, as long as any division of them is fair."""
         lengths = self.step_s(totals)
         tokens, nodes = per_step(self.sessions, LEVELS[:, None], np.array(ENDLESS), lengths[:, None, None])
         found = []
@@ -153,7 +153,7 @@ def _goodput(outcome: LongRunOutcome) -> float:
 
 
 def _between(low: float, high: float, factor: float) -> Floats:
-    """From low to high, by no more than this factor."""
+    """Return values from low to high, each greater than the last by no more than this factor."""
     found: Floats = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(factor)))
     return found
 
@@ -206,7 +206,7 @@ def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Flo
 
 @dataclass(frozen=True)
 class _Run:
-    """From where a device starts afresh: what happens as long as its draft tokens are accepted. All `[HORIZON, n]`."""
+    """Follow a device from a fresh start as long as its draft tokens are accepted. All arrays are `[HORIZON, n]`."""
 
     step: Floats
     """In which step a position is committed, from 0."""
@@ -217,7 +217,7 @@ class _Run:
 
     @classmethod
     def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> _Run:
-        """In steps. The token before the run was committed when step 0 begins, and the device hears of it rtt/2 later.
+        """Count in steps. The token before the run is committed when step 0 begins; the device receives it rtt/2 later.
 
         The next node is begun when the last is drafted or its token known, whichever is first, and no sooner than the
         token `depth` before it is known.

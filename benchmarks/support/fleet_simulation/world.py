@@ -1,4 +1,4 @@
-"""What the simulated fleet is made of: devices and their texts, sessions that come and go, verifiers that take them."""
+"""Simulate devices and their texts, sessions that come and go, and the verifiers that take them."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class SimulatedVerifier:
         return [speed.tokens_per_step / step_s for speed in speeds]
 
     def live(self, tokens_per_s: Sequence[float]) -> None:
-        """A second passes."""
+        """Let a second pass in which sessions receive so many tokens."""
         for session, speed in zip(self.sessions, tokens_per_s, strict=True):
             session.seen = (session.seen + session.text.take(round(speed)))[-RECENT:]
             session.lived_s += 1
@@ -193,7 +193,7 @@ class SimulatedFleet:
             self._under_way(self._open(0.0))
 
     def turn(self, now_s: float) -> None:
-        """Who is through leaves, and as many devices open a session."""
+        """End the sessions that are through, and let as many devices open one."""
         for verifier in self.verifiers:
             through = [session for session in verifier.sessions if session.ends_s <= now_s]
             verifier.sessions = [session for session in verifier.sessions if session.ends_s > now_s]
@@ -208,7 +208,7 @@ class SimulatedFleet:
             yield from verifier.sessions
 
     def _open(self, now_s: float) -> SimulatedSession:
-        """On the less loaded of two verifiers, as the coordinator would."""
+        """Open a session on the less loaded of two verifiers, as the coordinator would."""
         rng = self._rng
         at = rng.randrange(len(self._idle))
         self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]

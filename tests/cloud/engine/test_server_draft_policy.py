@@ -28,7 +28,7 @@ class World:
         return 0.02 + 0.001 * nodes
 
     def steps(self, count: int) -> Iterator[bool]:
-        """Whether each of the next steps drafts."""
+        """Yield for each of the next steps whether the verifier drafts in it."""
         for _ in range(count):
             commits = self.sessions + self.beside
             drafts = self.policy.pays(self.step, commits, self.sessions, self.cost)

@@ -1,4 +1,4 @@
-"""Provide passages for tests."""
+"""Make passages of recorded tokens for tests of the traffic log."""
 
 from __future__ import annotations
 
