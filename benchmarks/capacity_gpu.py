@@ -42,8 +42,8 @@ from benchmarks.support.engine_driver.configurations import (
     SERVER,
     Configuration,
     LoadLevel,
+    show,
     summary,
-    tell,
 )
 from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, ModelShape, dtype_on, random_model
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
@@ -157,7 +157,7 @@ def measure(
     gc.freeze()  # what is there stays; a collection then looks at little
     for sessions in plan.batches:
         levels[sessions] = level(bench, sessions)
-        tell(sessions, levels[sessions])
+        show(sessions, levels[sessions])
     gc.unfreeze()
     setting = {
         "device": models[0].hardware,

@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     disable_progress_bar()
     set_verbosity_error()
     parser = harness.arguments("engine", __doc__)
-    parser.add_argument("--profile", action="store_true", help="only tell which functions a step's time goes to")
+    parser.add_argument("--profile", action="store_true", help="only show which functions a step's time goes to")
     options = parser.parse_args(argv)
     pair = Pair.in_folder(options.models)
     harness.pin(min(os.sched_getaffinity(0)))

@@ -214,12 +214,12 @@ class StalledSession:
 
     async def _hear(self) -> None:
         received = 0
-        while (message := await self._raw.hear()) is not None:
+        while (message := await self._raw.receive()) is not None:
             received += len(message.commit.token)
             if received >= STALLED_TOKENS // 2:
                 self._still.set()
             if message.WhichOneof("kind") == "ping":
-                await self._raw.say(pong=pb.Pong(nonce=message.ping.nonce))
+                await self._raw.send(pong=pb.Pong(nonce=message.ping.nonce))
 
 
 async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
@@ -227,7 +227,7 @@ async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
     async with RawStream(where) as raw:
         try:
             await raw.open(prompt, 1)
-            await raw.hear_out()
+            await raw.read_to_end()
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise

@@ -154,7 +154,7 @@ async def _holds(stack: contextlib.AsyncExitStack, where: ServiceAddress, slots:
     await raw.place(wait_s=10.0)
     await raw.open([1], slots - TREE_NODES - 1)
     try:
-        while (message := await raw.hear()) is not None:
+        while (message := await raw.receive()) is not None:
             if message.WhichOneof("kind") == "commit":
                 return True
     except Exception as error:

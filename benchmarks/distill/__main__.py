@@ -134,7 +134,7 @@ def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], 
     after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
     reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
     low, high = gain.interval(before, after, reference)
-    story.tell(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
+    story.log(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
     return DraftGain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
 
 
@@ -142,14 +142,14 @@ def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: Dist
     """Part 1's figures beside what is wanted."""
     for name, values in (("before", found.before), ("after", found.after), ("reference", found.reference)):
         figures = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
-        story.tell(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
+        story.log(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
         result.tokens_per_step[name] = round(values["arithmetic"], 3)
     result.gap_closed, result.code_loss = round(found.gap_closed, 3), round(found.code_loss, 3)
     story.check(
         "the gap", f"at least {gain.LEAST_GAP} tokens per step, or nothing is shown", f"{found.gap:.3f}", found.valid
     )
     if not scale.promised:
-        story.tell(f"of the gap {found.gap_closed:.0%} is closed, on code {found.code_loss:.1%} lost; nothing promised")
+        story.log(f"of the gap {found.gap_closed:.0%} is closed, on code {found.code_loss:.1%} lost; nothing promised")
         return
     held = found.gap_closed >= GAP_CLOSED
     story.check("gap closed", f"at least {GAP_CLOSED:.0%}", f"{found.gap_closed:.1%}", held)
@@ -166,8 +166,8 @@ async def main(argv: Sequence[str] | None = None) -> None:
         system = DistillSystem(Pair.in_folder(asked.models), scale, Path(scratch))
         try:
             async with system:
-                story.tell("the system runs: Redis, coordinator, verifier, the loop")
-                story.tell(f"not the defaults: {system.unusual}")
+                story.log("the system runs: Redis, coordinator, verifier, the loop")
+                story.log(f"not the defaults: {system.unusual}")
                 if scale.learns:
                     await run(system, scale, story, result, kept)
                 else:

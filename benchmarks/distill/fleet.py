@@ -26,7 +26,7 @@ async def until(condition: Callable[[], bool], seconds: float, what: str) -> Non
     """Raises Unavailable where it does not come true within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 (files and processes tell nobody)
+            while not condition():  # noqa: ASYNC110 (files and processes send no event)
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise Unavailable(f"not within {seconds:.0f} s: {what}") from None

@@ -34,7 +34,7 @@ async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: Run
     """Kill the coordinator amid sessions and a trial, and start a new one over the same Redis."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")
+    killed = story.log(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")
     await system.kill_coordinator()
     await asyncio.sleep(AWAY_S)
     await system.start_coordinator()
@@ -45,7 +45,7 @@ async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -
     """Kill Redis, whose data is lost, start it again, and judge what follows."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.tell(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
+    killed = story.log(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
     system.redis.stop(kill=True)
     await asyncio.sleep(AWAY_S)
     system.redis.start()

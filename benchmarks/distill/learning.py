@@ -29,7 +29,7 @@ class TrainingCut:
     """A training that was killed."""
 
     at_step: int
-    """Last step that its curve tells of."""
+    """Last step in its curve."""
     from_step: int
     """Where it went on."""
     lost_s: float
@@ -44,19 +44,19 @@ class TrainingCut:
 async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog) -> int:
     """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
     fleet.order("code")
-    story.tell("eight devices ask for code")
+    story.log("eight devices ask for code")
     await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
     note = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
-    turned = story.tell(note, "arithmetic")
+    turned = story.log(note, "arithmetic")
     fleet.order("arithmetic")
     await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
     run = system.state().run
     if run is None:
         raise Unavailable("the run ended as soon as it had begun")
-    noticed = story.tell(f"the loop begins run {run.number} by itself: {run.cause}", "a run begins")
+    noticed = story.log(f"the loop begins run {run.number} by itself: {run.cause}", "a run begins")
     story.check("the loop notices", "arithmetic is why", run.cause, "arithmetic" in run.cause)
-    story.tell(f"that took {noticed - turned:.0f} s of new traffic")
+    story.log(f"that took {noticed - turned:.0f} s of new traffic")
     return run.number
 
 
@@ -69,7 +69,7 @@ async def train(system: DistillSystem, number: int, scale: DistillSize, story: R
     await _cut("the loop", system.kill_loop, folder, scale, story)
     await until((folder / DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / DONE).read_text())
-    story.tell(
+    story.log(
         f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}",
         "trained",
     )
@@ -80,12 +80,12 @@ async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scal
     await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "some steps of training")
     before, begun = curve(folder), len(resumed(log))
     pid = await kill()
-    story.tell(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
+    story.log(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
     await until(lambda: len(resumed(log)) > begun, _STAGE_S, "the training goes on")
     cut = TrainingCut.of(before, resumed(log)[-1])
     window = float(scale.training["save_seconds"])
     longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
-    story.tell(f"it goes on by itself from step {cut.from_step}")
+    story.log(f"it goes on by itself from step {cut.from_step}")
     story.check(
         f"{what}, killed in training",
         f"at most {window:.0f} s and a step or measurement ({longest:.1f} s) of training lost, and the loop goes on",
@@ -100,7 +100,7 @@ async def published(system: DistillSystem, scale: DistillSize, story: RunLog) ->
     run = system.state().run
     if run is None:
         raise Unavailable(f"the run ended before its canary: {outcome(system.state().history)}")
-    story.tell(f"the gate let it pass; release {run.release[:12]} is published", "on trial")
+    story.log(f"the gate let it pass; release {run.release[:12]} is published", "on trial")
     return run.release
 
 
@@ -108,7 +108,7 @@ async def decided(system: DistillSystem, scale: DistillSize, story: RunLog) -> R
     """Wait for what the canary says."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
-    story.tell(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
+    story.log(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
     return last
 
 
@@ -117,7 +117,7 @@ async def adopted(fleet: DeviceFleet, release: str, seconds: float, story: RunLo
     began = asyncio.get_running_loop().time()
     await until(lambda: set(fleet.using().values()) == {release}, seconds, f"all devices draft with {release[:12]}")
     took = asyncio.get_running_loop().time() - began
-    story.tell(f"all devices draft with {release[:12]}")
+    story.log(f"all devices draft with {release[:12]}")
     return took
 
 

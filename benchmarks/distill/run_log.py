@@ -19,7 +19,7 @@ class RunEvent:
 
 
 class RunLog:
-    """Prints with the seconds since its begin, and remembers."""
+    """Print what happens with the seconds since the begin, and keep it for the plots."""
 
     def __init__(self) -> None:
         self.begun = time.time()
@@ -28,8 +28,8 @@ class RunLog:
         self.outages: list[tuple[float, float]] = []
         """(begin, end) in Unix seconds of what was killed on purpose."""
 
-    def tell(self, text: str, mark: str = "") -> float:
-        """Returns the time, in Unix seconds."""
+    def log(self, text: str, mark: str = "") -> float:
+        """Print a line with the time since the begin, and return the time in Unix seconds."""
         now = time.time()
         self.events.append(RunEvent(now, text, mark))
         print(f"{now - self.begun:7.1f} s  {text}", flush=True)

@@ -52,12 +52,12 @@ async def worse(
     """Publish it; returns whether it was rolled back within its window."""
     digest = file_digest(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
-    began = story.tell(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
+    began = story.log(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
     back = known is not None and known.state == ROLLED_BACK
     result = f"{known.state}, {known.reason}" if known else "undecided"
-    story.tell(f"release {digest[:12]}: {result}", known.state.replace("_", " ") if known else "")
+    story.log(f"release {digest[:12]}: {result}", known.state.replace("_", " ") if known else "")
     await learning.adopted(fleet, stable, _BACK_S, story)
     tried = {answer.device for answer in fleet.answers if answer.release == digest}
     gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
@@ -116,7 +116,7 @@ def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]
     """p50 and p99 in milliseconds, over all swaps of live sessions."""
     gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
     p50, p99 = quantile(gaps, 0.5) or 0.0, quantile(gaps, 0.99) or 0.0
-    story.tell(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    story.log(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     return p50, p99
 
 

@@ -205,9 +205,9 @@ def compared(
             rounds,
         ),
     }
-    tell(f"{len(equal)} requests of {prompt} + {output} tokens", found["equal"])
-    tell(f"{len(uneven)} ragged requests, at most {len(ids[0])} + {output} tokens", found["ragged"])
-    tell(f"{len(few)} requests of {prompt} + {output} tokens, one at a time", found["single"])
+    show(f"{len(equal)} requests of {prompt} + {output} tokens", found["equal"])
+    show(f"{len(uneven)} ragged requests, at most {len(ids[0])} + {output} tokens", found["ragged"])
+    show(f"{len(few)} requests of {prompt} + {output} tokens, one at a time", found["single"])
     return found
 
 
@@ -240,7 +240,7 @@ def over_best(
     return round(statistics.median(ratios), 3)
 
 
-def tell(label: str, found: Mapping[str, Sequence[TimedOutput]]) -> None:
+def show(label: str, found: Mapping[str, Sequence[TimedOutput]]) -> None:
     print(f"\n{label}: tokens/s with the prompts, decode alone, and outputs that are the engine's")
     for name, timed in found.items():
         same = statistics.fmean(a == b for a, b in zip(found["engine"][0].outputs, timed[0].outputs, strict=True))

@@ -90,22 +90,22 @@ class RawStream:
             ignore_eos=True,
         )
         fields: dict[str, Any] = {"session_id": self.session_id, "ticket": self.ticket, "attach": attach}
-        await self.say(open=pb.Open(**(fields | changes)))
+        await self.send(open=pb.Open(**(fields | changes)))
 
-    async def say(self, **kind: Any) -> None:
+    async def send(self, **kind: Any) -> None:
         await self.call.write(pb.ClientMessage(**kind).SerializeToString())
 
     async def append(self, **fields: Any) -> None:
-        await self.say(append=pb.Append(**{"first_id": 1} | fields))
+        await self.send(append=pb.Append(**{"first_id": 1} | fields))
 
-    async def hear(self) -> pb.ServerMessage | None:
+    async def receive(self) -> pb.ServerMessage | None:
         """The next message; None at the end. Raises the stream's error."""
         message = await self.call.read()
         return None if message is grpc.aio.EOF else message
 
-    async def hear_out(self) -> None:
+    async def read_to_end(self) -> None:
         """Read messages until the stream ends, and answer none."""
-        while await self.hear() is not None:
+        while await self.receive() is not None:
             pass
 
 
@@ -175,12 +175,12 @@ class MaliciousClient:
     async def garbage(self, raw: RawStream) -> None:
         raw.begin()
         await raw.call.write(self._rng.randbytes(self._rng.choice((1, 100, 100_000))))
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def garbage_midway(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.call.write(b"\xff" * 1000)
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def garbage_on_tcp(self, raw: RawStream) -> None:
         reader, writer = await asyncio.open_connection(*split_address(self._where.verifier))
@@ -203,47 +203,47 @@ class MaliciousClient:
         await self._opened(raw)
         for i in range(1000):
             await raw.append(first_id=i + 1, up=[0], token=[i])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def id_gap(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(first_id=50, up=[0], token=[7])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def parent_of_the_future(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[5], token=[7])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def base_of_the_future(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(base=1 << 20, up=[0], token=[7])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def wrong_epoch(self, raw: RawStream) -> None:
         await self._opened(raw)
-        await raw.say(cancel=pb.Cancel(epoch=raw.epoch + 1))
-        await raw.hear_out()
+        await raw.send(cancel=pb.Cancel(epoch=raw.epoch + 1))
+        await raw.read_to_end()
 
     async def same_siblings(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0, 0], token=[7, 7])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def too_deep(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0] + [1] * 59, token=[7] * 60)
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def too_many(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0] * 1000, token=list(range(1000)))
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def no_token(self, raw: RawStream) -> None:
         await self._opened(raw)
         await raw.append(up=[0], token=[(1 << 32) - 1])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def never_reads(self, raw: RawStream) -> None:
         """A long answer is asked for, confirmed and not read."""
@@ -254,18 +254,18 @@ class MaliciousClient:
     async def huge_prompt(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open([1] * self._rng.choice((self._most * 2, 131_072, 1_000_000)), 16)
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def all_the_room(self, raw: RawStream) -> None:
         """The longest sequence allowed, left as soon as it has begun."""
         await raw.place()
         await raw.open(self._prompt, self._most)
         for _ in range(3):
-            await raw.hear()
+            await raw.receive()
 
     async def no_open(self, raw: RawStream) -> None:
         raw.begin()
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def half_open(self, raw: RawStream) -> None:
         """Connections that say hello in HTTP/2 and nothing else."""
@@ -279,12 +279,12 @@ class MaliciousClient:
     async def after_the_end(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 1)
-        while (message := await raw.hear()) is not None:
+        while (message := await raw.receive()) is not None:
             if message.commit.finish:
                 break
         for i in range(100):
             await raw.append(first_id=i + 1, base=1, up=[0], token=[i])
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def epoch_after_epoch(self, raw: RawStream) -> None:
         """Attach on attach, each fencing the one before it."""
@@ -295,7 +295,7 @@ class MaliciousClient:
                 raw.epoch = epoch
                 await raw.open(self._prompt, 64)
                 calls.append(raw.call)
-            await raw.hear_out()
+            await raw.read_to_end()
         finally:
             for call in calls:
                 call.cancel()
@@ -303,31 +303,31 @@ class MaliciousClient:
     async def cancel_on_cancel(self, raw: RawStream) -> None:
         await self._opened(raw)
         for _ in range(200):
-            await raw.say(cancel=pb.Cancel(epoch=raw.epoch))
-        await raw.hear_out()
+            await raw.send(cancel=pb.Cancel(epoch=raw.epoch))
+        await raw.read_to_end()
 
     async def forged_ticket(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 16, ticket=bytes(byte ^ 1 for byte in raw.ticket) or b"forged")
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def somebody_elses_session(self, raw: RawStream) -> None:
         await raw.place()
         await raw.open(self._prompt, 16, session_id="x" * 32)
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def nonsense_sampling(self, raw: RawStream) -> None:
         await raw.place()
         sampling = pb.Sampling(temperature=float("nan"), top_p=-1.0, repetition_penalty=float("inf"))
         attach = pb.Attach(epoch=raw.epoch, prompt=self._prompt, max_tokens=16, sampling=sampling)
         await raw.open(self._prompt, 16, attach=attach)
-        await raw.hear_out()
+        await raw.read_to_end()
 
     async def _opened(self, raw: RawStream) -> None:
         """A session that has begun."""
         await raw.place()
         await raw.open(self._prompt, 256)
-        await raw.hear()
+        await raw.receive()
 
 
 OK = "OK"

@@ -133,7 +133,7 @@ def predicted_over_measured(cell: Cell) -> list[float]:
 
 
 def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
-    """The cell's figures; None where there is nothing to say."""
+    """The cell's figures; None if there are none."""
     middle, low, high = interval(cell.ratios)
     played, decided = cell.played, list(cell.decided.values())
     tokens = sum(outcome.tokens for outcome in played)

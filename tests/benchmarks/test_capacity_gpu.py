@@ -195,10 +195,10 @@ def test_both_sides_are_swept_alike() -> None:
 def test_what_survives_of_a_tree_is_not_drafted_again() -> None:
     device = ScriptedDevice(DeviceSession([1, 2], max_tokens=64), truth=range(10, 40), nodes=8, rate=1.0, vocabulary=99)
     device.session.attach(1, SessionLimits())
-    device.say()
+    device.next_append()
     assert device.spine() == [10, 11, 12, 13, 14, 15]
-    device.hear(Commit(epoch=1, start=0, tokens=(10, 11, 12), seen=8, evaluated=3))
-    device.say()
+    device.on_commit(Commit(epoch=1, start=0, tokens=(10, 11, 12), seen=8, evaluated=3))
+    device.next_append()
     assert len(device.session.tree) == 3
     assert device.spine() == []
 

@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to, at the other end of a real EngineHost, and the front around both."""
+"""An engine that sends what a test orders, at the other end of a real EngineHost, and the front around both."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Stream:
         await self.call.write(session_pb2.ClientMessage(**kind))
 
     def keep_sending(self, **kind: Any) -> asyncio.Task[None]:
-        """The same again and again, until the task is cancelled or the stream ends."""
+        """Send the same again and again, until the task is cancelled or the stream ends."""
 
         async def repeat() -> None:
             while True:

@@ -40,7 +40,7 @@ def start(epoch: int = 1, *, prompt=PROMPT, max_tokens: int = 8, ignore_eos: boo
 
 
 async def tokens_of(inbox) -> list[int]:
-    """Everything up to the last commit. Raises what the engine refused."""
+    """Return everything up to the last commit. Raises what the engine refused."""
     tokens: list[int] = []
     async with asyncio.timeout(20):
         while True:

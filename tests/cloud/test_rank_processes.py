@@ -153,7 +153,7 @@ async def test_a_rank_that_dies_within_a_session_ends_it_with_an_error_at_once(
 
 
 def children() -> set[psutil.Process]:
-    """Of this process, those included that other tests' pools have left."""
+    """Return the children of this process, those included that other tests' pools have left."""
     return set(psutil.Process().children())
 
 

@@ -87,7 +87,7 @@ async def registration(address: str, **options):
 
 @contextlib.asynccontextmanager
 async def reporting(made: RegistryClient):
-    """As the verifier's process does."""
+    """Report again and again, as the verifier's process does."""
 
     async def forever() -> None:
         while True:

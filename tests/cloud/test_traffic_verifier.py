@@ -113,7 +113,7 @@ class Reading:
             self.serials.append(message.release.serial)
 
     async def confirm(self) -> None:
-        """All that has come: no verifier commits more than 64 tokens beyond it."""
+        """Confirm all that has come: no verifier commits more than 64 tokens beyond it."""
         await self.stream.send(append=session_pb2.Append(first_id=1, base=len(self.tokens), idle=True))
 
     async def until(self, count: int) -> list[int]:

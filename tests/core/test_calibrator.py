@@ -83,7 +83,7 @@ def test_what_all_depths_show_counts_at_each_until_it_has_shown_otherwise() -> N
 
 
 def mean_first(calibrator: Calibrator) -> float:
-    """With margins about as a draft has them."""
+    """Return the mean probability of a first proposal, at margins about as a draft has them."""
     margins = np.random.default_rng(5).exponential(2.5, 4000)
     return float(np.mean([calibrator.probability(0, margin, 1) for margin in margins]))
 

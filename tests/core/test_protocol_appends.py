@@ -44,7 +44,7 @@ def append(first_id: int, base: int, *nodes: tuple[int, int], idle: bool = False
 
 
 def state(verifier: VerifierSession) -> object:
-    """Everything that an Append could change."""
+    """Return everything that an Append could change."""
     nodes = [(n.id, n.parent, n.token, n.position, sorted(n.children.items())) for n in verifier.tree]
     return (
         nodes,

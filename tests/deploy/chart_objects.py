@@ -59,7 +59,7 @@ def probes_of(template: Object) -> dict[str, Object]:
 
 
 def arguments_of(template: Object) -> list[str]:
-    """As the container gets them in pod `pod-0`."""
+    """Return the arguments as the container gets them in pod `pod-0`."""
     return [argument.replace("$(POD_NAME)", "pod-0") for argument in container_of(template)["args"]]
 
 

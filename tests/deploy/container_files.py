@@ -89,7 +89,7 @@ class Image:
 
 
 def filled_in(text: str, values: Mapping[str, str]) -> str:
-    """With variables put in as `docker compose` does. Raises KeyError for one that must be set and is not."""
+    """Return the text with variables put in as `docker compose` does. Raises KeyError if a required one is not set."""
 
     def value(found: re.Match[str]) -> str:
         name, kind, rest = found.groups()

@@ -42,7 +42,7 @@ def stale(commands: list[tuple[str, str]]) -> list[str]:
 
 
 def wrong(command: str) -> str | None:
-    """What can be seen to be wrong with it without running it."""
+    """Return what can be seen to be wrong with a command without running it, or None."""
     bare = command.partition("#")[0]
     if found := re.search(r"'?\.\[([\w,]+)\]'?", bare):
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

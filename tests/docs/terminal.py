@@ -47,7 +47,7 @@ _AT_ONCE = re.compile(r" --(help|version|check-config)\b")
 
 @dataclass(frozen=True)
 class Said:
-    """What a command that has ended printed, and its exit status."""
+    """The output and the exit status of a command that has ended."""
 
     code: int
     out: str
@@ -199,7 +199,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _lay_out(folder: Path) -> None:
-    """What a reader has: the commands, the repository's files, and a pair of his own, for which ours stands in."""
+    """Lay out what a reader has: the commands, the repository's files, and ours in the place of his own pair."""
     for name in (".bin", ".state", "path/to"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

@@ -20,12 +20,12 @@ STARTERS = ("outrider up", "outrider-coordinator ")
 
 
 def commands(page: str) -> list[Step]:
-    """Of a page, all that stands in blocks of commands."""
+    """Return the steps in all blocks of commands of a page."""
     return [step for block in blocks(page) if block.language in COMMANDS for step in steps(block)]
 
 
 def run(page: str) -> list[Step]:
-    """Of a page, what is not left to hands."""
+    """Return the steps of a page that are not left to hands."""
     return [step for step in commands(page) if by_hand.reason(page, step.command) is None]
 
 
@@ -52,7 +52,7 @@ def test_a_page_works_beside_a_running_cluster(page: str, shared: Network, folde
 
 
 def misfits(page: str, terminal: Terminal) -> list[str]:
-    """What is wrong with the first command that did not do what the page says; later ones may build on it."""
+    """Return what is wrong with the first command that did not do what the page says; later ones may build on it."""
     with STAGES.get(page, Stage)(terminal) as stage:
         for step in run(page):
             if found := misfits_of(step, terminal, stage):

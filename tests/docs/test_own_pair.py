@@ -78,7 +78,7 @@ def test_a_saved_folder_and_an_exported_draft_work_together(family: str, termina
 
 
 def alone(target: Any, folder: Path) -> list[int]:
-    """What transformers itself generates, greedily."""
+    """Return what transformers itself generates, greedily."""
     import torch
     from transformers import AutoTokenizer
 

@@ -38,7 +38,7 @@ def say(**message: Any) -> None:
 
 
 class TellingSessions(Sessions):
-    """Tells where its sessions attach."""
+    """Report where its sessions attach."""
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> Any:
         if not bulk:

@@ -57,7 +57,7 @@ async def ready_server(system: System, folder: Path) -> AsyncIterator[str]:
 
 
 async def taken(system: System) -> list[tuple[int, int]]:
-    """Of each verifier, live sessions and KV slots: what they are once none is taken, or at the end of the wait."""
+    """Return live sessions and KV slots of each verifier, as they are once none is taken, or at the end of the wait."""
 
     def free(status: pb.StatusResponse) -> bool:
         return not any(v.telemetry.live_sessions or v.telemetry.kv_used for v in status.verifiers)

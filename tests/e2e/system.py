@@ -61,7 +61,7 @@ class Running:
         await self.until_tokens(before + 1)
 
     async def done(self) -> dict[str, Any]:
-        """All of it. Raises Failed."""
+        """Return the whole result of the request. Raises Failed."""
         while await self._next():
             pass
         assert self._done is not None
@@ -186,7 +186,7 @@ class System:
 
     @property
     def here(self) -> dict[str, Any]:
-        """Where a device connects."""
+        """Return the arguments with which a device connects."""
         return {"coordinator": self.cluster.address}
 
     @property
@@ -209,7 +209,7 @@ class System:
         self._replacing = asyncio.create_task(self.start_verifier())
 
     async def settled(self) -> None:
-        """All verifiers run, are registered and hold nothing."""
+        """Wait until all verifiers run, are registered and hold nothing."""
         if self._replacing is not None:
             task, self._replacing = self._replacing, None
             await task

@@ -156,7 +156,7 @@ async def test_a_key_is_read_from_the_environment(settled: System, folder: Path)
 
 
 async def output(system: System, folder: Path, *command: str) -> str:
-    """What a program says that finds the cluster in its environment."""
+    """Return the output of a program that finds the cluster in its environment."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *command),
         stdout=asyncio.subprocess.PIPE,

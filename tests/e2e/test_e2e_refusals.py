@@ -45,7 +45,7 @@ class RawOpen:
         return error
 
     async def end(self, *appends: session_pb2.Append) -> OutriderError | None:
-        """What ends the stream after these Appends; None where it runs to its end."""
+        """Return what ends the stream after these Appends; None if it runs to its end."""
         epoch = self.epoch or self.grant.epoch_first
         attach = Attach(epoch=epoch, prompt=self.prompt, max_tokens=self.max_tokens, ignore_eos=True)
         ticket = self.grant.ticket if self.ticket is None else self.ticket

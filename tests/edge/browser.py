@@ -36,7 +36,7 @@ SPANS = "[...document.querySelectorAll('.answer:last-child .said span')]"
 
 
 class Page:
-    """What one sees and does in it. Its methods leave the event loop free."""
+    """Drive a page as its user would. Its methods leave the event loop free."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self._driver = driver
@@ -67,7 +67,7 @@ class Page:
         return await self.run("return document.querySelector(arguments[0]).innerText", selector)
 
     async def press(self, *keys: str) -> None:
-        """Whatever has the focus gets them."""
+        """Send keys to what has the focus."""
         await asyncio.to_thread(ActionChains(self._driver).send_keys(*keys).perform)
 
     async def press_with_shift(self, key: str) -> None:
@@ -97,11 +97,11 @@ class Page:
         return await self.run("return document.querySelector('.answer:last-child .said').textContent")
 
     async def runs(self) -> list[list[str]]:
-        """Of the last answer: what is shown, with its classes."""
+        """Return what is shown of the last answer, with its classes."""
         return await self.run(f"return {SPANS}.map(span => [span.className, span.textContent])")
 
     async def complaints(self) -> list[str]:
-        """What the console got since the last call."""
+        """Return the console's messages since the last call."""
         return [entry["message"] for entry in await asyncio.to_thread(self._driver.get_log, "browser")]
 
     async def hosts(self) -> set[str]:

@@ -32,7 +32,7 @@ async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
 
 @pytest.fixture
 def edge_settings() -> EdgeSettings:
-    """Of `client`; a module may have its own."""
+    """Return the settings of `client`; a module may have its own."""
     return EdgeSettings(resume_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
 
 

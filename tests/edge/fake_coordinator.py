@@ -34,7 +34,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.asked: list[pb.OpenSessionRequest] = []
         self.prior: pb.Prior | None = None
         self.offer = pb.OfferReleaseResponse()
-        """What every device shall use; its serial is what verifiers and OpenSession tell, too."""
+        """The release that every device shall use; verifiers and OpenSession send its serial, too."""
         self.offers: list[pb.OfferReleaseRequest] = []
         self.resumed: list[tuple[str, ...]] = []
         self.closed: list[str] = []

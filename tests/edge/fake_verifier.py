@@ -31,7 +31,7 @@ Target = Callable[[Sequence[int]], int]
 
 @dataclass
 class Script:
-    """How a fake verifier behaves; change it while it runs."""
+    """Set how a fake verifier behaves; it may be changed while it runs."""
 
     target: Target
     step_s: float = 0.002
@@ -96,7 +96,7 @@ class FakeVerifier:
         await self._server.start()
 
     async def kill(self) -> None:
-        """As kill -9 looks from outside: every stream breaks, nothing listens any more."""
+        """Do what kill -9 looks like from outside: every stream breaks, nothing listens any more."""
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -106,12 +106,12 @@ class FakeVerifier:
         for live in self._streams:
             live.fail(error or Unavailable("the stream was dropped"))
 
-    def tell_of_releases(self, serial: int) -> None:
+    def announce_releases(self, serial: int) -> None:
         for live in self._streams:
             live.say(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
 
     def freeze(self) -> None:
-        """As SIGSTOP looks from outside: connections stay, nothing is said."""
+        """Do what SIGSTOP looks like from outside: connections stay, nothing is sent."""
         self.frozen = True
 
     # --- what the streams share
@@ -313,7 +313,7 @@ class _Servicer(session_pb2_grpc.VerifierServicer):
 
 
 def logprobs_of(position: int, token: int, top: int) -> TokenLogprobs:
-    """What a fake target says of a token: powers of two, which any float keeps."""
+    """Return a fake target's log-probabilities of a token: powers of two, which any float keeps."""
     return TokenLogprobs(-(2.0 ** -(position % 8)), tuple((token + i, -(2.0**i)) for i in range(top)))
 
 

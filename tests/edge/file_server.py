@@ -12,7 +12,7 @@ from edge_agent.releases.download import ReleaseFile
 
 @dataclass
 class Behaviour:
-    """How it answers; change it while it runs."""
+    """Set how the server answers; it may be changed while it runs."""
 
     break_after: int = 0
     """Close the connection after so many bytes of a body, once."""
@@ -65,7 +65,7 @@ class FileServer:
 
     @property
     def ranges(self) -> list[str]:
-        """What was asked for, "" for the whole."""
+        """Return the range that was asked for, "" for the whole."""
         return [headers.get("range", "") for _, headers in self.asked]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -31,7 +31,7 @@ class Publisher:
         return write_tiny_llama(self.folder / f"draft-{seed}.gguf", seed=seed, template=template).read_bytes()
 
     def manifest(self, data: bytes, version: int) -> Manifest:
-        """What a good one says of these bytes."""
+        """Return a good manifest of these bytes."""
         return Manifest(
             version=version,
             weights_hash="w",

@@ -27,7 +27,7 @@ def target(sequence: Sequence[int]) -> int:
 
 
 def continuation(prompt: Sequence[int], count: int, rule: Callable[[Sequence[int]], int] = target) -> list[int]:
-    """What the target alone generates."""
+    """Return what the target alone generates."""
     sequence = list(prompt)
     for _ in range(count):
         sequence.append(rule(sequence))

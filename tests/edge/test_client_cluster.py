@@ -90,7 +90,7 @@ async def test_a_class_that_is_no_label_is_refused(client: AsyncClient) -> None:
 
 
 async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]], within_s: float = 1.5) -> None:
-    """Closing takes no time, and everybody who waited hears of it."""
+    """Closing takes no time, and every waiting caller gets its error."""
     begun = time.monotonic()
     await client.close()
     results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1.0)

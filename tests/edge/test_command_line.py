@@ -178,7 +178,7 @@ async def test_without_the_extra_a_command_says_what_to_install(
 
 
 async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """As `communicate`, and leaves standard input open."""
+    """Do as `communicate` does, but leave standard input open."""
     assert process.stdout is not None and process.stderr is not None
     out, err = await asyncio.gather(process.stdout.read(), process.stderr.read())
     await process.wait()

@@ -16,7 +16,7 @@ class Clock:
 
 
 def busy(budget: CpuBudget, clock: Clock, *, seconds: float, decode_s: float, awaited: bool = False) -> list[float]:
-    """When decodes ended, drafting whenever that is allowed."""
+    """Return when decodes ended, drafting whenever that is allowed."""
     ended = []
     while clock.now < seconds:
         pause = budget.pause_s(awaited=awaited)

@@ -84,7 +84,7 @@ class Device:
         self.draft.commit(delivery)
 
     async def grow(self, base: int, *nodes: tuple[int, int, int]) -> int:
-        """What the old draft brings; how many nodes of it were added."""
+        """Return how many nodes of what the old draft brings were added."""
         before = len(self.session.tree)
         await self.old.manual.update(*nodes, base=base)
         return len(self.session.tree) - before

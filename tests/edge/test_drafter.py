@@ -39,7 +39,7 @@ def drafter(
 
 
 def grown(made: Drafter) -> DraftUpdate:
-    """All that it drafts before it rests."""
+    """Return all that the drafter drafts before it rests."""
     updates: list[DraftUpdate] = []
     while True:
         moved = made.step()

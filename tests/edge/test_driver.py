@@ -50,7 +50,7 @@ class Run:
         )
 
     async def tokens_of(self, *, until: int | None = None) -> list[int]:
-        """What is delivered, up to `until` tokens; the session is cancelled there."""
+        """Return what is delivered, up to `until` tokens; the session is cancelled there."""
         got: list[int] = []
         async with aclosing(self.driver.deliveries()) as deliveries:
             async for delivery in deliveries:

@@ -164,7 +164,7 @@ def test_however_often_it_is_replaced_no_token_is_lost(
 
 
 async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> tuple[list[int], list[int]]:
-    """What came, and how often each draft's worker was given back."""
+    """Return what came, and how often each draft's worker was given back."""
     channels = Channels(None, insecure=False)
     async with (
         FakeVerifier(Script(target, step_s=0.001, limits=limits)) as verifier,

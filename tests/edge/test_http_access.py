@@ -37,7 +37,7 @@ async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def said() -> Iterator[io.StringIO]:
-    """What the server logs, as people read it."""
+    """Return what the server logs, as people read it."""
     lines, server = io.StringIO(), logging.getLogger("edge_agent.http")
     handler, level = logging.StreamHandler(lines), server.level
     handler.setFormatter(logs.TextFormatter("edge"))

@@ -35,7 +35,7 @@ def of_another_vocabulary(draft: Path) -> Script:
 
 
 async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
-    """Where `serve` says that it serves."""
+    """Return the address at which `serve` says that it serves."""
     said = ""
     for _ in range(500):
         said += capsys.readouterr().out
@@ -46,7 +46,7 @@ async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 async def health_of(url: str, wanted: int) -> int:
-    """What /health answers once it is what is wanted, or at the end of the wait."""
+    """Return what /health answers once it is what is wanted, or at the end of the wait."""
     status = 0
     async with httpx.AsyncClient(base_url=url) as web:
         for _ in range(1000):
@@ -111,7 +111,7 @@ async def test_it_can_be_ended_while_it_waits_for_a_verifier(
 
 
 async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
-    """All that comes of a stream, until its end or until it is cut."""
+    """Return all that comes of a stream, until its end or until it is cut."""
     came = b""
     try:
         async with (

@@ -59,7 +59,7 @@ def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def shortened(body: Any) -> Any:
-    """The same with few tokens, where it would be many."""
+    """Return the body with few tokens, where it would be many."""
     if not isinstance(body, dict):
         return body
     for name in ("max_tokens", "max_completion_tokens"):

@@ -80,8 +80,8 @@ class Device:
         self.asked += 1
         return self.offer
 
-    def publish(self, version: int, *, canary: bool = False, tell: bool = True, size: int = 0) -> str:
-        """What the cluster offers from now on; returns the release's name."""
+    def publish(self, version: int, *, canary: bool = False, announce: bool = True, size: int = 0) -> str:
+        """Let the cluster offer a release from now on, and return its name."""
         data = f"draft {version}".encode() * 1000
         digest = hashlib.sha256(data).hexdigest()
         self.files.files[f"artifacts/{digest}.gguf"] = data
@@ -94,7 +94,7 @@ class Device:
             quantization="Q8_0",
         )
         self.offer = ReleaseOffer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
-        if tell:
+        if announce:
             self.follower.notice(self.offer.serial)
         return digest
 
@@ -162,7 +162,7 @@ async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(de
     device.files.behaviour = Behaviour(drip_s=0.00001)
     bad = device.publish(1, canary=True)
     await until(lambda: device.files.asked)
-    good = device.publish(2, tell=False)  # the device has had no notice yet
+    good = device.publish(2, announce=False)  # the device has had no notice yet
     await until(lambda: device.in_use != "own", within_s=30.0)
     assert device.in_use == good and device.trials.swaps == 1 and bad != good
 
@@ -286,7 +286,7 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
     assert drafts.pool is not None and drafts.pool.release == "own"
     device.folder.close()
     await until(lambda: drafts.pool is not None and drafts.pool.release == good)
-    new = device.publish(2, tell=False)
+    new = device.publish(2, announce=False)
     second.notice(device.offer.serial)
     await until(lambda: drafts.pool is not None and drafts.pool.release == new)
     await second.close()

@@ -125,7 +125,7 @@ def test_only_what_is_clearly_worse_is_called_so(before: HitRate, now: HitRate, 
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ReleaseFolder]]:
-    """All folders that a test opens; what it leaves open is closed."""
+    """Keep all folders that a test opens, and close those that it leaves open."""
     opened_folders: list[ReleaseFolder] = []
     original = ReleaseFolder.open
 

@@ -100,14 +100,14 @@ class World:
         self.verifier.script.step_s = 0.0005
 
     def publish(self, version: int, **changes: object) -> str:
-        """A new draft for everybody; returns its name, and sessions hear of it."""
+        """Publish a new draft for everybody, announce it to sessions, and return its name."""
         manifest = self.publisher.offer(
             self.coordinator,
             self.publisher.draft(version),
             version,
             **changes,  # type: ignore[arg-type]
         )
-        self.verifier.tell_of_releases(self.coordinator.offer.serial)
+        self.verifier.announce_releases(self.coordinator.offer.serial)
         return manifest.digest
 
 
@@ -277,7 +277,7 @@ def _too_large(world: World) -> None:
 def _no_model(world: World) -> None:
     data = b"GGUF" + b"no model at all" * 1000
     world.publisher.offer(world.coordinator, data, 1)
-    world.verifier.tell_of_releases(world.coordinator.offer.serial)
+    world.verifier.announce_releases(world.coordinator.offer.serial)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used
         new = world.publish(1, canary=True)
         await until(lambda: stream.statistics.release == new)
         world.publisher.withdraw(world.coordinator)
-        world.verifier.tell_of_releases(world.coordinator.offer.serial)
+        world.verifier.announce_releases(world.coordinator.offer.serial)
         await until(lambda: stream.statistics.release == world.own)
         world.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
@@ -408,7 +408,7 @@ async def test_a_coordinator_that_is_away_leaves_everything_as_it_is(world: Worl
     async with world.client() as client:
         _, running = await begun(client)
         await world.coordinator.__aexit__()
-        world.verifier.tell_of_releases(99)
+        world.verifier.announce_releases(99)
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
         assert await release_of(client) == world.own and not updates(client).refused
 

@@ -17,7 +17,7 @@ from outrider.core.sampling import SamplingParams
 
 @pytest.fixture
 def client() -> AsyncClient:
-    """Of nobody: whatever it sends raises Unavailable."""
+    """Return a client without a verifier: whatever it sends raises Unavailable."""
     return AsyncClient(verifier="127.0.0.1:1")
 
 

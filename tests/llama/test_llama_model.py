@@ -1,4 +1,4 @@
-"""Loading a GGUF: what it tells, what it refuses, how it tokenises."""
+"""Loading a GGUF gives its properties, refuses what does not fit, and tokenises."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def made(work: Path, bits: dict[str, dict[str, float]]) -> Path:
 
 
 def shipped(folder: Path) -> Path:
-    """What an earlier run left: one shard, which would be loaded in the place of two."""
+    """Write what an earlier run left: one shard, which would be loaded in the place of two."""
     (folder / "target").mkdir(parents=True)
     (folder / "target" / "model.safetensors").write_bytes(b"old")
     (folder / "recipe").mkdir()

@@ -17,6 +17,6 @@ def missing(what: str) -> NoReturn:
 
 
 def demand(module: str, use: str) -> None:
-    """As `missing`, where a module is not installed that `use` needs."""
+    """Skip or fail as `missing` does, if a module is not installed that `use` needs."""
     if importlib.util.find_spec(module) is None:
         missing(f"{module} is not installed, and {use} needs it: pip install -e '.[dev]'")

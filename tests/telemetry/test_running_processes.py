@@ -76,7 +76,7 @@ class Watched:
         return found
 
     async def until(self, condition: Callable[[dict[str, float]], object]) -> dict[str, float]:
-        """The verifiers' samples once they are so: the engine tells its part four times a second."""
+        """Return the verifiers' samples once they are so: the engine sends its part four times a second."""
         give_up = time.monotonic() + 20
         while not condition(found := await self.verifiers()):
             assert time.monotonic() < give_up, found

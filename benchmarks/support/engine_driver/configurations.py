@@ -95,7 +95,7 @@ class LoadLevel:
         return SHARE_OF_BOUND * (1 + statistics.median(r.drafting for r in self.rounds[best]))
 
 
-def tell(sessions: int, found: LoadLevel) -> None:
+def show(sessions: int, found: LoadLevel) -> None:
     print(f"\n{sessions} sessions: tokens/s, tokens per step; ms of draft, verify and (uncounted) devices; strayed")
     for arm, rounds in found.rounds.items():
         speeds = [r.tokens_per_s for r in rounds]

@@ -258,7 +258,7 @@ class _Visit:
                 raise RuntimeError(f"{event.session_id or 'the engine'} failed: {event.failure.message}")
             if event.HasField("commit"):
                 commits.append(codecs.commit_from_proto(event.commit))
-                self._devices[event.session_id].hear(commits[-1])
+                self._devices[event.session_id].on_commit(commits[-1])
         self.turns.append(TracedStep(taken, tuple(commits)))
         self._speak()
 
@@ -266,7 +266,7 @@ class _Visit:
         live = {name: device for name, device in self._devices.items() if not device.session.finished}
         self._over = not live or self._enough(self.turns)
         for name, device in live.items():
-            if not self._over and (append := device.say()) is not None:
+            if not self._over and (append := device.next_append()) is not None:
                 self._request(name, append=codecs.append_to_proto(append))
         if self._over:
             for name in self._devices:

@@ -105,13 +105,13 @@ class TreeDevice:
     tally: TreeTally = field(default_factory=TreeTally)
     _offered: ScriptedTree | None = None
 
-    def say(self) -> Append | None:
+    def next_append(self) -> Append | None:
         """Return what the device sends now: a tree if it has none, and always that no more nodes follow."""
         if self.nodes and not len(self.session.tree) and not self.session.finished:
             self._grow()
         return self.session.poll(resting=True)
 
-    def hear(self, commit: Commit) -> None:
+    def on_commit(self, commit: Commit) -> None:
         """Raises ProtocolViolation or ReattachNeeded where the commit does not fit."""
         offered = self._offered if commit.evaluated == self.nodes else None  # else the engine had no rows for it all
         self.session.on_commit(commit)

@@ -93,9 +93,9 @@ class ScriptedDevice(TreeDevice):
 
     _grown: bool = False
 
-    def say(self) -> Append | None:
+    def next_append(self) -> Append | None:
         self._grown = False
-        return super().say()
+        return super().next_append()
 
     def _grow(self) -> None:
         super()._grow()
@@ -178,8 +178,8 @@ class SteppedEngine:
 
     def _step(self, live: Mapping[str, ScriptedDevice], arm: Configuration) -> TimedStep:
         begun = self._clock()
-        appends = {name: append for name, device in live.items() if (append := device.say()) is not None}
-        spoken = self._clock() - begun
+        appends = {name: append for name, device in live.items() if (append := device.next_append()) is not None}
+        polled_s = self._clock() - begun
         draft_s = self._draft(list(live.values())) if arm.kind == SERVER else 0.0
         events, verify_s = self._verify(appends)
         begun = self._clock()
@@ -187,13 +187,13 @@ class SteppedEngine:
         for event in events:
             if not isinstance(event, Committed):
                 raise RuntimeError(f"session {event.session_id} failed: {event.error}")
-            live[event.session_id].hear(event.commit)
+            live[event.session_id].on_commit(event.commit)
             commits.append(event.commit)
         whole = arm.pruned or all(commit.evaluated == arm.nodes for commit in commits)
         return TimedStep(
             draft_s=draft_s,
             verify_s=verify_s,
-            devices_s=spoken + self._clock() - begun,
+            devices_s=polled_s + self._clock() - begun,
             tokens=sum(len(commit.tokens) for commit in commits),
             full=whole and len(commits) == len(live),
         )

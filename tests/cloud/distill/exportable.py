@@ -76,7 +76,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
 
 
 def logits_of(model: Any, ids: list[int]) -> NDArray[np.float32]:
-    """What transformers says after every token, `[n, V]`."""
+    """Return the logits that transformers computes after every token, `[n, V]`."""
     with torch.inference_mode():
         rows: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].float().numpy()
     return rows

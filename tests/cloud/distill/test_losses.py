@@ -23,7 +23,7 @@ def logits_pair(rows: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def kept(target: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What the log keeps of a target: ids, log-probs, tail."""
+    """Return what the log keeps of a target: ids, log-probs, tail."""
     log_probs, ids = target.log_softmax(-1).topk(top)
     return ids, log_probs, (1 - log_probs.exp().sum(1)).clamp_min(0)
 

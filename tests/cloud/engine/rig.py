@@ -42,7 +42,7 @@ def nothing(device: DeviceSession, rng: random.Random) -> None:
 
 
 def perfect(expected: Sequence[int]) -> Drafter:
-    """Knows what the target will say."""
+    """Draft what the target will generate."""
 
     def draft(device: DeviceSession, rng: random.Random) -> None:
         _follow(device, expected[len(device.received) :])
@@ -135,7 +135,7 @@ class Rig:
         self.clients[session_id] = joining
 
     def turn(self) -> list[Event]:
-        """Everybody drafts and sends, then the engine makes a step and everybody hears of it."""
+        """Let every device draft and send, make a step of the engine, and deliver its commits."""
         for session_id, one in self.clients.items():
             if not one.ended:
                 one.draft(one.device, self.rng)
@@ -156,7 +156,7 @@ class Rig:
                 one.errors.append(error)
 
     def run(self, turns: int = 2_000) -> None:
-        """Until everybody is through."""
+        """Step until every session is through."""
         for _ in range(turns):
             if all(one.ended for one in self.clients.values()):
                 return

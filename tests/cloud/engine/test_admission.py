@@ -28,7 +28,7 @@ STEEP = StepCost({1: 1.0, 2048: 65.0})
 
 
 def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget, cost: StepCost) -> float:
-    """Until the newcomer's first token, by `schedule` itself; everybody goes on generating."""
+    """Return the seconds until the newcomer's first token, by `schedule` itself; everybody goes on generating."""
     pending = {f"prompt {i}": tokens for i, tokens in enumerate(before)}
     pending |= {f"generates {i}": 1 for i in range(generating)} | {"newcomer": own}
     last = dict.fromkeys(pending, 0)

@@ -23,7 +23,7 @@ tokens = st.lists(st.integers(0, 2), max_size=12)
 
 @dataclass
 class Holder:
-    """What a session is to the cache: a table of slots that begins with a lease."""
+    """Stand in for a session: a table of slots that begins with a lease."""
 
     salt: str
     tokens: list[int]

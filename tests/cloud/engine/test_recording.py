@@ -38,7 +38,7 @@ def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options
 
 
 def run(rig: Rig) -> list[RecordedTokens]:
-    """Until everybody is through."""
+    """Step until every session is through."""
     recorded_tokens: list[RecordedTokens] = []
     for _ in range(2_000):
         if all(one.ended for one in rig.clients.values()):

@@ -66,7 +66,7 @@ class Chains:
 
 
 def rig_with(model: TargetModel, chains: Chains, depth: int = 3, siblings: int = 1, **config: Any) -> Rig:
-    """Its draft takes no time, so that drafting pays whenever a node is right."""
+    """Return an engine whose draft takes no time, so that drafting pays whenever a node is right."""
     draft = LlamaServerDraft(chains, depth=depth, siblings=siblings, vocabulary=VOCAB, clock=lambda: 0.0)
     return Rig(model, EngineConfig(**{"kv_slots": 2048} | config), server_draft=draft)
 
