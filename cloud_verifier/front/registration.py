@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import cryptography  # noqa: F401  # verifies tickets; imported here, so that th
 import grpc
 
 from cloud_verifier.front.counters import FrontCounters
+from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs, ticket
@@ -30,7 +30,7 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
-RETRY_S = 1.0
+RETRY_S = 1.5  # the longest pause; up to half of it is taken off at random
 CLOCK_SKEW_S = 5.0
 SOONEST = 0.1
 """Least share of the report interval between two reports, however many tickets with unknown keys come."""
@@ -89,7 +89,7 @@ class RegistryClient:
                 return await self._register()
             except (Unavailable, Overloaded) as error:
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
-                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
+                await asyncio.sleep(backoff_s(1, RETRY_S, RETRY_S))
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         """Report, and return the coordinator's answer; register again if the lease was lost.
