@@ -62,7 +62,7 @@ The 5-gram model has modified Kneser-Ney smoothing and saw every token that the 
 
 Measured with the quantised files on the 65 held-out prompts of `benchmarks/prompts`, {tokens} tokens each. *Greedy*:
 how often the draft's first choice is the target's, on the target's greedy text. *Tokens per step*: on that text, with a
-chain of {chain} guesses per target step. *Sampled*: the mean of `sum min(p, q)` at temperature {temperature}.
+chain of {chain} draft tokens per target step. *Sampled*: the mean of `sum min(p, q)` at temperature {temperature}.
 
 | draft | class | greedy | tokens per step | sampled |
 |---|---|---|---|---|

@@ -27,9 +27,9 @@ _POOL_WEIGHT = 20.0
 _MEMORY = 400.0
 """Observations of one kind after which old ones count half: acceptance changes with the text."""
 _SIBLING_SHARE = (0.0, 0.5, 0.3, 0.2)
-"""Prior: of the positions that some sibling gets right after the best proposal missed, the share of each rank."""
+"""Prior: of the positions at which some sibling is accepted after the best proposal missed, the share of each rank."""
 _MIN_SIBLING = 0.2
-"""The least that a prior assumes of siblings: where no sibling was sent, none was right, whatever its probability."""
+"""The least that a prior assumes of siblings: where none was sent, none was accepted, whatever its probability."""
 _TRUST_POSITIONS = 24.0
 """Positions after which a prior measured elsewhere counts as much as the acceptance of usual drafts."""
 _STEEPNESS = 0.8
@@ -135,7 +135,7 @@ def _depth_class(depth: int) -> int:
 def _prior(shift: float, sibling: float) -> list[list[float]]:
     """Return `[rank][bucket]`: a logistic curve for the best proposal, and shares of what it misses for the others.
 
-    shift: added to the log odds of the best. sibling: share of its misses at which some sibling is right.
+    shift: added to the log odds of the best. sibling: share of its misses at which some sibling is accepted.
     """
     first = [_first(bucket, shift) for bucket in range(_BUCKETS)]
     return [first] + [[(1.0 - p) * sibling * _SIBLING_SHARE[rank] for p in first] for rank in range(1, _RANKS)]
@@ -148,7 +148,7 @@ def _first(bucket: int, shift: float) -> float:
 
 
 def _shift(first: float) -> float:
-    """Return the shift at which this share of best proposals is right, with margins as they usually are."""
+    """Return the shift at which this share of best proposals is accepted, with margins as they usually are."""
     low, high = -8.0, 8.0
     for _ in range(30):
         middle = (low + high) / 2
