@@ -57,7 +57,7 @@ class RecordedSession:
 
 
 class TrafficRecorder:
-    """A recorder that records sessions from `begin` to `end`. Its methods but `close` are for the event loop."""
+    """A recorder of sessions, whose methods but `close` are for the event loop, and return at once."""
 
     def __init__(
         self,

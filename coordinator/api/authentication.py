@@ -54,7 +54,7 @@ class RecordingPolicy:
 
 
 class Authenticator:
-    """A check of callers against the settings' secrets, and the tenants that operators have created."""
+    """An object that checks callers against the settings' secrets, and the tenants that operators have created."""
 
     def __init__(self, config: CoordinatorConfig, lookup: Lookup | None = None) -> None:
         """Read the keys. lookup: finds the tenants that operators have created; None if there are none.

@@ -48,7 +48,7 @@ class ReleaseHandlers:
     def __init__(
         self, store: RedisStore, config: CoordinatorConfig, artifacts: ArtifactStore | None = None, base_url: str = ""
     ) -> None:
-        """Read `release_keys`; without any, every publisher that Admin admits counts. Raises BadRequest."""
+        """Trust `release_keys`, or every publisher that Admin admits if there are none. Raises BadRequest."""
         self.base_url = base_url
         self._releases, self._verifiers = ReleaseStore(store), VerifierStore(store)
         self._backup = ReleaseBackup(config.state_dir, self._releases)

@@ -34,7 +34,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class EmbeddedServer:
-    """A Redis server that a context manager runs. `stop` and `start` again give an empty server at the same URL."""
+    """A Redis server that runs as a context manager. `stop` and `start` again give an empty server at the same URL."""
 
     def __init__(self) -> None:
         self._directory = _short_directory()

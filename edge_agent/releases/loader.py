@@ -26,7 +26,7 @@ LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
 
 
 class RefusalLog:
-    """A log that counts releases that were refused or given up, each release once per kind of refusal."""
+    """A log that names and counts releases that were refused or given up, each release once per kind of refusal."""
 
     def __init__(self) -> None:
         self.by_kind: Counter[RefusalKind] = Counter()
@@ -41,7 +41,7 @@ class RefusalLog:
 
 
 class ReleaseLoader:
-    """A loader that reads releases from a folder, read-only if another process locks it. trusted: key ids."""
+    """A loader of a folder's releases, read-only if another process has its lock. trusted: publishers' key ids."""
 
     def __init__(self, folder: ReleaseFolder, load: LoadPool, refusals: RefusalLog, trusted: Collection[str]) -> None:
         self.folder = folder

@@ -93,7 +93,7 @@ class Client:
 
     @property
     def updates(self) -> ReleaseUpdater | None:
-        """Return what keeps the draft up to date; None unless releases are followed."""
+        """Return the updater that keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 
     @property

@@ -40,7 +40,7 @@ DEFAULT_RETRIES = 2
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments that `generate`, `stream`, `chat` and `stream_chat` take; SamplingParams explains its own.
+    """Keyword arguments that the client's methods take; SamplingParams explains those of sampling.
 
     max_tokens: most tokens to generate, 256 by default; None: 1,024, or what the target can still hold.
     seed: 64 bits, random by default.

@@ -18,7 +18,7 @@ LEVELS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 
 
 class Histogram:
-    """A histogram that counts values in buckets. It has one writer and no lock; other threads get a copy."""
+    """Counts of values in buckets, which have one writer and no lock; other threads and processes get a copy."""
 
     __slots__ = ("bounds", "counts", "sum")
 

@@ -204,7 +204,7 @@ def _is_whole(line: str, step: int) -> bool:
 
 @dataclass(frozen=True)
 class StudentScores:
-    """Sums of what a student predicts over the positions of one class."""
+    """The averages that a student's predictions have over the positions of one class."""
 
     overlap: float
     """sum min(p, q): the probability that a token drawn from the draft is accepted at temperature 1."""

@@ -19,7 +19,7 @@ _LATEST = 8
 
 
 class PromptLookup:
-    """A source that proposes one child at most: the token after the longest, most recent match of the node's text."""
+    """A source that proposes one child per node at most: the token after the node's longest, most recent match."""
 
     def __init__(self) -> None:
         self._text: list[int] = []
