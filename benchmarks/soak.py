@@ -119,7 +119,7 @@ class VerifierMonitor:
         return status.verifiers[0]
 
     async def at_rest(self) -> VerifierTelemetry:
-        """Once nothing is used any more, or time is up."""
+        """Wait until no memory and no session is in use, or time is up, and return the load then."""
         until = time.monotonic() + SETTLE_S
         while True:
             load = (await self.status()).telemetry

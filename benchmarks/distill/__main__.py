@@ -1,11 +1,11 @@
 """Run the distillation loop on the whole system: devices, verifier, coordinator, Redis, `outrider-distill`.
 
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
-the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are lied to. Trainer,
-loop, coordinator and Redis are killed on the way. The questions that devices ask (benchmarks.support.questions) are
-none of those that are measured with (benchmarks/prompts). The tenant has agreed to its prompts being kept: a draft
-learns from answers alone, and reads what was asked as context. Under 25 minutes on two cores; `--quick` under 5, which
-is too little traffic to promise how much is learnt.
+the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are offered bad
+releases. Trainer, loop, coordinator and Redis are killed on the way. The questions that devices ask
+(benchmarks.support.questions) are none of those that are measured with (benchmarks/prompts). The tenant has agreed to
+its prompts being kept: a draft learns from answers alone, and reads what was asked as context. Under 25 minutes on two
+cores; `--quick` under 5, which is too little traffic to promise how much is learnt.
 
 Exit status 1 where something that was promised is not so, or the run is invalid.
 """
@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.distill import gain, identity, kills, learning, safety
 from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.bad_releases import BAD_RELEASES
 from benchmarks.distill.fleet import DeviceFleet, until
 from benchmarks.distill.gain import DraftGain, HeldOutText
-from benchmarks.distill.rogue import LIES
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import FULL, QUICK, SMOKE, DistillSize
 from benchmarks.distill.system import DistillSystem
@@ -107,7 +107,7 @@ async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result
     measured = f"{found.lost} of {found.tokens} in {found.requests} requests"
     story.check("tokens that are not those of plain streaming", "0", measured, found.identical and found.tokens > 0)
     # Not of the draft that devices have: they would have no need to download it.
-    refusals = await safety.refusals(system, system.pair.draft, story, LIES[:1])
+    refusals = await safety.refusals(system, system.pair.draft, story, BAD_RELEASES[:1])
     result.refused = [refusal.wanted for refusal in refusals if refusal.held]
 
 

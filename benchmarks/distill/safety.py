@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.distill import gain, learning
 from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.bad_releases import BAD_RELEASES, BadRelease, BadReleaseTrials, Refusal
 from benchmarks.distill.fleet import DEVICES, DeviceFleet
 from benchmarks.distill.gain import HeldOutText
 from benchmarks.distill.identity import OutputComparison
-from benchmarks.distill.rogue import LIES, BadRelease, Refusal, ReleaseTrap
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
@@ -84,11 +84,11 @@ def judged_worse(known: ReleaseRecord | None) -> bool:
 
 
 async def refusals(
-    system: DistillSystem, draft: Path, story: RunLog, lies: tuple[BadRelease, ...] = LIES
+    system: DistillSystem, draft: Path, story: RunLog, bad_releases: tuple[BadRelease, ...] = BAD_RELEASES
 ) -> list[Refusal]:
     """Offer each bad release to a real device of its own. draft: a good file, of which they are made."""
-    trap = ReleaseTrap(system.address, draft, keys.load(system.key), system.folder / "trapped")
-    found = await trap.spring(lies)
+    trials = BadReleaseTrials(system.address, draft, keys.load(system.key), system.folder / "trapped")
+    found = await trials.offer_all(bad_releases)
     for refusal in found:
         kinds = ", ".join(map(repr, refusal.got)) or "not refused"
         story.check(

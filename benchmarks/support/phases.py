@@ -40,7 +40,7 @@ class AlternatingPhases:
     async def alternate(
         self, disturb: Callable[[float], Awaitable[None]], *, phase_s: float, warm_s: float, until: float
     ) -> None:
-        """After `warm_s` of nothing, `phase_s` in peace and as long beside `disturb(its end)`, until `until`."""
+        """Wait `warm_s`, then alternate undisturbed phases with phases beside `disturb(end)`, until `until`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(until - time.monotonic()):
                 await asyncio.sleep(warm_s)
@@ -51,7 +51,7 @@ class AlternatingPhases:
                         await disturb(time.monotonic() + phase_s)
 
     def of(self, gaps: Iterable[DeliveryGap], *, disturbed: bool) -> list[list[float]]:
-        """Milliseconds of the gaps that lie within each phase of one kind."""
+        """Return the milliseconds of the gaps that lie within each phase of one kind."""
         gaps = list(gaps)
         return [[gap.ms for gap in gaps if gap.within(s)] for s in self.phases if s.disturbed is disturbed]
 

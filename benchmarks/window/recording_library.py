@@ -91,7 +91,7 @@ class RecordingLibrary:
             await self._near(where)
 
     async def _near(self, where: ServiceAddress) -> None:
-        """Those whose match is near 0.8, chosen by the draft's answers alone."""
+        """Record the candidates whose match rate is nearest to 0.8, chosen by the draft's answers alone."""
         found: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the chosen stages (all by default), order a decay, or publish the result."""
     options = _parser().parse_args(arguments)
     if options.command == "decay":
-        schedule.order_decay(options.work / options.model, options.minutes)
+        schedule.request_decay(options.work / options.model, options.minutes)
         print(f"{options.model} will decay to the end within {options.minutes:g} minutes")
         return
     if options.command == "publish":

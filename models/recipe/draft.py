@@ -19,7 +19,7 @@ from transformers import Qwen3ForCausalLM
 
 from models.recipe.checkpoint import Progress
 from models.recipe.network import hidden_states, new_model, pieces, use_training_attention
-from models.recipe.schedule import Verdict
+from models.recipe.schedule import TrainStep
 from models.recipe.settings import NARROW_MIXTURE, DistilPlan, Job
 from models.recipe.target import load_model, save_model
 from models.recipe.train import TextLessons, train
@@ -68,7 +68,7 @@ class TargetLessons:
         self._plan = plan
         self._seed = seed
 
-    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Rows]:
+    def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Rows]:
         """Return one generated part; every part comes once per epoch."""
         epoch, place = divmod(progress.step, len(self._parts))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._parts))
@@ -80,7 +80,7 @@ class TargetLessons:
         """Return the number of tokens that the target wrote before it came to an end."""
         return int(part.counted.sum())
 
-    def loss(self, model: Qwen3ForCausalLM, part: Rows, verdict: Verdict) -> Tensor:
+    def loss(self, model: Qwen3ForCausalLM, part: Rows, step_plan: TrainStep) -> Tensor:
         """Return the mean loss over the counted positions."""
         count = part.top_ids.shape[1]
         ids = part.tokens.long()
@@ -90,7 +90,7 @@ class TargetLessons:
         kl, overlap = divergence(
             logits.float(), part.top_ids[part.counted].long(), part.top_log_probs[part.counted].float()
         )
-        if verdict.share < self._plan.kl_share:
+        if step_plan.share < self._plan.kl_share:
             return kl
         weight = math.exp(-self._plan.hybrid_eta * overlap.item())
         return weight * kl + (1 - weight) * (1 - overlap)

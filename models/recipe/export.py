@@ -1,4 +1,4 @@
-"""What ships: the target's directory, and both drafts as Q8_0 GGUF, checked against what they came from."""
+"""Write what is shipped: the target's directory and both drafts as Q8_0 GGUF, checked against their sources."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
-from models.recipe import attention
 from models.recipe.settings import SPECIAL_TOKENS, VOCAB_SIZE, ModelShape
 
 _LOGIT_ROWS = 512
+_TRAINING_ATTENTION = "folded_causal"
 
 
 def new_model(shape: ModelShape, seed: int) -> Qwen3ForCausalLM:
@@ -27,8 +30,32 @@ def new_model(shape: ModelShape, seed: int) -> Qwen3ForCausalLM:
 
 def use_training_attention(model: Qwen3ForCausalLM) -> None:
     """Switch a model to the kernel for whole, unpadded sequences; nothing of it is saved with the model."""
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
+    AttentionInterface.register(_TRAINING_ATTENTION, _folded_causal)
+    model.set_attn_implementation(_TRAINING_ATTENTION)
+
+
+def _folded_causal(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Attend causally: ``query [B, heads, T, d]``, ``key [B, kv_heads, T, d]`` -> ``[B, T, heads, d]``.
+
+    Sequences have no padding. It is about twice as fast on a CPU as the fused kernel at these lengths. The query heads
+    that share a key head are folded into rows, so no key is repeated.
+    """
+    batch, heads, length, width = query.shape
+    groups = batch * key.shape[1]
+    repeat = heads // key.shape[1]
+    rows = query.reshape(groups, repeat * length, width)
+    keys, values = key.reshape(groups, length, width), value.reshape(groups, length, width)
+    hidden = _future(length, repeat, query.dtype).expand(groups, -1, -1)
+    weights = torch.baddbmm(hidden, rows, keys.transpose(1, 2), alpha=scaling).softmax(-1).to(values.dtype)
+    return (weights @ values).view(batch, heads, length, width).transpose(1, 2), None
+
+
+@lru_cache(maxsize=4)
+def _future(length: int, repeat: int, dtype: torch.dtype) -> Tensor:
+    mask = torch.full((length, length), float("-inf"), dtype=dtype).triu(1)
+    return mask.repeat(repeat, 1)
 
 
 def config_of(shape: ModelShape) -> Qwen3Config:

@@ -19,7 +19,7 @@ from transformers import Qwen3ForCausalLM
 from models.recipe import checkpoint, schedule
 from models.recipe.checkpoint import Progress
 from models.recipe.network import optimizers_for, pieces, text_loss
-from models.recipe.schedule import Verdict
+from models.recipe.schedule import TrainStep
 from models.recipe.settings import TrainPlan
 from models.recipe.windows import Mixture
 
@@ -30,13 +30,13 @@ _GRADIENT_NORM = 1.0
 class Lessons(Protocol[Part]):
     """What a model learns from: batches, each in parts of equal weight, and the loss of one part."""
 
-    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Part]:
+    def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Part]:
         """Return the parts of the next step: a pure function of its arguments, so that a run can resume."""
 
     def size(self, part: Part) -> int:
         """Return how many tokens of the part are learnt from."""
 
-    def loss(self, model: Qwen3ForCausalLM, part: Part, verdict: Verdict) -> Tensor:
+    def loss(self, model: Qwen3ForCausalLM, part: Part, step_plan: TrainStep) -> Tensor:
         """Return the mean loss over the part's tokens."""
 
 
@@ -47,17 +47,17 @@ class TextLessons:
         self._mixture = mixture
         self._plan = plan
 
-    def batch(self, progress: Progress, verdict: Verdict) -> Sequence[Tensor]:
+    def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Tensor]:
         """Return windows of the current length, as many as fill the batch."""
-        count = self._plan.batch_tokens // verdict.window
-        rows = self._mixture.batch(progress.tokens // verdict.window, count, verdict.window)
-        return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // verdict.window))
+        count = self._plan.batch_tokens // step_plan.window
+        rows = self._mixture.batch(progress.tokens // step_plan.window, count, step_plan.window)
+        return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // step_plan.window))
 
     def size(self, part: Tensor) -> int:
         """Return the number of tokens that are predicted."""
         return part[:, 1:].numel()
 
-    def loss(self, model: Qwen3ForCausalLM, part: Tensor, verdict: Verdict) -> Tensor:
+    def loss(self, model: Qwen3ForCausalLM, part: Tensor, step_plan: TrainStep) -> Tensor:
         """Return the negative log-likelihood in nats per token."""
         return text_loss(model, part)
 
@@ -75,15 +75,15 @@ def train(model: Qwen3ForCausalLM, plan: TrainPlan, folder: Path, lessons: Lesso
     with _interruptible() as stop:
         while True:
             began = time.monotonic()
-            verdict = schedule.next_step(plan, progress, schedule.ordered_minutes(folder))
-            if verdict.finished or stop:
+            step_plan = schedule.next_step(plan, progress, schedule.requested_minutes(folder))
+            if step_plan.finished or stop:
                 break
-            parts = lessons.batch(progress, verdict)
-            loss = _step(model, optimizers, lessons, parts, verdict)
+            parts = lessons.batch(progress, step_plan)
+            loss = _step(model, optimizers, lessons, parts, step_plan)
             progress.step += 1
             progress.tokens += sum(map(lessons.size, parts))
             progress.seconds += time.monotonic() - began
-            report.step(progress, loss, verdict)
+            report.step(progress, loss, step_plan)
             if time.monotonic() - saved > plan.save_seconds:
                 checkpoint.save(folder, model, optimizers, progress)
                 saved = time.monotonic()
@@ -99,17 +99,17 @@ def _step(
     optimizers: list[torch.optim.Optimizer],
     lessons: Lessons[Part],
     parts: Sequence[Part],
-    verdict: Verdict,
+    step_plan: TrainStep,
 ) -> float:
     total = 0.0
     for part in parts:
-        loss = lessons.loss(model, part, verdict) / len(parts)
+        loss = lessons.loss(model, part, step_plan) / len(parts)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), _GRADIENT_NORM)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * verdict.rate
+            group["lr"] = group["peak"] * step_plan.rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return total
@@ -125,7 +125,7 @@ class Report:
         self._shown = time.monotonic()
         self._tokens = progress.tokens
 
-    def step(self, progress: Progress, loss: float, verdict: Verdict) -> None:
+    def step(self, progress: Progress, loss: float, step_plan: TrainStep) -> None:
         """Take note of one step, and print if it is time."""
         self._losses.append(loss)
         passed = time.monotonic() - self._shown
@@ -137,7 +137,7 @@ class Report:
         if progress.decay_began is not None:
             end = progress.decay_began + progress.decay_seconds
         print(
-            f"step {progress.step:5d}  loss {mean:.4f}  rate {verdict.rate:.3f}  {speed:6.0f} tokens/s  "
+            f"step {progress.step:5d}  loss {mean:.4f}  rate {step_plan.rate:.3f}  {speed:6.0f} tokens/s  "
             f"{progress.tokens / 1e6:.2f}M tokens  {max(0.0, end - progress.seconds) / 60:.1f} min left",
             flush=True,
         )

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.distill import devices, identity, kills, learning, plots, safety
 from benchmarks.distill.__main__ import DistillResult, judge_gain
 from benchmarks.distill.answer import DeviceAnswer
+from benchmarks.distill.bad_releases import BAD_RELEASES, Refusal, flipped
 from benchmarks.distill.gain import DraftGain, interval, per_step
-from benchmarks.distill.rogue import LIES, Refusal, flipped
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import FULL, QUICK
 from benchmarks.support import harness, proc, questions
@@ -186,7 +186,7 @@ def test_a_refusal_holds_only_for_what_was_wanted_with_a_message_and_the_same_te
 
 
 def test_each_lie_is_refused_for_a_reason_of_its_own() -> None:
-    assert sorted(lie.wanted for lie in LIES) == ["altered", "signature", "tokenizer", "truncated", "version"]
+    assert sorted(lie.wanted for lie in BAD_RELEASES) == ["altered", "signature", "tokenizer", "truncated", "version"]
 
 
 def test_a_tampered_file_differs_in_one_bit() -> None:

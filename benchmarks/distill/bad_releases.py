@@ -1,4 +1,4 @@
-"""Offer bad draft releases by a coordinator and a file server that lie, while sessions go on as usual.
+"""Offer bad draft releases by a coordinator and a file server that tamper with them, while sessions go on as usual.
 
 Each bad release meets a real device of its own, which must refuse it, say why, and go on with the draft that it has.
 """
@@ -37,8 +37,8 @@ PROMPT = "Question: A baker fills 6 trays with 12 rolls each and sells 40 of the
 TOKENS = 160
 
 
-class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Passes everything on to the real coordinator, but for what is offered. An async context manager."""
+class TamperingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    """Passes every call on to the real coordinator but answers OfferRelease itself. An async context manager."""
 
     def __init__(self, real: str) -> None:
         self.offer = pb.OfferReleaseResponse(serial=_SERIAL)
@@ -91,12 +91,12 @@ class LyingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 @dataclass
 class FileServer:
-    """Serves files over HTTP, whole or broken off in their midst. An async context manager."""
+    """Serves files over HTTP, whole or cut off after `cut` bytes. An async context manager."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """Path -> content."""
     cut: int = 0
-    """Bytes after which each answer breaks off, 0 for never."""
+    """Bytes after which each answer is cut off, 0 for never."""
     url: str = ""
     _server: asyncio.Server | None = None
 
@@ -157,7 +157,7 @@ class BadRelease:
     """Version of the release that the device has found healthy before; 0 for none."""
 
 
-LIES = (
+BAD_RELEASES = (
     BadRelease("a tampered file", "altered", flipped=True),
     BadRelease("an old version", "version", lambda m: dataclasses.replace(m, version=OLD), before=NEW),
     BadRelease("a wrong key", "signature", forged=True),
@@ -166,8 +166,8 @@ LIES = (
 )
 
 
-class ReleaseTrap:
-    """Where devices are lied to. draft: a good file, which the lies are about."""
+class BadReleaseTrials:
+    """Offers devices bad releases. Each is derived from ``draft``, a good file."""
 
     def __init__(self, coordinator: str, draft: Path, signer: Signer, folder: Path) -> None:
         self._coordinator = coordinator
@@ -175,7 +175,7 @@ class ReleaseTrap:
         self._signer = signer
         self._folder = folder
 
-    async def spring(self, lies: tuple[BadRelease, ...] = LIES) -> list[Refusal]:
+    async def offer_all(self, releases: tuple[BadRelease, ...] = BAD_RELEASES) -> list[Refusal]:
         """Offer each bad release to a device of its own, and return how it was refused."""
         async with AsyncClient(coordinator=self._coordinator, draft=None) as plain:
             text = (await plain.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)).token_ids
@@ -189,38 +189,38 @@ class ReleaseTrap:
             size=len(self._data),
             quantization="Q8_0",
         )
-        return [await self._offer(lie, good, text) for lie in lies]
+        return [await self._offer(release, good, text) for release in releases]
 
-    async def _offer(self, lie: BadRelease, good: Manifest, text: tuple[int, ...]) -> Refusal:
+    async def _offer(self, bad: BadRelease, good: Manifest, text: tuple[int, ...]) -> Refusal:
         settings = EdgeSettings(release_keys=self._signer.public_key.hex(), release_spread_s=0.0)
-        cache = self._folder / lie.wanted
-        signer = Signer.generate() if lie.forged else self._signer
-        async with LyingCoordinator(self._coordinator) as rogue, FileServer() as shop:
-            shop.files[f"artifacts/{good.digest}.gguf"] = self._data
-            async with AsyncClient(coordinator=rogue.address, cache_dir=cache, settings=settings) as client:
+        cache = self._folder / bad.wanted
+        signer = Signer.generate() if bad.forged else self._signer
+        async with TamperingCoordinator(self._coordinator) as coordinator, FileServer() as files:
+            files.files[f"artifacts/{good.digest}.gguf"] = self._data
+            async with AsyncClient(coordinator=coordinator.address, cache_dir=cache, settings=settings) as client:
                 updates = client.updates
                 if updates is None:
                     raise RuntimeError("a device with keys follows releases")
-                if lie.before:
-                    rogue.offers(sign(dataclasses.replace(good, version=lie.before), signer), shop.url)
-                    while updates.floor < lie.before:
+                if bad.before:
+                    coordinator.offers(sign(dataclasses.replace(good, version=bad.before), signer), files.url)
+                    while updates.floor < bad.before:
                         await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
-                if lie.flipped:
-                    shop.files[f"artifacts/{good.digest}.gguf"] = flipped(self._data)
-                shop.cut = len(self._data) // 2 if lie.cut else 0
+                if bad.flipped:
+                    files.files[f"artifacts/{good.digest}.gguf"] = flipped(self._data)
+                files.cut = len(self._data) // 2 if bad.cut else 0
                 with logged_warnings("edge_agent.releases") as warnings:
-                    rogue.offers(sign(lie.change(good), signer), shop.url)
+                    coordinator.offers(sign(bad.change(good), signer), files.url)
                     done = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
                     with contextlib.suppress(Unavailable):  # what was not refused is reported as such
-                        await until(lambda: bool(updates.refused), _WAIT_S, f"{lie.what} is refused")
+                        await until(lambda: bool(updates.refused), _WAIT_S, f"{bad.what} is refused")
                     later = await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
         return Refusal(
-            lie.what,
-            lie.wanted,
+            bad.what,
+            bad.wanted,
             tuple(sorted(updates.refused)),
             next((line for line in warnings if "is not used" in line), "; ".join(warnings)),
             done.token_ids == later.token_ids == text,
-            bool(lie.before) or later.statistics.release != good.digest,
+            bool(bad.before) or later.statistics.release != good.digest,
         )
 
 
