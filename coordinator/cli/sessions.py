@@ -69,13 +69,13 @@ async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListWindows", pb.ListWindowsRequest(session_id=options.session))
     if options.session and not answer.windows:
         raise NotFound(f"{_UNDECIDED}: {options.session}; `outrider sessions list` shows which there are")
-    everybody = json_views.bounds(answer.default_bounds) if answer.HasField("default_bounds") else None
+    default_bounds = json_views.bounds(answer.default_bounds) if answer.HasField("default_bounds") else None
     found = list(map(json_views.window, answer.windows))
-    head = f"bounds for all: {_bounds(everybody) if everybody else 'none'}"
+    head = f"bounds for all: {_bounds(default_bounds) if default_bounds else 'none'}"
     notice = ""
     if len(found) < answer.total:
         notice = f"{len(found)} of {answer.total} decisions are shown; name a session to see its own"
-    document = {"everybody": everybody, "windows": found, "total": answer.total}
+    document = {"default_bounds": default_bounds, "windows": found, "total": answer.total}
     return Result(document, lambda: stacked(head, table(WINDOW_COLUMNS, found) if found else _UNDECIDED), notice)
 
 

@@ -170,8 +170,8 @@ class CompletionStream:
     """A request that runs, as `AsyncClient.stream` returns it: iterate over it for chunks.
 
     Leaving the iteration early, or the context, cancels the request. `async with stream:` around the loop waits until
-    the cancellation has been sent; without it a `break` cancels in the background. `statistics` and `completion` are
-    live: they cover the output so far.
+    the cancellation has been sent; without it a `break` cancels in the background. `statistics` and `completion`
+    cover the output so far while the request runs.
     """
 
     def __init__(self, generation: Generation) -> None:

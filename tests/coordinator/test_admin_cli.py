@@ -197,7 +197,7 @@ async def test_json_of_tenants_windows_and_what_was_done_keeps_its_names(busy, o
     _, out, _ = await outrider("window", "set", "--all", "--k", "2", "--depth", "4", "-o", "json")
     bounds = {"k": 2, "depth": 4, "pinned": False, "draft_wait_ms": None, "nodes_per_level": None}
     assert json.loads(out) == {"session": None, "bounds": bounds}
-    assert await read(outrider, "window", "show") == {"everybody": bounds, "windows": [], "total": 0}
+    assert await read(outrider, "window", "show") == {"default_bounds": bounds, "windows": [], "total": 0}
     _, out, _ = await outrider("verifiers", "cordon", "v2", "-o", "json")
     assert {name: json.loads(out)[name] for name in ("id", "order")} == {"id": "v2", "order": "cordon"}
     assert json.loads(out)["verifier"]["state"] == "cordoned"

@@ -17,6 +17,8 @@ MEASURES = "it takes minutes to hours of quiet cores; the module is checked to b
 
 BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"(\S+/)?pip install .*", INSTALLS),
+    (ANY, r"python3 tools/install\.py .*", INSTALLS),
+    (ANY, r"\. \.venv/bin/activate", INSTALLS),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
@@ -44,9 +46,10 @@ def stale(commands: list[tuple[str, str]]) -> list[str]:
 def wrong(command: str) -> str | None:
     """Return what can be seen to be wrong with a command without running it, or None."""
     bare = command.partition("#")[0]
-    if found := re.search(r"'?\.\[([\w,]+)\]'?", bare):
+    named = re.search(r"'?\.\[([\w,]+)\]'?", bare) or re.match(r"python3 tools/install\.py ([\w ]+)", bare)
+    if named:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        return next((f"there is no extra {name}" for name in found[1].split(",") if name not in extras), None)
+        return next((f"there is no extra {name}" for name in re.findall(r"\w+", named[1]) if name not in extras), None)
     if found := re.match(r"(?:\S+/)?python -m (\S+)", bare):
         return None if importlib.util.find_spec(found[1]) else f"there is no module {found[1]}"
     if bare.startswith("make "):
