@@ -65,9 +65,9 @@ def findings(
     )
 
 
-def failures(found: SoakFindings) -> dict[str, str]:
-    """Name -> value of the criteria that a full run fails."""
-    return {criterion.name: criterion.found for criterion in found.criteria() if criterion.fails(Size.FULL)}
+def failures(found: SoakFindings, size: Size = Size.FULL) -> dict[str, str]:
+    """Name -> value of the criteria that a run of this size fails."""
+    return {criterion.name: criterion.found for criterion in found.criteria() if criterion.fails(size)}
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
     failed = SessionTally()
     failed.add(SessionJob(0), SessionOutcome(error="Unavailable: gone"))
     assert failures(findings()) == {}
-    assert failures(findings(kv_used=1, missing=2)) == {"slots leaked": "3"}
+    assert failures(findings(kv_used=1, missing=2), Size.SMOKE) == {"slots leaked": "3"}
     for found in (
         findings(live=1),
         findings(SessionTally(differing=1)),
@@ -87,7 +87,7 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
         findings(answers=[("forged_ticket", "OK")]),
         findings(answers=[("garbage", "INTERNAL")]),
     ):
-        assert list(failures(found).values()) == ["1"]
+        assert [list(failures(found, size).values()) for size in Size] == [["1"]] * 3
 
 
 def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:

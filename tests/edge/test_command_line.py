@@ -25,14 +25,6 @@ from edge_agent.cli import main
 main()
 """
 
-COMMANDS = (["generate"], ["chat"], ["serve"], ["releases"], ["releases", "status"], ["releases", "forget"])
-SLOW_TO_IMPORT = "cryptography fastapi google.protobuf grpc httpx jinja2 numpy prometheus_client starlette tokenizers"
-LISTING_IMPORTS = """
-import atexit, sys
-atexit.register(lambda: print("imported", *sorted({*sys.argv[1].split()} & {*sys.modules}), file=sys.stderr))
-from edge_agent.cli import main
-main(sys.argv[2:])
-"""
 INTERRUPTED_AT_IMPORT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -120,18 +112,6 @@ async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier
         os.close(writing)
     _, err = await asyncio.wait_for(process.communicate(), 20)
     assert (process.returncode, err) == (141, b"")
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-async def test_help_comes_before_anything_that_is_slow_to_import(command: list[str]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", LISTING_IMPORTS, SLOW_TO_IMPORT, *command, "--help"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert (process.returncode, err) == (0, b"imported\n")
-    assert out.startswith(b"usage: outrider-edge")
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["serve"]], ids=" ".join)

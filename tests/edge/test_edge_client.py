@@ -85,32 +85,6 @@ async def test_chunks_are_the_text_in_pieces(client: AsyncClient) -> None:
     assert sum(len(chunk.token_ids) for chunk in chunks) == 60
 
 
-async def test_a_stop_string_ends_text_and_usage_and_frees_the_verifier(
-    client: AsyncClient, verifier: FakeVerifier, tokenizer: TargetTokenizer
-) -> None:
-    completion = await client.generate("x", max_tokens=500, stop=["🙂", "never"])
-    assert completion.text == TEXT[: TEXT.index("🙂")]
-    assert completion.finish_reason == "stop"
-    assert completion.usage.completion_tokens == len(tokenizer.encode_plain(TEXT[: TEXT.index("🙂") + 1]))
-    for _ in range(100):
-        if not verifier.live:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the session was not cancelled")
-
-
-async def test_leaving_a_stream_early_cancels_it(client: AsyncClient, verifier: FakeVerifier) -> None:
-    async with await client.stream("x", max_tokens=3000) as stream:
-        async for _ in stream:
-            break
-    assert stream.completion.finish_reason == "cancelled"
-    for _ in range(100):
-        if not verifier.live:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("the session was not cancelled")
-
-
 async def until_nothing_is_live(verifier: FakeVerifier) -> None:
     for _ in range(300):
         if not verifier.live:
@@ -119,12 +93,32 @@ async def until_nothing_is_live(verifier: FakeVerifier) -> None:
     pytest.fail("the session was not cancelled")
 
 
+async def test_a_stop_string_ends_text_and_usage_and_frees_the_verifier(
+    client: AsyncClient, verifier: FakeVerifier, tokenizer: TargetTokenizer
+) -> None:
+    completion = await client.generate("x", max_tokens=500, stop=["🙂", "never"])
+    assert completion.text == TEXT[: TEXT.index("🙂")]
+    assert completion.finish_reason == "stop"
+    assert completion.usage.completion_tokens == len(tokenizer.encode_plain(TEXT[: TEXT.index("🙂") + 1]))
+    await until_nothing_is_live(verifier)
+
+
+async def test_leaving_a_stream_early_cancels_it(client: AsyncClient, verifier: FakeVerifier) -> None:
+    async with await client.stream("x", max_tokens=3000) as stream:
+        async for _ in stream:
+            break
+    assert stream.completion.finish_reason == "cancelled"
+    assert b'outrider_edge_requests_total{finish="cancelled"} 1.0' in client.metrics.render()
+    await until_nothing_is_live(verifier)
+
+
 async def test_leaving_the_iteration_alone_cancels_it_too(client: AsyncClient, verifier: FakeVerifier) -> None:
     stream = await client.stream("x", max_tokens=3000)
     async for _ in stream:
         break
     await until_nothing_is_live(verifier)
     assert stream.completion.finish_reason == "cancelled"
+    assert b'outrider_edge_requests_total{finish="cancelled"} 1.0' in client.metrics.render()
     assert [chunk async for chunk in stream] == []
 
 

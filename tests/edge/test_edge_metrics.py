@@ -23,8 +23,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def cancelled() -> str:
-    return "cancelled"
+def ended() -> str:
+    return "stop"
 
 
 def samples(metrics: EdgeMetrics) -> dict[str, float]:
@@ -51,7 +51,7 @@ def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -
 
 def test_times_are_those_of_requests_that_have_ended(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics, cancelled):
+    with metrics.following(statistics, ended):
         clock.now = 0.2
         statistics.delivered(1, accepted=0)
         clock.now = 1.2
@@ -65,21 +65,21 @@ def test_times_are_those_of_requests_that_have_ended(clock) -> None:
     assert after["rtt_seconds_sum"] == pytest.approx(0.04)
 
 
-def test_a_request_that_fails_is_counted_by_its_error_and_one_that_is_left_as_cancelled(clock) -> None:
+def test_a_request_that_fails_is_counted_by_its_error_and_one_that_ends_by_its_reason(clock) -> None:
     metrics = EdgeMetrics()
     for error in (Overloaded("full"), ValueError("a defect")):
-        with contextlib.suppress(type(error)), metrics.following(Statistics(clock), cancelled):
+        with contextlib.suppress(type(error)), metrics.following(Statistics(clock), ended):
             raise error
-    with metrics.following(Statistics(clock), cancelled):
+    with metrics.following(Statistics(clock), ended):
         pass
     found = samples(metrics)
-    for finish in ("Overloaded", "InternalError", "cancelled"):
+    for finish in ("Overloaded", "InternalError", "stop"):
         assert found[f'requests_total{{finish="{finish}"}}'] == 1
 
 
 def test_attaches_elsewhere_are_failovers_and_all_but_the_first_reattaches(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics, cancelled):
+    with metrics.following(statistics, ended):
         for address in ("a:1", "a:1", "b:1"):
             statistics.attached(address)
         during = samples(metrics)

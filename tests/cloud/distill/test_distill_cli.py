@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -103,16 +101,3 @@ def test_the_target_is_known_by_what_its_verifiers_announce() -> None:
 def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"no tokenizer\.json"):
         target_hashes(tmp_path)
-
-
-@pytest.mark.parametrize("command", [(), ("run",), ("key",), ("train",)])
-def test_help_imports_nothing_that_takes_long(command: tuple[str, ...]) -> None:
-    heavy = {"torch", "transformers", "numpy", "grpc", "google.protobuf", "pyarrow", "llama_cpp", "prometheus_client"}
-    code = (
-        "import sys; from cloud_verifier.distill import cli\n"
-        f"try: cli.main({[*command, '--help']!r})\n"
-        f"except SystemExit as ended: print(ended.code, sorted({heavy!r} & set(sys.modules)))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "usage: outrider-distill" in said
-    assert said.splitlines()[-1] == "0 []"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -212,13 +213,19 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_be_read_fails_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "plan.json").write_text('{"base": "x", "tokenizer": "x", "dataset": "x"}')
     monkeypatch.setattr(sys, "argv", ["run", str(tmp_path)])
+    caplog.set_level(logging.WARNING)  # restored at the end, whatever main() sets
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own
     with pytest.raises(SystemExit) as ended:
         training.main()
-    assert ended.value.code == 3 and "give either steps or minutes" in caplog.text and "Traceback" not in caplog.text
+    logged = capsys.readouterr().err
+    assert ended.value.code == 3 and "give either steps or minutes" in logged and "Traceback" not in logged
 
 
 def test_low_rank_training_leaves_the_base_and_writes_an_adapter_and_the_sum(tmp_path: Path) -> None:
