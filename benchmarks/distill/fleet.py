@@ -63,7 +63,14 @@ class DeviceFleet:
             with (self._logs / f"devices-{number}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
                     *tied_to_this_process(),
-                    *(sys.executable, "-m", "benchmarks.distill.devices", json.dumps(asdict(plan))),
+                    *(
+                        sys.executable,
+                        "-X",
+                        "faulthandler",
+                        "-m",
+                        "benchmarks.distill.devices",
+                        json.dumps(asdict(plan)),
+                    ),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -111,6 +118,8 @@ class DeviceFleet:
         if process.stdout is not None:
             async for line in process.stdout:
                 self.answers.append(DeviceAnswer.of_line(line))
+        if status := await process.wait():
+            print(f"a process of devices ended with {status}; see its log", flush=True)
 
     async def _ended(self, process: asyncio.subprocess.Process) -> None:
         try:

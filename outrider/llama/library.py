@@ -28,11 +28,18 @@ class _Lines(threading.local):
 
 
 _lines = _Lines()
+_loading = threading.Lock()
+
+
+def library() -> Any:
+    """Return the bindings `llama_cpp.llama_cpp`, ready to use. Raises ImportError that names the extra to install."""
+    # `cache` alone lets two threads load at once: the second callback would free the first while llama.cpp calls it.
+    with _loading:
+        return _load()
 
 
 @functools.cache
-def library() -> Any:
-    """Return the bindings `llama_cpp.llama_cpp`, ready to use. Raises ImportError that names the extra to install."""
+def _load() -> Any:
     # Threads that spin for work starve a busy machine; both settings are read when the library is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")

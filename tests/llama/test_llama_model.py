@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tiny_gguf import CONTEXT, MERGES, PADDING, SPECIAL, vocabulary, write_tiny_llama
 
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
-from outrider.llama import LlamaModel, TreeContext
+from outrider.llama import LlamaModel, TreeContext, library
 
 
 def test_a_model_knows_its_sizes(model: LlamaModel) -> None:
@@ -115,3 +118,25 @@ def test_without_llama_cpp_the_error_names_the_extra(tiny_path: Path) -> None:
         "else: sys.exit('no error')"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny_path)], check=True, timeout=60)
+
+
+def test_threads_that_load_the_library_at_once_set_one_log_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one would free the first while llama.cpp still calls it, which ends the process."""
+    callbacks: list[object] = []
+
+    class Bindings:
+        def llama_log_callback(self, function: object) -> object:
+            time.sleep(0.05)
+            return object()
+
+        def llama_log_set(self, callback: object, user_data: object) -> None:
+            callbacks.append(callback)
+
+        def llama_backend_init(self) -> None: ...
+
+    bindings = Bindings()
+    monkeypatch.setattr("outrider.llama.library.importlib.import_module", lambda name: bindings)
+    monkeypatch.setattr(library, "_load", functools.cache(library._load.__wrapped__))
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: library.library(), range(8))) == {bindings}
+    assert len(callbacks) == 1
