@@ -6,12 +6,12 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 # What the product needs, and what its tests, checks and benchmarks need besides.
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
-LINT   := style types imports generated
+LINT   := style types imports generated structure
 # One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test check quick-tests lint $(LINT) structure proto reference bench install
+.PHONY: demo test check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 

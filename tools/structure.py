@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("outrider", "edge_agent", "cloud_verifier", "coordinator")
 SHORT = 40
 """Characters; a longer docstring is taken to be a sentence."""
+# A new feature may raise `lines` and `classes`, in the commit that needs it.
 LIMITS = {
     "lines": 35_000,
     "classes": 400,
