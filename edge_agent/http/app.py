@@ -12,16 +12,13 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-try:
-    from fastapi import FastAPI
-    from fastapi.exceptions import RequestValidationError
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
-    from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response
-except ImportError as error:
-    raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response
@@ -236,12 +233,14 @@ def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
     access = Middleware(AccessMiddleware, options=options, metrics=client.metrics)
     if not options.cors_origins:
         return [access]
-    allowed: dict[str, Any] = {
-        "allow_origins": options.cors_origins,
-        "allow_methods": ["GET", "POST"],
-        "allow_headers": ["*"],
-    }
-    return [Middleware(CORSMiddleware, **allowed, expose_headers=[REQUEST_HEADER]), access]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=options.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_HEADER],
+    )
+    return [cors, access]
 
 
 # --- the chat page

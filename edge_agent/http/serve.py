@@ -9,13 +9,14 @@ import signal
 from collections.abc import AsyncIterator
 
 try:
+    from edge_agent.http.app import app_of
+    from edge_agent.http.streaming import first_done
     from outrider.wire import web
 except ImportError as error:
-    raise ImportError("`outrider-edge serve` needs fastapi and uvicorn: pip install 'outrider[edge]'") from error
+    message = f"`outrider-edge serve` needs fastapi and uvicorn ({error}): pip install 'outrider[edge]'"
+    raise ImportError(message) from error
 
-from edge_agent.http.app import app_of
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.streaming import first_done
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 

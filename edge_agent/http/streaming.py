@@ -9,9 +9,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion
@@ -20,9 +20,13 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
-AppStatus.enable_automatic_graceful_drain = False  # uvicorn gives streams `stop_s` seconds to finish
-
 DONE = b"data: [DONE]\n\n"
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather events
+)
 
 ChoiceChunks = AsyncGenerator[tuple[int, Chunk | None], None]
 """(index of the choice, its next chunk, or None at its end)"""
@@ -113,28 +117,38 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _A]) -> _A:
         return task.result()
 
 
-class EventStream(EventSourceResponse):
+class EventStream(Response):
     """A response whose first event is known already, so that what fails before it has a status of its own.
 
     A client that takes nothing for `stall_s` seconds ends it: otherwise it would hold its sessions for good.
     """
 
     def __init__(self, first: bytes, rest: Events, stall_s: float) -> None:
-        super().__init__(_from(first, rest), headers={"cache-control": "no-cache"}, ping=0, send_timeout=stall_s)
+        super().__init__()
+        self._first = first
         self._rest = rest
+        self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._rest):
-            try:
-                await super().__call__(scope, receive, send)
-            except SendTimeoutError:
-                log.warning("a client took nothing of its stream for %g s: its request ends", self.send_timeout)
+        async with contextlib.aclosing(self._rest), first_done(self._send_all(send), _disconnected(receive)) as sending:
+            if sending.done():
+                sending.result()
 
+    async def _send_all(self, send: Send) -> None:
+        """Send all events, unless the client does not take a message in time."""
 
-async def _from(first: bytes, rest: Events) -> Events:
-    yield first
-    async for data in rest:
-        yield data
+        async def within_time(message: Message) -> None:
+            async with asyncio.timeout(self._stall_s):
+                await send(message)
+
+        try:
+            await within_time({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await within_time({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for data in self._rest:
+                await within_time({"type": "http.response.body", "body": data, "more_body": True})
+            await within_time({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            log.warning("a client took nothing of its stream for %g s: its request ends", self._stall_s)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -147,11 +147,14 @@ async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:
         assert b"OUTRIDER_EDGE_API_KEY" in out
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "tokenizers"])
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("chat --message hi", "jinja2"), ("chat --message hi", "tokenizers"), ("serve", "fastapi"), ("serve", "uvicorn")],
+)
 async def test_without_the_extra_a_command_says_what_to_install(
-    verifier: FakeVerifier, tmp_path: Path, missing: str
+    verifier: FakeVerifier, tmp_path: Path, command: str, missing: str
 ) -> None:
-    process = await started(["chat", "--message", "hi", *at(verifier, tmp_path)], missing=missing)
+    process = await started([*command.split(), *at(verifier, tmp_path)], missing=missing)
     _, err = await process.communicate()
     assert process.returncode == 1
     assert b"pip install 'outrider[edge]'" in err and err.count(b"\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_verifier import FakeVerifier, until_free
-from reciter import recital
+from reciter import TEXT, recital
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
@@ -88,6 +89,44 @@ async def test_a_client_that_reads_slowly_has_all_of_its_stream() -> None:
 
     await EventStream(b"begin ", events(), stall_s=1.0)({"type": "http", "method": "POST"}, receive, send)
     assert b"".join(taken) == b"begin " + b"".join(b"%d " % number for number in range(60))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("start", None), ("body", True), ("body", False)], ids=["first", "event", "last"]
+)
+async def test_a_client_that_does_not_take_a_message_ends_its_stream(
+    caplog: pytest.LogCaptureFixture, kind: str, more: bool | None
+) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"second"
+
+    async def send(message: Any) -> None:
+        if (message["type"], message.get("more_body")) == (f"http.response.{kind}", more):
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    rest = events()
+    async with asyncio.timeout(10):
+        await EventStream(b"first", rest, stall_s=0.05)({"type": "http", "method": "POST"}, receive, send)
+    assert "took nothing of its stream for 0.05 s" in caplog.text
+    assert await anext(rest, None) is None
+
+
+async def test_no_log_holds_a_prompt_or_generated_text(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = {"prompt": "words of a prompt", "max_tokens": 60, "temperature": 0, "stream": True}
+    async with served(verifier, tmp_path, ServeOptions(LOCAL)) as (_, web):
+        answer = await web.post("v1/completions", json=body)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    texts = [json.loads(event)["choices"][0]["text"] for event in events]
+    assert TEXT[:15] in "".join(texts)
+    assert "POST /v1/completions 200" in caplog.text
+    for secret in (*events, body["prompt"], "grüße", "def gr", "return f'"):
+        assert secret not in caplog.text
 
 
 @pytest.mark.parametrize(
