@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.backoff import Backoff
-from outrider.core.errors import Overloaded, Unavailable
+from outrider.core.backoff import backoff_s
+from outrider.core.errors import OutriderError, Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -38,7 +38,7 @@ class Placement:
     prior: AcceptancePrior | None = None
     """Acceptance of earlier sessions with the same workload key; None if it is not known."""
     release_serial: int = 0
-    """Serial as in ReleaseOffer; 0 if there are no releases."""
+    """Number that grows with every change of the draft releases; 0 if there are none."""
 
     @property
     def ticket(self) -> bytes:
@@ -61,7 +61,7 @@ class ReleaseOffer:
 
 
 class CoordinatorClient:
-    """A client that calls a coordinator with the tenant's API key. Raises core errors.
+    """Calls a coordinator with the tenant's API key. Raises core errors.
 
     in_background: starts a coroutine without waiting for it, and ignores its core errors.
     """
@@ -91,14 +91,14 @@ class CoordinatorClient:
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
         )
-        deadline, backoff = time.monotonic() + wait_s, Backoff(max_s=1.0)
+        deadline, failures = time.monotonic() + wait_s, 0
         while True:
             try:
                 reply = await self._open(request)
                 return Placement(reply.session_id, _grants(reply), reply.target, _prior(reply), reply.release_serial)
             except Overloaded as error:
-                backoff.failed()
-                delay_s = backoff.pause_s(error.retry_after_s)
+                failures += 1
+                delay_s = max(error.retry_after_s, backoff_s(failures, first_s=0.1, max_s=1.0))
                 if not time.monotonic() + delay_s <= deadline:  # so that a NaN raises, too
                     raise
             await asyncio.sleep(delay_s)
@@ -148,7 +148,11 @@ class CoordinatorClient:
             raise
 
     async def _close_opened(self, opening: Awaitable[pb.OpenSessionResponse]) -> None:
-        reply = await opening
+        """Close the session that a cancelled caller opens; there is none if opening it fails."""
+        try:
+            reply = await opening
+        except OutriderError:
+            return
         await self.close(reply.session_id, reply.primary.ticket)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: object, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -184,6 +185,20 @@ async def test_a_session_that_is_opened_for_nobody_any_more_is_closed(
     coordinator.answering.set()
     await until(lambda: len(coordinator.closed) == coordinator.opened)
     assert not verifiers[0].opens and not verifiers[1].opens
+
+
+async def test_a_session_that_was_refused_to_a_cancelled_caller_is_not_said_to_be_open(
+    coordinator: FakeCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None) as client:
+            waiting = await unanswered(client, coordinator)
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+            coordinator.refuse = Overloaded("no room")
+            coordinator.answering.set()
+    assert "could not be closed" not in caplog.text
 
 
 async def test_a_request_that_waits_for_room_asks_no_more_once_it_is_cancelled(
