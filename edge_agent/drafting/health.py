@@ -10,16 +10,16 @@ from typing import Literal
 WINDOW = 256
 """The latest positions, by which a draft is judged."""
 _LEAST = 64
-"""Positions below which a hit rate says nothing, of the draft on trial as of the one before it."""
+"""Positions below which a draft is not judged, the one on trial as well as the one before it."""
 _MARGIN = 0.1
-"""By how much the hit rate may fall: texts differ, and releases were compared on many texts before."""
+"""By how much the share may fall: texts differ, and releases were compared on many texts before."""
 _SIGMAS = 3.0
 """Standard errors of the difference that are tolerated on top of the margin."""
 
 
 @dataclass(frozen=True)
-class HitRate:
-    """The first proposals of a draft at positions whose token is known by now."""
+class FirstAcceptance:
+    """Counts a draft's first proposals, at positions whose token is known by now, and those that were accepted."""
 
     proposed: int = 0
     accepted: int = 0
@@ -31,33 +31,33 @@ class HitRate:
 
 
 class DraftHealth:
-    """The hit rate that one draft has in all its sessions, and its last failure. past: what was counted earlier.
+    """Counts what became of a draft's first proposals in all its sessions, and keeps its last failure.
 
-    It is not locked: workers' threads append, other threads read.
+    past: what was counted earlier. It is not locked: workers' threads append, other threads read.
     """
 
-    def __init__(self, past: HitRate | None = None) -> None:
+    def __init__(self, past: FirstAcceptance | None = None) -> None:
         accepted, proposed = (past.accepted, past.proposed) if past else (0, 0)
-        self._hits = deque([True] * accepted + [False] * (proposed - accepted), maxlen=WINDOW)
+        self._outcomes = deque([True] * accepted + [False] * (proposed - accepted), maxlen=WINDOW)
         self.failure = ""
         """The error that ended drafting in a session, or kept it from beginning; empty where there was none."""
 
     def count(self, accepted: bool) -> None:
         """Count a position at which the draft had a first proposal and the target's token became known."""
-        self._hits.append(accepted)
+        self._outcomes.append(accepted)
 
     def failed(self, reason: str) -> None:
         """Record why the draft failed."""
         self.failure = reason
 
     @property
-    def hit_rate(self) -> HitRate:
-        """Return the hit rate over the latest `WINDOW` positions."""
-        hits = tuple(self._hits)
-        return HitRate(len(hits), sum(hits))
+    def first_acceptance(self) -> FirstAcceptance:
+        """Return the counts of the latest `WINDOW` positions."""
+        outcomes = tuple(self._outcomes)
+        return FirstAcceptance(len(outcomes), sum(outcomes))
 
 
-def judge(before: HitRate, now: HitRate) -> Literal["early", "healthy", "worse"]:
+def judge(before: FirstAcceptance, now: FirstAcceptance) -> Literal["early", "healthy", "worse"]:
     """Compare a release on trial with the draft before it.
 
     Returns "worse" where it clearly is, "healthy" after a whole window of positions, "early" before. Where the draft
@@ -66,7 +66,7 @@ def judge(before: HitRate, now: HitRate) -> Literal["early", "healthy", "worse"]
     if now.proposed < _LEAST:
         return "early"
     if before.proposed >= _LEAST:
-        # The standard error of the difference of two hit rates under the hypothesis that they are equal.
+        # The standard error of the difference of two shares under the hypothesis that they are equal.
         share = (before.accepted + now.accepted) / (before.proposed + now.proposed)
         error = math.sqrt(share * (1.0 - share) * (1.0 / before.proposed + 1.0 / now.proposed))
         if before.share - now.share > _MARGIN + _SIGMAS * error:

@@ -39,7 +39,7 @@ def manifest_digest(signed: bytes) -> str:
     return hashlib.sha256(_parsed(signed).manifest or signed).hexdigest()
 
 
-def key_id_of(signed: bytes) -> str:
+def signing_key_id(signed: bytes) -> str:
     """Return the id of the key that a genuine manifest is signed with."""
     return _parsed(signed).key_id
 

@@ -65,7 +65,7 @@ def _join(base: str, url: str) -> str:
 
 
 class Downloader:
-    """A client that downloads files into one store, one at a time.
+    """Downloads files into one store, one at a time.
 
     stall_s: seconds over which a server must reach `_MIN_RATE`. ca: PEM file of authorities trusted beside public ones.
     """

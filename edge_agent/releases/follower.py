@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, key_id_of, manifest_digest
+from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest_digest, signing_key_id
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
 from edge_agent.releases.state import InstalledRelease
@@ -59,7 +59,7 @@ coordinator is asked whether it is still offered; there is a newer offer."""
 
 
 class OfferFollower:
-    """A task that asks for the offer whenever there is news, and takes it; `trials` judges it meanwhile."""
+    """Follows the offers: asks for one whenever there is news, and takes it; `trials` judges it meanwhile."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class OfferFollower:
             version=manifest.version,
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
-            key_id=key_id_of(offer.manifest),
+            key_id=signing_key_id(offer.manifest),
         )
         if await self.trials.has(release):
             return "settled"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from edge_agent.drafting.health import DraftHealth, HitRate
+from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
@@ -26,7 +26,7 @@ LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
 
 
 class RefusalLog:
-    """A log that names and counts releases that were refused or given up, each release once per kind of refusal."""
+    """Logs and counts releases that were refused or given up, each release once per kind of refusal."""
 
     def __init__(self) -> None:
         self.by_kind: Counter[RefusalKind] = Counter()
@@ -41,7 +41,7 @@ class RefusalLog:
 
 
 class ReleaseLoader:
-    """A loader of a folder's releases, read-only if another process has its lock. trusted: publishers' key ids."""
+    """Loads a folder's releases; only reads them if another process has its lock. trusted: publishers' key ids."""
 
     def __init__(self, folder: ReleaseFolder, load: LoadPool, refusals: RefusalLog, trusted: Collection[str]) -> None:
         self.folder = folder
@@ -94,10 +94,10 @@ class ReleaseLoader:
                 await self.give_up(error.kind, str(error))
         return None
 
-    async def take(self, release: InstalledRelease, before: HitRate) -> DraftPool:
+    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> DraftPool:
         """Make another release, whose file is in the folder, the current one, and load it.
 
-        before: hit rate of the draft in use. Raises ReleaseRefused; then the last good release is current again.
+        before: counts of the draft in use. Raises ReleaseRefused; then the last good release is current again.
         """
         state = self.state.take(release, before, time.time())
         try:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, PlainSerializer, WrapValidator, model_validator
 
-from edge_agent.drafting.health import WINDOW, HitRate
+from edge_agent.drafting.health import WINDOW, FirstAcceptance
 from outrider.wire.ticket import MAX_KEY_ID
 
 MAX_REFUSED = 32
@@ -23,19 +23,19 @@ WORSE_HOLDS_S = 86_400.0
 """Time for which a release is refused that proposed worse here: it may have met other texts than the draft before."""
 
 
-def _read_hit_rate(value: Any, read: Callable[[Any], HitRate]) -> HitRate:
-    """Return a hit rate, whose counts are stored as `guessed` and `right`. Raises ValueError if they are impossible."""
+def _read_first_acceptance(value: Any, read: Callable[[Any], FirstAcceptance]) -> FirstAcceptance:
+    """Return counts, which are stored as `guessed` and `right`. Raises ValueError if they are impossible."""
     if isinstance(value, dict):
         value = {{"guessed": "proposed", "right": "accepted"}.get(name, name): count for name, count in value.items()}
-    rate = read(value)
-    if not (0 <= rate.proposed <= WINDOW and 0 <= rate.accepted <= WINDOW):
-        raise ValueError(f"a hit rate counts {rate.proposed} and {rate.accepted}, must be 0 to {WINDOW}")
-    return HitRate(rate.proposed, min(rate.accepted, rate.proposed))
+    counts = read(value)
+    if not (0 <= counts.proposed <= WINDOW and 0 <= counts.accepted <= WINDOW):
+        raise ValueError(f"first proposals count {counts.proposed} and {counts.accepted}, must be 0 to {WINDOW}")
+    return FirstAcceptance(counts.proposed, min(counts.accepted, counts.proposed))
 
 
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_store = PlainSerializer(lambda rate: {"guessed": rate.proposed, "right": rate.accepted})
-_HitRate = Annotated[HitRate, WrapValidator(_read_hit_rate), _store]
+_store = PlainSerializer(lambda counts: {"guessed": counts.proposed, "right": counts.accepted})
+_FirstAcceptance = Annotated[FirstAcceptance, WrapValidator(_read_first_acceptance), _store]
 _Version = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
@@ -54,12 +54,12 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class ReleaseTrial(BaseModel, frozen=True, extra="forbid", strict=True):
-    """The trial that the current release is on: its hit rate against that of the draft before it."""
+    """Holds how the current release does on trial against the draft before it."""
 
-    before: _HitRate
-    """Hit rate of the draft that it replaced."""
-    now: _HitRate = HitRate()
-    """Its own hit rate when the last process ended in order."""
+    before: _FirstAcceptance
+    """Counts of the draft that it replaced."""
+    now: _FirstAcceptance = FirstAcceptance()
+    """Its own counts when the last process ended in order."""
     since_unix: float = 0.0
     """Begin in seconds; 0 where it is not known."""
 
@@ -122,10 +122,10 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
 
     # --- taking a release
 
-    def take(self, release: InstalledRelease, before: HitRate, now_unix: float = 0.0) -> ReleaseState:
+    def take(self, release: InstalledRelease, before: FirstAcceptance, now_unix: float = 0.0) -> ReleaseState:
         """Make a release the current one, to be loaded next. One that proved itself before needs no trial.
 
-        before: hit rate of the draft in use.
+        before: counts of the draft in use.
         """
         if self.current is not None and self.current.digest == release.digest:
             return self._with(current=release)._with_floor()
@@ -148,7 +148,7 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
         """End the trial, which the release has passed."""
         return self._with(trial=None, busy=False)._with_floor()
 
-    def paused(self, now: HitRate | None) -> ReleaseState:
+    def paused(self, now: FirstAcceptance | None) -> ReleaseState:
         """End the process in order; the next one continues the trial. now: None where nothing was counted."""
         trial = self.trial
         if trial is not None and now is not None:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from edge_agent.drafting.health import HitRate, judge
+from edge_agent.drafting.health import FirstAcceptance, judge
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
@@ -38,9 +38,9 @@ def retry_backoff() -> Backoff:
 
 
 class ReleaseTrials:
-    """A task that makes the client's drafts follow the state of its releases.
+    """Makes the client's drafts follow the state of its releases.
 
-    It runs as a task of its own, since a draft that fails is left whatever else is under way.
+    `run` is a task of its own, since a draft that fails is left whatever else is under way.
     """
 
     def __init__(self, loader: ReleaseLoader, drafts: DraftManager, load_offered: LoadOffered) -> None:
@@ -67,11 +67,11 @@ class ReleaseTrials:
         return self._drafts.pool.release if self._drafts.pool is not None else ""
 
     @property
-    def hit_rate(self) -> HitRate | None:
-        """Return the hit rate of the current release; None where another draft is in use."""
+    def first_acceptance(self) -> FirstAcceptance | None:
+        """Return what became of the current release's first proposals; None where another draft is in use."""
         pool, release = self._drafts.pool, self._loader.state.current
         in_use = pool is not None and release is not None and pool.release == release.digest
-        return pool.health.hit_rate if pool is not None and in_use else None
+        return pool.health.first_acceptance if pool is not None and in_use else None
 
     async def run(self) -> None:
         """Judge the current release, and load another one where the state names it, until cancelled."""
@@ -95,7 +95,7 @@ class ReleaseTrials:
 
     async def _judge(self) -> None:
         """Give up a release on trial that has failed or proposes worse, and pass one that has proved itself."""
-        state, pool, now = self._loader.state, self._drafts.pool, self.hit_rate
+        state, pool, now = self._loader.state, self._drafts.pool, self.first_acceptance
         release, trial = state.current, state.trial
         if release is None or trial is None or now is None or pool is None:
             return
@@ -121,8 +121,8 @@ class ReleaseTrials:
         async with self._changing:
             if self.in_use != release.digest or self._outdated:
                 return False
-            if self.hit_rate is not None:
-                await self._loader.change(self._loader.state.take(release, HitRate()))
+            if self.first_acceptance is not None:
+                await self._loader.change(self._loader.state.take(release, FirstAcceptance()))
             return True
 
     async def take(self, release: InstalledRelease) -> bool:
@@ -134,7 +134,7 @@ class ReleaseTrials:
             if not await self._drafts.retired(_RETIRE_S):
                 return False
             pool = self._drafts.pool
-            before = pool.health.hit_rate if pool is not None and pool.has_model else HitRate()
+            before = pool.health.first_acceptance if pool is not None and pool.has_model else FirstAcceptance()
             try:
                 taken = await self._loader.take(release, before)
             except ReleaseRefused:

@@ -121,6 +121,6 @@ class ReleaseUpdater:
         """Write down that nothing is under way any more, and leave the folder to other processes."""
         loader, self._loader = self._loader, None
         if loader is not None and loader.folder.writable:
-            hit_rate = self._follower.trials.hit_rate if self._follower is not None else None
-            await loader.change(loader.state.paused(hit_rate))
+            first_acceptance = self._follower.trials.first_acceptance if self._follower is not None else None
+            await loader.change(loader.state.paused(first_acceptance))
             loader.folder.close()

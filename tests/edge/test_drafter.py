@@ -8,7 +8,7 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
-from edge_agent.drafting.health import DraftHealth, HitRate
+from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PromptLookup
 from outrider.core.acceptance.calibrator import Calibrator
@@ -299,9 +299,9 @@ def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
     assert made.step()
     right = target(PROMPT)
     made.advance([right])
-    assert health.hit_rate == HitRate(1, 1)
+    assert health.first_acceptance == FirstAcceptance(1, 1)
     made.advance([0])  # nobody had asked the draft what comes here
-    assert health.hit_rate == HitRate(1, 1)
+    assert health.first_acceptance == FirstAcceptance(1, 1)
     assert made.step()
     made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
-    assert health.hit_rate == HitRate(2, 1)
+    assert health.first_acceptance == FirstAcceptance(2, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from file_server import Behaviour, FileServer
 
-from edge_agent.drafting.health import WINDOW, DraftHealth, HitRate
+from edge_agent.drafting.health import WINDOW, DraftHealth, FirstAcceptance
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.releases import trials
@@ -341,4 +341,4 @@ def test_a_release_with_lower_acceptance_gets_another_try_after_a_day_and_one_th
     for kind, left in (("worse", 0), ("crashed", 1)):
         state = on_trial(ReleaseState(), installed(1)).gave_up(kind, "it was", 1000.0)
         assert len(state.at(2000.0).refused) == 1 and len(state.at(90_000.0).refused) == left
-    assert ReleaseState().take(installed(1), HitRate(), 5.0).trial is not None
+    assert ReleaseState().take(installed(1), FirstAcceptance(), 5.0).trial is not None

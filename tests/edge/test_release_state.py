@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_agent.drafting.health import DraftHealth, HitRate, judge
+from edge_agent.drafting.health import DraftHealth, FirstAcceptance, judge
 from edge_agent.releases.folder import ReleaseFolder, folders, read
 from edge_agent.releases.state import MAX_REFUSED, InstalledRelease, ReleaseState
 
@@ -37,7 +37,7 @@ def installed(version: int, *, canary: bool = False, file: object = None) -> Ins
 
 
 def on_trial(state: ReleaseState, taken: InstalledRelease) -> ReleaseState:
-    return state.take(taken, HitRate()).loaded()
+    return state.take(taken, FirstAcceptance()).loaded()
 
 
 def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
@@ -51,12 +51,12 @@ def test_a_release_is_on_trial_until_it_has_shown_itself() -> None:
 def test_a_canary_that_is_healthy_does_not_raise_the_floor_before_it_is_everybodys() -> None:
     state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True)).proven()
     assert state.floor == 1 and state.last_good == installed(1)
-    assert state.take(installed(2), HitRate()).floor == 2
+    assert state.take(installed(2), FirstAcceptance()).floor == 2
 
 
 def test_the_stable_release_after_a_canary_that_was_rolled_back_is_the_one_before_and_needs_no_trial() -> None:
     state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2, canary=True)).proven()
-    back = state.take(installed(1), HitRate()).loaded()
+    back = state.take(installed(1), FirstAcceptance()).loaded()
     assert (
         back.current == installed(1)
         and back.trial is None
@@ -74,7 +74,7 @@ def test_a_trial_that_is_left_for_another_release_keeps_the_good_one_to_come_bac
 
 def test_an_old_file_under_a_new_version_is_a_new_release() -> None:
     state = on_trial(on_trial(ReleaseState(), installed(1)).proven(), installed(2)).proven()
-    again = state.take(installed(3, file=1), HitRate()).loaded()
+    again = state.take(installed(3, file=1), FirstAcceptance()).loaded()
     assert again.current == installed(3, file=1) and again.trial is None and again.floor == 3
 
 
@@ -94,29 +94,29 @@ def test_no_more_refusals_are_kept_than_fit() -> None:
 
 
 def test_a_trial_goes_on_in_the_next_process_with_what_it_has_shown() -> None:
-    state = ReleaseState().take(installed(1), HitRate(100, 60)).loaded().paused(HitRate(70, 40))
+    state = ReleaseState().take(installed(1), FirstAcceptance(100, 60)).loaded().paused(FirstAcceptance(70, 40))
     assert not state.busy and state.trial is not None
-    assert (state.trial.before, state.trial.now) == (HitRate(100, 60), HitRate(70, 40))
+    assert (state.trial.before, state.trial.now) == (FirstAcceptance(100, 60), FirstAcceptance(70, 40))
     stored = state.model_dump_json()
     assert '"before":{"guessed":100,"right":60}' in stored and ReleaseState.model_validate_json(stored) == state
     health = DraftHealth(state.trial.now)
     health.count(True)
-    assert health.hit_rate == HitRate(71, 41)
+    assert health.first_acceptance == FirstAcceptance(71, 41)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "verdict"),
     [
-        (HitRate(256, 150), HitRate(60, 0), "early"),
-        (HitRate(256, 150), HitRate(64, 0), "worse"),
-        (HitRate(256, 150), HitRate(256, 90), "worse"),
-        (HitRate(256, 150), HitRate(128, 70), "early"),
-        (HitRate(256, 150), HitRate(256, 140), "healthy"),
-        (HitRate(0, 0), HitRate(256, 0), "healthy"),
-        (HitRate(20, 20), HitRate(256, 100), "healthy"),
+        (FirstAcceptance(256, 150), FirstAcceptance(60, 0), "early"),
+        (FirstAcceptance(256, 150), FirstAcceptance(64, 0), "worse"),
+        (FirstAcceptance(256, 150), FirstAcceptance(256, 90), "worse"),
+        (FirstAcceptance(256, 150), FirstAcceptance(128, 70), "early"),
+        (FirstAcceptance(256, 150), FirstAcceptance(256, 140), "healthy"),
+        (FirstAcceptance(0, 0), FirstAcceptance(256, 0), "healthy"),
+        (FirstAcceptance(20, 20), FirstAcceptance(256, 100), "healthy"),
     ],
 )
-def test_only_what_is_clearly_worse_is_called_so(before: HitRate, now: HitRate, verdict: str) -> None:
+def test_only_what_is_clearly_worse_is_called_so(before: FirstAcceptance, now: FirstAcceptance, verdict: str) -> None:
     assert judge(before, now) == verdict
 
 
@@ -285,7 +285,7 @@ class Device(RuleBasedStateMachine):
         offered = installed(version, canary=canary)
         if version < self.state.floor or self.state.refusal(offered.manifest):
             return
-        self.write(self.state.take(offered, HitRate(10, 5)))
+        self.write(self.state.take(offered, FirstAcceptance(10, 5)))
         assert self.state.current is not None and self.state.current.digest == offered.digest
 
     @precondition(lambda self: self.running and self.state.current is not None)
@@ -310,7 +310,7 @@ class Device(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule()
     def end_in_order(self) -> None:
-        self.write(self.state.paused(HitRate(3, 2)))
+        self.write(self.state.paused(FirstAcceptance(3, 2)))
         self.folder.close()
         self.running = False
 
