@@ -118,7 +118,7 @@ async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options:
         *(number, kind, prompt, options, begun, time.time()),
         first=begun + (statistics.first_token_s or 0.0),
         tokens=list(done.token_ids),
-        guessed=statistics.guessed,
+        guessed=statistics.proposed,
         steps=statistics.steps,
         attaches=statistics.attaches,
         swaps_s=statistics.swaps_s,

@@ -142,11 +142,9 @@ class BlockingStream:
         self._thread = thread
 
     def __iter__(self) -> Iterator[Chunk]:
-        try:
+        with self:
             while (chunk := self.next()) is not None:
                 yield chunk
-        finally:
-            self.close()
 
     def next(self) -> Chunk | None:
         """Wait for the next chunk; None at the end. Call `close` to leave before it."""
@@ -178,7 +176,7 @@ class BlockingStream:
         return self._stream.completion
 
     def drain(self) -> Completion:
-        """Run to the end, and return the whole. Raises the error of a request that no verifier could finish."""
+        """Run to the end, and return the completion. Raises the error of a request that no verifier could finish."""
         return self._thread.run(self._stream.drain())
 
 

@@ -213,7 +213,7 @@ class AsyncClient:
 
     async def _bundle_for(self, request: Request, deadline: Deadline) -> TargetBundle:
         """Load the target, from this device's caches where the request allows that and no verifier can be reached."""
-        async with deadline.holds(first_token=True):
+        async with deadline.enforced(first_token=True):
             try:
                 return await self.prepare()
             except Unavailable as error:

@@ -38,7 +38,7 @@ class Deadline:
         self._begun = clock()
 
     @contextlib.asynccontextmanager
-    async def holds(self, *, first_token: bool) -> AsyncIterator[None]:
+    async def enforced(self, *, first_token: bool) -> AsyncIterator[None]:
         """Cancel the body when the time is over, and raise TimedOut. first_token: no token has come yet."""
         seconds, field, what = self._timeout.total, "total", "the request took longer than"
         first = self._timeout.first_token
@@ -58,9 +58,9 @@ class Deadline:
 class Generation:
     """One request that is placed at a verifier, drafted for, and turned into text.
 
-    A try that fails before the first token begins again, as often and as late as the request and the settings allow; a
-    session that fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the
-    draft model goes on alone once no verifier can be reached.
+    A try that fails before the first token is repeated up to `retries` times within `resume_budget_s`; a session that
+    fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the draft model goes
+    on alone once no verifier can be reached.
 
     Nothing is sent before `chunks` is iterated. Raises BadRequest for what the target cannot take.
     """
@@ -89,7 +89,7 @@ class Generation:
         check_ids("logit_bias", list(request.logit_bias), description.vocabulary_size)
         self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
         self._received: list[int] = []
-        self._is_alone = False
+        self._is_offline = False
         """Whether the draft model writes without a verifier."""
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -124,30 +124,29 @@ class Generation:
         )
         return self._sessions.open(session, self._bundle, self.request, self.statistics)
 
-    def _alone(self, cause: Unavailable) -> DeliverySource:
-        """Return what the draft model writes after the tokens received. Raises Unavailable where it may or can not."""
+    def _offline_source(self, cause: Unavailable) -> DeliverySource:
+        """Return what the draft writes alone. Raises Unavailable if there is no model, or logprobs are asked for."""
         pool = self._sessions.drafts.pool
         if pool is None or not pool.has_model:
             raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
         if self.request.logprobs is not None:
             raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
         log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
-        self._is_alone = True
+        self._is_offline = True
         self.statistics.uses(pool.name, pool.release)
         ends = self.request.end_ids(self._bundle.description.eos_token_ids)
         task = DraftTask(self.prompt, tuple(self._received), self.request.sampling, self._max_tokens, ends)
         return contextlib.aclosing(pool.generate_offline(task, self.statistics.generated_offline))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:
-        """Return where to go on after so many failed tries, the last one by `error`; waits before another try.
+        """Return the next source of deliveries after `failures` failed tries.
 
-        Raises `error` where nothing helps.
+        Waits before it retries. Raises `error` if a retry cannot help.
         """
-        if self.request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_alone:
-            return self._alone(error)
-        asked_s = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else 0.0
-        pause_s = max(asked_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
-        may_help = isinstance(error, _RETRIED) and not self._received and not self._is_alone
+        if self.request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_offline:
+            return self._offline_source(error)
+        pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
+        may_help = isinstance(error, _RETRIED) and not self._received and not self._is_offline
         in_time = elapsed_s + pause_s <= self._sessions.settings.resume_budget_s
         if not may_help or not in_time or failures > self.request.retries:
             raise error
@@ -161,7 +160,7 @@ class Generation:
         self._received += delivery.tokens
         self.finish_reason = "stop" if stopped else _REASONS.get(delivery.finish)
         # No target has accepted what the draft wrote alone; it is this device's all the same.
-        own = delivery.accepted if delivery.verified else delivery.drafted
+        own = delivery.accepted if delivery.verified else delivery.proposed
         logprobs = delivery.logprobs[:count] if self.request.logprobs is not None else None
         return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs)
 
@@ -183,15 +182,13 @@ class CompletionStream:
         self.statistics = generation.statistics
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        try:
+        async with self:
             while (chunk := await self.next()) is not None:
                 yield chunk
-        finally:
-            await self.aclose()
 
     async def next(self) -> Chunk | None:
         """Wait for the next chunk; None at the end. Call `aclose` to leave before it."""
-        async with self._pulling, self._generation.deadline.holds(first_token=not self._taken):
+        async with self._pulling, self._generation.deadline.enforced(first_token=not self._taken):
             chunk = await anext(self._chunks, None)
         if chunk is not None:
             self._taken.append(chunk)
@@ -233,10 +230,8 @@ class CompletionStream:
         )
 
     async def drain(self) -> Completion:
-        """Run to the end, and return the whole. Raises the error of a request that no verifier could finish."""
-        try:
+        """Run to the end, and return the completion. Raises the error of a request that no verifier could finish."""
+        async with self:
             while await self.next() is not None:
                 pass
-        finally:
-            await self.aclose()
         return self.completion

@@ -49,7 +49,7 @@ class DriverOptions:
 
 
 class SessionDriver:
-    """The driver that runs one session from Open to its end. draft: drafts for it as long as the session runs."""
+    """Runs one session from Open to its end. draft: drafts for it as long as the session runs."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class SessionDriver:
             return
         self._statistics.evaluated += commit.evaluated
         if delivery.tokens:
-            self._statistics.delivered(len(delivery.tokens), sum(delivery.accepted), sum(delivery.drafted))
+            self._statistics.delivered(len(delivery.tokens), sum(delivery.accepted), sum(delivery.proposed))
         if delivery.tokens or delivery.finish:
             self._deliveries.put_nowait(delivery)
         if not self._session.finished:

@@ -23,7 +23,7 @@ class Usage:
 
 @dataclass
 class Statistics:
-    """The counts that one request has through all its attaches. Times are in seconds since its begin."""
+    """Counts what one request does through all its attaches. Times are in seconds since its begin."""
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
@@ -39,7 +39,7 @@ class Statistics:
     """Draft tokens sent to the verifier."""
     accepted: int = 0
     """Tokens delivered that the target accepted from the draft."""
-    guessed: int = 0
+    proposed: int = 0
     """Tokens delivered that the draft had proposed, evaluated by the target or not."""
     unverified: int = 0
     """Tokens delivered that the draft generated alone."""
@@ -84,7 +84,7 @@ class Statistics:
         self.last_token_s = now
         self.tokens += count
         self.accepted += accepted
-        self.guessed += proposed
+        self.proposed += proposed
         self.steps += 1
 
     def attached(self, address: str) -> None:

@@ -207,7 +207,7 @@ def test_a_delivery_tells_which_nodes_carried_its_tokens() -> None:
     second = session.add(first, 4)
     delivery = session.on_commit(commit(session, 3, 4, 5))
     assert delivery is not None
-    assert (delivery.path, delivery.drafted) == ((first, second), (True, True, False))
+    assert (delivery.path, delivery.proposed) == ((first, second), (True, True, False))
 
 
 def test_what_does_not_descend_from_the_delivered_token_is_dropped() -> None:

@@ -108,7 +108,7 @@ class RootByItsOldId(DeviceSession):
         ids = dict(self._wire_ids)
         delivery = super().on_commit(commit)
         if delivery and delivery.tokens:
-            self._root_id = ids.get(delivery.path[-1], ROOT) if delivery.drafted[-1] else ROOT
+            self._root_id = ids.get(delivery.path[-1], ROOT) if delivery.proposed[-1] else ROOT
         return delivery
 
     def _append(self, nodes, idle):

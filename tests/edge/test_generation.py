@@ -56,7 +56,7 @@ async def test_an_accepted_token_is_the_drafts_and_each_steps_last_token_the_tar
     assert own == completion.statistics.accepted > 0
     # A step brings the draft tokens that it accepts and one token of the target; only the last may end inside a path.
     assert completion.provenance.count("target") in (completion.statistics.steps, completion.statistics.steps - 1)
-    assert completion.statistics.guessed >= own
+    assert completion.statistics.proposed >= own
     assert 0.0 < completion.statistics.acceptance <= 1.0
 
 
@@ -130,7 +130,7 @@ def test_a_time_that_is_none_is_refused(wrong: object) -> None:
 
 async def test_a_timeout_of_the_bodys_own_is_not_the_requests() -> None:
     with pytest.raises(TimeoutError):
-        async with Deadline(Timeout(5.0, 5.0)).holds(first_token=True):
+        async with Deadline(Timeout(5.0, 5.0)).enforced(first_token=True):
             raise TimeoutError
 
 

@@ -29,7 +29,7 @@ class Delivery:
     """The new tokens that one Commit brought, and how the tree moved."""
 
     tokens: tuple[int, ...]
-    drafted: tuple[bool, ...]
+    proposed: tuple[bool, ...]
     """For each token, whether a node of the device's tree carried it."""
     accepted: tuple[bool, ...]
     """For each token, whether the verifier had evaluated and accepted that node; the target found the others itself."""
@@ -43,7 +43,7 @@ class Delivery:
 
 
 class DeviceSession:
-    """The durable state that makes up a session: prompt, committed tokens and the tree below them.
+    """Holds the durable state of a session: prompt, committed tokens and the tree below them.
 
     Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """
@@ -176,12 +176,12 @@ class DeviceSession:
         self._seen = max(self._seen, commit.seen)
         self._reported_idle = False
         tokens = commit.tokens[overlap:]
-        drafted: list[bool] = []
+        proposed: list[bool] = []
         accepted: list[bool] = []
         path: list[int] = []
         for index, token in enumerate(tokens, start=overlap):
             carried = self.tree.advance(token)
-            drafted.append(carried is not None)
+            proposed.append(carried is not None)
             accepted.append(carried is not None and self.was_sent(carried) and index < _most_accepted(commit))
             if carried is not None:
                 path.append(carried)
@@ -190,7 +190,7 @@ class DeviceSession:
         if commit.finish is not Finish.NONE:
             self._end(commit.finish)
         known = commit.logprobs[overlap:]
-        return Delivery(tokens, tuple(drafted), tuple(accepted), tuple(path), commit.finish, known)
+        return Delivery(tokens, tuple(proposed), tuple(accepted), tuple(path), commit.finish, known)
 
     def cancel(self) -> Cancel | None:
         """End the session (rule 8). Returns None if it is over already."""
