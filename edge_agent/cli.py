@@ -209,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     generate = _command(commands, "generate", _generate, "continue a text")
     generate.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from standard input')
-    chat = _command(commands, "chat", _chat, "talk, one message per line; a single one with --message")
+    chat = _command(commands, "chat", _chat, "chat in the terminal; --message sends a single message")
     chat.add_argument("--message", help="say this, print the answer and leave [default: ask]")
     chat.add_argument("--system", default="", help="begin with this system message [default: none]")
     serve = _command(commands, "serve", _serve, "an OpenAI-compatible HTTP server on this device", sampling=False)
@@ -229,8 +229,8 @@ def _command(
     add_config_options(device, EdgeSettings)
     add_settings(device, EdgeSettings, _DEVICE)
     device.add_argument("--verbose", action="store_true", help="log everything to standard error")
-    seldom = EdgeSettings.model_fields.keys() - {*_CLUSTER, *_DEVICE, *_SERVING}
-    add_settings(made.add_argument_group("seldom needed"), EdgeSettings, seldom)
+    advanced = EdgeSettings.model_fields.keys() - {*_CLUSTER, *_DEVICE, *_SERVING}
+    add_settings(made.add_argument_group("advanced"), EdgeSettings, advanced)
     if sampling:
         device.add_argument("--stats", action="store_true", help="print statistics to standard error")
         _add_limits(made.add_argument_group("each request"))
@@ -256,9 +256,10 @@ def _add_sampling(group: Any) -> None:
     add("--top-k", int, "keep the N most likely tokens; 0 is off [default: 0]")
     add("--top-p", float, "keep the most likely tokens with so much probability; 1 is off [default: 1]")
     add("--min-p", float, "drop tokens less likely than this share of the first; 0 is off [default: 0]")
-    add("--repetition-penalty", float, "makes tokens that were used less likely; 1 is off [default: 1]")
-    add("--presence-penalty", float, "taken once from the score of a token that was generated; 0 is off [default: 0]")
-    add("--frequency-penalty", float, "taken for each time that it was generated; 0 is off [default: 0]")
+    text = "divide positive and multiply negative logits of tokens that occurred by X; 1 is off [default: 1]"
+    add("--repetition-penalty", float, text)
+    add("--presence-penalty", float, "subtract X from the logits of tokens that occurred; 0 is off [default: 0]")
+    add("--frequency-penalty", float, "subtract X each time that the token occurred; 0 is off [default: 0]")
     add("--seed", int, "64 bits; the same one gives the same text [default: random]")
     text = "end before this; may be given several times [default: none]"
     group.add_argument("--stop", action="append", metavar="TEXT", help=text)

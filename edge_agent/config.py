@@ -23,7 +23,7 @@ def default_cache() -> Path:
 
 
 class EdgeSettings(BaseSettings):
-    """The settings that one client has. The text below each field is the one in `--help` and docs/configuration.md."""
+    """Configures one client. The text below each field is the one in `--help` and docs/configuration.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_EDGE_", frozen=True, extra="forbid", use_attribute_docstrings=True

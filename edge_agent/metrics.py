@@ -24,7 +24,7 @@ _PREFIX = "outrider_edge_"
 _COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
     "spec_decode_num_draft_tokens": ("Nodes sent", lambda one: one.drafted),
     "spec_decode_num_evaluated_tokens": ("Nodes that the target evaluated", lambda one: one.evaluated),
-    "spec_decode_num_accepted_tokens": ("Delivered tokens that were a node of this device", lambda one: one.accepted),
+    "spec_decode_num_accepted_tokens": ("Evaluated nodes of this device that were committed", lambda one: one.accepted),
     "tokens": ("Tokens delivered", lambda one: one.tokens),
     "steps": ("Commits with tokens", lambda one: one.steps),
     "appends": ("Messages with nodes, or with the note that none will come", lambda one: one.appends),

@@ -21,9 +21,8 @@ def run(module: str) -> None:
     """Import a module and exit with what its `main` returns, or with 130 and no traceback if Ctrl-C comes first."""
     try:
         with EndedByInterrupt():
-            signal.pthread_sigmask(
-                signal.SIG_UNBLOCK, {signal.SIGINT}
-            )  # see `outrider chat`, which becomes another program
+            # `outrider chat` holds SIGINT back while it replaces itself by this program, which inherits the mask.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             from importlib import import_module
 
             main = import_module(module).main

@@ -12,14 +12,14 @@ from coordinator.releases.records import LifecycleState, Release
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import Decisions
 from outrider.core.acceptance.history import HIT, SIBLING
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, between
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.bounds import at_most, between, identifier, label, measure, text
+from outrider.wire.bounds import at_most, identifier, label, measure, text
 from outrider.wire.channels import split_address
 from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
-from outrider.wire.ticket import MAX_LABEL, target_from_proto, target_to_proto
+from outrider.wire.ticket import MAX_TARGET_TEXT, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_ADDRESS = 255
@@ -47,7 +47,7 @@ def ticket_bytes(ticket: bytes) -> bytes:
 
 
 def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
-    at_most("length of target", len(request.target), MAX_LABEL)
+    at_most("length of target", len(request.target), MAX_TARGET_TEXT)
     at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
     return PlacementRequest(
         target=request.target,
@@ -81,7 +81,7 @@ def opened_to_proto(opened: OpenedSession, release_serial: int) -> pb.OpenSessio
 def offer_from_proto(request: pb.OfferReleaseRequest) -> tuple[str, str]:
     """Return the target's weights hash and the device's id."""
     label("in_use", request.in_use)
-    return text("target", request.target, 1, MAX_LABEL), label("device_id", request.device_id)
+    return text("target", request.target, 1, MAX_TARGET_TEXT), label("device_id", request.device_id)
 
 
 def offer_to_proto(serial: int, release: Release | None, base_url: str) -> pb.OfferReleaseResponse:

@@ -28,7 +28,7 @@ _Lease = tuple[DraftPool, DraftWorker]
 
 
 class DraftSession:
-    """The draft that one session uses, on the event loop. `DraftManager.session` makes it.
+    """Drafts for one session, on the event loop. `DraftManager.session` makes it.
 
     worker: of `pool`, to begin with; without one, nothing is drafted until the draft is replaced.
 
@@ -115,7 +115,8 @@ class DraftSession:
         if self._current is None:
             return
         foreign = len(self._session.tree) - len(self._nodes)
-        plan = dataclasses.replace(plan, nodes=max(0, min(plan.nodes, self._session.limits.nodes - foreign)))
+        nodes = max(0, min(plan.nodes, self._session.limits.nodes - foreign))
+        plan = plan if nodes == plan.nodes else dataclasses.replace(plan, nodes=nodes)
         if plan != self._worker_plan:
             self._worker_plan = plan
             self._resting = False

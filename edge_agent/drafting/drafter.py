@@ -38,7 +38,7 @@ class DraftNode:
 
 @dataclass(frozen=True)
 class DraftUpdate:
-    """New nodes that the session gets, by falling path acceptance and ancestors before descendants."""
+    """Brings the session new nodes, by falling path acceptance and ancestors before descendants."""
 
     base: int
     """Generated tokens that the drafter had received."""
@@ -64,7 +64,7 @@ class _NodeState:
 
 
 class Drafter:
-    """A drafter that works for one session at a time.
+    """Drafts for one session at a time.
 
     model: the source whose evaluations cost decodes, if any. lookup: a source that costs nothing, if any.
     health: counts the first proposals that were accepted.

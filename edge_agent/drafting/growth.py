@@ -90,7 +90,7 @@ class SpeculationPlan:
 
 @dataclass(frozen=True)
 class RankedNode:
-    """A node of the token tree and the path acceptance that it has."""
+    """Pairs a node of the token tree with its path acceptance."""
 
     node: Node
     depth: int
@@ -112,7 +112,7 @@ class ChildProposal:
 
 @dataclass(frozen=True)
 class DecodeLatency:
-    """The duration that one decode has on this device, by the number of nodes in it."""
+    """Holds how long a decode takes on this device, by the number of nodes in it."""
 
     seconds: tuple[tuple[int, float], ...]
     """(nodes, seconds), ascending."""

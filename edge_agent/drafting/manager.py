@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftManager:
-    """The draft that all sessions of a client use. pool: the first draft; None for plain cloud streaming."""
+    """Gives a client's sessions their draft, and replaces it. pool: the first draft; None for plain cloud streaming."""
 
     def __init__(self, pool: DraftPool | None) -> None:
         self.pool = pool

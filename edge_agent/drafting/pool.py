@@ -129,12 +129,12 @@ class DraftPool:
 
     async def take(self) -> DraftWorker | None:
         """Borrow a worker until `give_back`; None where all are in use or the draft cannot start."""
-        if not self._idle and len(self._workers) >= self._options.workers:
+        if self._idle:
+            worker = self._idle.pop()
+        elif len(self._workers) < self._options.workers:
+            self._workers.append(worker := self._worker())
+        else:
             return None
-        if not self._idle:
-            self._idle.append(self._worker())
-            self._workers.append(self._idle[-1])
-        worker = self._idle.pop()
         self._add_user()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))

@@ -30,7 +30,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that has an HTTP status and OpenAI's fields."""
+    """Carries an HTTP status and the fields of OpenAI's errors."""
 
     status: int
     message: str
@@ -117,7 +117,7 @@ def api_error(error: Exception, *, chat: bool = False) -> ApiError:
         message = f"{what} {error.seconds:g} s, which is all that this server gives it (outrider-edge serve --timeout)"
     elif isinstance(error, errors.Unauthenticated | errors.PermissionDenied):
         message = f"the cluster refuses this device: {error}"  # the key is this server's, not its client's
-    elif isinstance(error, errors.Overloaded | errors.Unavailable) and error.retry_after_s > 0:
+    elif error.retry_after_s > 0:
         headers = {"retry-after": str(math.ceil(error.retry_after_s))}
     return ApiError(status, message, kind, code=code, headers=headers)
 

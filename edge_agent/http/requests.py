@@ -50,7 +50,7 @@ class StreamOptions(BaseModel, extra="allow", strict=True):
 
 
 class RequestBody(BaseModel, extra="allow", strict=True):
-    """The fields that both kinds of completions have. Unknown ones are ignored; null is the same as a missing field."""
+    """Holds the fields that both kinds of completions share. Unknown ones are ignored; null is as if missing."""
 
     model: str | None = None
     max_tokens: JsonInteger | None = None

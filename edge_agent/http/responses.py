@@ -26,7 +26,7 @@ _FIGURES = (
 
 
 class CompletionWriter:
-    """A writer that gives the answer to one request: whole, or chunk by chunk.
+    """Writes the answer to one request: whole, or chunk by chunk.
 
     `streams` are the choices of all prompts, in order, and `prefixes` the texts before them. A chat is answered with
     messages, another request with text.
@@ -116,15 +116,16 @@ class CompletionWriter:
 
         A character may be spread over several tokens; a token that stands for no text has no bytes.
         """
-        texts = {token: self._tokenizer.table[token] for token in chunk.token_ids if self._has_text(token)}
+        table, silent = self._tokenizer.table, self._tokenizer.special
         tokens = [
-            {"id": token, "bytes": list(texts.get(token, b"")), "provenance": provenance}
+            {
+                "id": token,
+                "bytes": [] if token in silent or token >= len(table) else list(table[token]),
+                "provenance": provenance,
+            }
             for token, provenance in zip(chunk.token_ids, chunk.provenance, strict=True)
         ]
         return {"tokens": tokens, "statistics": _figures(self.streams[index].statistics)}
-
-    def _has_text(self, token: int) -> bool:
-        return token < len(self._tokenizer.table) and token not in self._tokenizer.special
 
     def _usage(self, completions: Sequence[Completion]) -> dict[str, int]:
         """Count the tokens written, and those of each prompt once, however many choices it has."""
@@ -156,7 +157,7 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
 
 
 class LogprobsWriter:
-    """A writer that gives the log-probabilities of one choice in the order of its tokens, for chat or completions.
+    """Writes the log-probabilities of one choice in the order of its tokens, for chat or completions.
 
     table: the raw bytes of every token id. silent: ids that stand for no text. offset: number of characters before the
     first token's.

@@ -17,6 +17,7 @@ from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_LOGPROBS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
 from outrider.core.sampling import SamplingParams
+from outrider.wire.bounds import is_label
 
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
 """Values of BadRequest.field for a prompt that the target cannot hold."""
@@ -28,7 +29,6 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 _MAX_BITS = 64
 _MAX_SHOWN = 80
-_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 # --- types that pydantic lacks
@@ -83,7 +83,7 @@ def _biases(value: object) -> dict[object, object]:
 
 
 def _label(value: object) -> object:
-    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+    if not isinstance(value, str) or not is_label(value):
         raise _wrong("Input should be at most 64 letters, digits, '.', '_' or '-'")
     return value
 

@@ -31,7 +31,7 @@ DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 
 
 class Sessions:
-    """A client that places sessions at a cluster, or attaches them to its one verifier, and drives them.
+    """Places sessions at a cluster, or attaches them to its one verifier, and drives them.
 
     coordinator, verifier: "host:port", one of them empty. reroute: a verifier's address -> the one to dial instead.
     Raises core errors, and BadRequest once `tasks` are closed.
@@ -144,9 +144,10 @@ class Sessions:
         """Open a session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
-        terms = {"draft_release": draft_release, "traffic_class": traffic_class}
         wait_s = self.settings.resume_budget_s
-        placement = await self.coordinator().open(self._target, prompt_tokens, wait_s=wait_s, **terms)
+        placement = await self.coordinator().open(
+            self._target, prompt_tokens, wait_s=wait_s, draft_release=draft_release, traffic_class=traffic_class
+        )
         self.on_release_notice(placement.release_serial)
         return placement
 

@@ -22,7 +22,7 @@ Offline = Literal["raise", "draft_only"]
 
 @dataclass(frozen=True)
 class Timeout:
-    """The limits that a request's time has, in seconds from the call on; None is no limit.
+    """Limits a request's time, in seconds from the call on; None is no limit.
 
     They include everything: loading the draft for the first time, waiting for room, and further tries.
     """
@@ -95,7 +95,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result that a finished request has."""
+    """Holds the result of a request."""
 
     text: str
     """The output, without the prompt and without a stop text."""

@@ -28,7 +28,7 @@ FIRST_CONTACT_S = 3.5
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """The verifier and the epoch that one attach is for."""
+    """Names the verifier and the epoch of one attach."""
 
     address: str
     epoch: int
@@ -40,7 +40,7 @@ class AttachTarget:
 
 
 class Route(Protocol):
-    """A route that names the verifiers to which a session may attach, one after another."""
+    """Names the verifiers to which a session may attach, one after another."""
 
     async def next(self) -> AttachTarget:
         """Return the next target after any pause that is due. Raises where no target is left."""
@@ -53,7 +53,7 @@ class Route(Protocol):
 
 
 class NextAttach(enum.Enum):
-    """The verifier at which another attach may help after an error."""
+    """Says at which verifier another attach may help after an error."""
 
     SAME = "at the same verifier"
     OTHER = "at another verifier"
@@ -97,7 +97,7 @@ class DirectRoute:
         if isinstance(error, errors.Unauthenticated | errors.PermissionDenied) or next_attach(error) is NextAttach.NONE:
             raise error
         self._backoff.failed(error)
-        self._pause_s = 0.0 if progressed else self._backoff.pause_s(_retry_after_s(error))
+        self._pause_s = 0.0 if progressed else self._backoff.pause_s(error.retry_after_s)
 
 
 Resume = Callable[[bytes, Sequence[str], int], Awaitable[Sequence[pb.Grant]]]
@@ -144,7 +144,7 @@ class GrantRoute:
             raise error
         self._backoff.failed(error)
         self._attempts += 1
-        self._pause_s = _retry_after_s(error)
+        self._pause_s = error.retry_after_s
         if self._grants and (where is NextAttach.OTHER or self._attempts > 1):
             failed = self._grants.pop(0)
             self._attempts = 0
@@ -160,7 +160,7 @@ class GrantRoute:
                 self._grants = list(await self._resume(self._ticket, tuple(self._failed_ids), self._epoch))
             except (errors.Unavailable, errors.Overloaded, errors.InternalError) as error:
                 self._backoff.failed(error)
-                self._pause_s = _retry_after_s(error)
+                self._pause_s = error.retry_after_s
                 continue
             self._failed_ids = []
             if not self._grants:
@@ -177,7 +177,3 @@ def limits_of(ticket: bytes) -> SessionLimits | None:
     except DecodeError as error:
         raise BadRequest("the coordinator's ticket cannot be read; is it much newer than this client?") from error
     return limits_from_proto(claims.limits)
-
-
-def _retry_after_s(error: OutriderError) -> float:
-    return error.retry_after_s if isinstance(error, errors.Overloaded | errors.Unavailable) else 0.0

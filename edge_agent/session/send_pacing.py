@@ -16,7 +16,7 @@ from outrider.core.protocol.messages import Append, Directive
 
 
 class SendPacing:
-    """A sender that paces the nodes of a session's tree, for as long as a stream is open for Appends."""
+    """Paces the nodes of a session's tree, for as long as a stream is open for Appends."""
 
     def __init__(self, session: DeviceSession, draft: DraftSession, statistics: Statistics, siblings: int) -> None:
         self._session = session
@@ -78,13 +78,13 @@ class SendPacing:
         departs = departure_time(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
         # Commits that come faster than the directive's step time must not postpone a message that waits to depart.
         self._departs = min(departs, self._departs) if self._timer is not None else departs
-        self.flush()
+        self.flush(plan)
 
-    def flush(self) -> None:
+    def flush(self, plan: SpeculationPlan | None = None) -> None:
         """Send unsent nodes and the base: now if the verifier waits for them, else at the next departure."""
         if self._stream is None or self._session.finished:
             return
-        now, plan = asyncio.get_running_loop().time(), self.plan
+        now, plan = asyncio.get_running_loop().time(), plan or self.plan
         awaited = plan.waits and not self._verifier_has_nodes()
         if now < self._departs and not awaited and not self._session.base_is_stale:
             self._flush_at(self._departs)

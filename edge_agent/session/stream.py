@@ -1,4 +1,4 @@
-"""Open channels to verifiers, and wrap the stream of one attach in the session protocol's own messages."""
+"""Open channels to verifiers and the coordinator, and wrap one attach's stream in the session protocol's messages."""
 
 from __future__ import annotations
 

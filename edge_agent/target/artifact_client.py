@@ -49,7 +49,7 @@ class Description:
 
 
 class ArtifactClient:
-    """A client that calls Describe and FetchArtifact of a route's verifiers; where one fails, the next takes over.
+    """Calls Describe and FetchArtifact of a route's verifiers; where one fails, the next takes over.
 
     Artifacts are addressed by their hashes, so any verifier's bytes will do. Calls go without `wait_for_ready`: they
     wait for the first attempt to connect, and the route returns to a verifier later. Raises core errors.
@@ -150,7 +150,7 @@ _DESCRIPTION = TypeAdapter(Description)
 
 
 class DescriptionCache:
-    """A cache that keeps one client's target description under `folder`, named by cluster address and target."""
+    """Keeps one client's target description under `folder`, named by cluster address and target."""
 
     def __init__(self, folder: Path, address: str, target: str) -> None:
         name = hashlib.sha256(f"{address}\n{target}".encode()).hexdigest()[:32]

@@ -65,7 +65,7 @@ class TargetBundle:
 
 @dataclass(frozen=True)
 class BundleLoader:
-    """A loader that reads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
+    """Reads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
 
     source: ArtifactSource
     cache: ArtifactCache
@@ -108,8 +108,6 @@ class BundleLoader:
         try:
             path = await self._fetched(ref)
             return await DraftPool.load(path, ref.name, tokenizer.table, self.draft_options, ref.digest)
-        except VocabularyMismatch:
-            raise
         except (ModelRefused, ImportError) as error:
             log.warning("the offered draft cannot be used, going on as plain streaming: %s", error)
             return None

@@ -20,7 +20,7 @@ MAX_TEMPLATE_CHARS = 1 << 20
 
 
 class ChatTemplate:
-    """A template that is written in the dialect of Hugging Face's tokenizers.
+    """Renders messages by a template in the dialect of Hugging Face's tokenizers.
 
     It is compiled when chat is first used, so that a broken one disables chat alone. `variables` are bos_token and the
     like.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 class Detokenizer:
-    """A decoder that reads tokens' bytes incrementally as UTF-8; returned text never changes afterwards.
+    """Reads tokens' bytes incrementally as UTF-8; returned text never changes afterwards.
 
     A character that is split across tokens, or across Commits, comes with its last byte; invalid bytes become U+FFFD.
     Special tokens are not text.
@@ -29,7 +29,7 @@ class Detokenizer:
 
 
 class StopScanner:
-    """A scanner that passes text on until a stop string appears, and holds back a possible beginning of one."""
+    """Passes text on until a stop string appears, and holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -62,7 +62,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class TextAssembler:
-    """An assembler that makes the text of one request out of its deliveries."""
+    """Makes the text of one request out of its deliveries."""
 
     def __init__(self, table: Sequence[bytes], special: Collection[int], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(table, special)

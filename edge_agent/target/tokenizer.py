@@ -9,7 +9,7 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 
 
 class TargetTokenizer:
-    """A tokenizer that turns text into ids. `edge_agent.target.detokenizer` turns ids into text by the same table."""
+    """Turns text into ids. `edge_agent.target.detokenizer` turns ids into text by the same table."""
 
     def __init__(self, data: bytes) -> None:
         """Read `data`, a tokenizer.json. Raises ModelRefused for an invalid one, ImportError naming the extra."""

@@ -27,6 +27,9 @@ from typing import Self
 class OutriderError(Exception):
     """Base of every error that Outrider raises on purpose."""
 
+    retry_after_s = 0.0
+    """Seconds after which the peer asks for another try; 0 if it named none."""
+
 
 class BadRequest(OutriderError):
     """A value is outside its stated bound. `field` names it."""
@@ -39,6 +42,12 @@ class BadRequest(OutriderError):
     def bound(cls, field: str, got: object, bound: str) -> Self:
         """Return the error for a value outside a bound, in the form that all bounds share."""
         return cls(f"{field} is {got}, must be {bound}", field=field)
+
+
+def between(field: str, value: float, low: float, high: float) -> None:
+    """Raise BadRequest unless the value is a number from low to high."""
+    if not low <= value <= high:  # NaN is not, either
+        raise BadRequest.bound(field, value, f"between {low} and {high}")
 
 
 class ProtocolViolation(BadRequest):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, between
 
 MAX_BIASES = 300
 """Token ids whose logits one request may change, as in OpenAI's API."""
@@ -66,8 +66,7 @@ def _within(field: str, value: float, low: float, high: float) -> None:
     kind, name = (int, "a whole number ") if isinstance(low, int) else (int | float, "a number ")
     if isinstance(value, bool) or not isinstance(value, kind):
         raise BadRequest.bound(field, repr(value)[:80], f"{name}between {low} and {high}")
-    if not low <= value <= high:  # NaN is not, either
-        raise BadRequest.bound(field, value, f"between {low} and {high}")
+    between(field, value, low, high)
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class StepCost:
-    """A model that predicts the seconds of one target's steps. It is not thread-safe.
+    """Predicts the seconds of one target's steps. It is not thread-safe.
 
     measured: rows -> seconds of steps of one session, at least one entry; other rows are interpolated or extrapolated
     linearly. share_s: seconds for each session beyond the first. Raises BadRequest for measurements that make no sense.

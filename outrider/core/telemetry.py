@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class SessionTelemetry:
-    """The state that a live session is in. Cumulative counts begin with the epoch on this verifier."""
+    """Describes one live session in one epoch on this verifier; counts begin with the epoch."""
 
     session_id: str
     epoch: int = 0
@@ -52,7 +52,7 @@ class SessionTelemetry:
 
 @dataclass(frozen=True)
 class VerifierTelemetry:
-    """The state that a verifier reports. Times are moving averages over steps that only generated tokens."""
+    """Describes a verifier. Times are moving averages over steps that only generated tokens."""
 
     live_sessions: int = 0
     draining: bool = False

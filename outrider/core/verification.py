@@ -10,7 +10,7 @@ from outrider.core.tree import ROOT, TokenTree
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """The rows that one session has in a verification step: the last committed token (row 0) and some nodes.
+    """Lists one session's rows of a verification step: the last committed token (row 0) and some nodes.
 
     Row i + 1 is the node `ids[i]`; `parents[i]` is the row of its parent, smaller than i + 1. Each node comes with all
     its ancestors.
@@ -39,7 +39,7 @@ def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
 
 @dataclass(frozen=True)
 class Verified:
-    """The tokens that are committed by a step."""
+    """Holds the tokens that a step commits, and the rows of the accepted nodes."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.errors import BadRequest, InternalError, ModelRefused
+from outrider.core.errors import BadRequest, InternalError, ModelRefused, between
 from outrider.llama.library import errors_collected, library
 from outrider.llama.model import LlamaModel
 
@@ -83,7 +83,7 @@ class LlamaContext:
         cells: of the KV cache. batch: tokens of a decode, at most. outputs: rows of logits of a decode, at most.
         unified: whether sequences share the cells of their common past, or have cells of their own.
         """
-        check_range("threads", threads, 1, os.cpu_count() or 1)
+        between("threads", threads, 1, os.cpu_count() or 1)
         lib = self._lib = library()
         params = lib.llama_context_default_params()
         params.n_ctx = cells
@@ -150,8 +150,8 @@ class TextReader(LlamaContext):
 
         Raises BadRequest, or ModelRefused if llama.cpp makes no context.
         """
-        check_range("length", length, 1, model.n_ctx_train)
-        check_range("batch", batch, 1, 1 << 12)
+        between("length", length, 1, model.n_ctx_train)
+        between("batch", batch, 1, 1 << 12)
         super().__init__(model, cells=length, sequences=1, batch=batch, threads=threads, outputs=batch, unified=False)
         self.length = length
 
@@ -174,9 +174,9 @@ class ChainContext(LlamaContext):
 
     def __init__(self, model: LlamaModel, *, length: int, count: int, batch: int = 512, threads: int = 1) -> None:
         """Make the context. batch: tokens of one decode. Raises BadRequest, or ModelRefused if llama.cpp refuses."""
-        check_range("length", length, 1, model.n_ctx_train)
-        check_range("count", count, 1, MAX_SEQUENCES)
-        check_range("batch", batch, 1, 1 << 16)
+        between("length", length, 1, model.n_ctx_train)
+        between("count", count, 1, MAX_SEQUENCES)
+        between("batch", batch, 1, 1 << 16)
         self.count = count
         self._lengths = [0] * count
         self.length = length
@@ -243,9 +243,3 @@ class ChainContext(LlamaContext):
             if not 1 <= len(tokens) <= room:
                 raise BadRequest.bound("tokens", f"{len(tokens)} long", f"between 1 and {room}, what is left")
             self._check_tokens(tokens)
-
-
-def check_range(field: str, value: int, low: int, high: int) -> None:
-    """Raise BadRequest for a value outside low to high."""
-    if not low <= value <= high:
-        raise BadRequest.bound(field, value, f"between {low} and {high}")

@@ -21,7 +21,7 @@ _PYTHON_LEVELS = {3: logging.INFO, 4: logging.ERROR}
 
 
 class _Lines(threading.local):
-    """The state that llama.cpp's log has on this thread."""
+    """Holds the level of llama.cpp's last line on this thread, and its error lines while they are collected."""
 
     level = 0
     errors: list[str] | None = None

@@ -170,7 +170,7 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
     """Write a GGUF file quantised to `destination`, which appears whole or not at all.
 
     llama.cpp silently stores a tensor wider than asked for where its rows do not fit the blocks of `kind`: compare the
-    types that came out (`cloud_verifier.distill.gguf.writer.tensor_types`). Raises ValueError if it refuses the file.
+    tensor types that came out. Raises ValueError if llama.cpp refuses the file.
     """
     lib = library()
     params = lib.llama_model_quantize_default_params()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core.errors import BadRequest, InternalError, Overloaded
-from outrider.llama.context import MAX_SEQUENCES, KvType, LlamaContext, Logits, check_range
+from outrider.core.errors import BadRequest, InternalError, Overloaded, between
+from outrider.llama.context import MAX_SEQUENCES, KvType, LlamaContext, Logits
 from outrider.llama.library import library
 from outrider.llama.model import LlamaModel
 
@@ -58,9 +58,9 @@ class TreeContext(LlamaContext):
         kv_type: KvType = "f16",
     ) -> None:
         """Hold `n_ctx` tokens, committed or draft. batch: tokens a prefill chunk. Raises BadRequest, ModelRefused."""
-        check_range("n_ctx", n_ctx, 1, model.n_ctx_train)
-        check_range("max_sequences", max_sequences, 1, MAX_SEQUENCES)
-        check_range("batch", batch, max_sequences, 1 << 16)
+        between("n_ctx", n_ctx, 1, model.n_ctx_train)
+        between("max_sequences", max_sequences, 1, MAX_SEQUENCES)
+        between("batch", batch, max_sequences, 1 << 16)
         if kv_type not in ("f16", "f32"):
             raise BadRequest.bound("kv_type", kv_type, "f16 or f32")
         super().__init__(
@@ -312,7 +312,7 @@ def _decode_once(context: TreeContext, width: int, clock: Callable[[], float]) -
 
 
 class _Sequences:
-    """The sequence ids 0 .. count-1 that a context with a unified KV cache has.
+    """Assigns the sequence ids 0 .. count-1 of a context with a unified KV cache to branches of the tree.
 
     Every branch of the tree is a llama.cpp sequence, and attention sees the cells of its own sequence only, so a new
     branch must first be given its whole past. Copying the prefix for each branch would cost time in proportion to the

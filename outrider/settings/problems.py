@@ -20,7 +20,7 @@ _PASSWORD = re.compile(r"(://[^/@\s]*:)[^@/\s]*@")
 
 @dataclass(frozen=True)
 class SettingProblem:
-    """An error that is in one setting, or in several that contradict one another."""
+    """Describes what is wrong with one setting, or with several that contradict one another."""
 
     where: str
     what: str

@@ -49,7 +49,7 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
 
 
 def note(*, session: str = "", request: str = "") -> None:
-    """Name a session and a request in every line that the rest of the current task writes; see `about`."""
+    """Name session and request in what the rest of the task writes. An empty or invalid id leaves the current one."""
     if _ID.fullmatch(session):
         session_id.set(session)
     if _ID.fullmatch(request):
@@ -79,7 +79,7 @@ def configure(form: LogFormat, process: str, level: int | str = logging.INFO) ->
 
 
 class TextFormatter(logging.Formatter):
-    """A formatter that writes text: time, process, level, message, and the session and request if they are known.
+    """Writes text: time, process, level, message, and the session and request if they are known.
 
     Control characters are escaped, so that what a peer sent can neither begin a line nor steer a terminal.
     """
@@ -96,7 +96,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter that writes one JSON object a line: time (RFC 3339, UTC), level, logger, process and message.
+    """Writes one JSON object a line: time (RFC 3339, UTC), level, logger, process and message.
 
     It also has session and request if they are known, and error, with a traceback, if there is one.
     """

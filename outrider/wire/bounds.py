@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import re
 
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, between
 
 MAX_LABEL = 64
 _LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
-
-
-def between(field: str, value: float, low: float, high: float) -> None:
-    """Raise BadRequest unless the value is a number from low to high."""
-    if not low <= value <= high:
-        raise BadRequest.bound(field, value, f"between {low} and {high}")
 
 
 def at_most(field: str, value: int, most: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, between
 from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
@@ -36,7 +36,6 @@ from outrider.core.protocol.messages import (
 )
 from outrider.core.sampling import SamplingParams
 from outrider.wire import bounds
-from outrider.wire.bounds import between
 from outrider.wire.v1 import session_pb2 as pb
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from outrider.artifacts.store import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire.bounds import text
 from outrider.wire.codecs import built
-from outrider.wire.ticket import MAX_KEY_ID, MAX_LABEL, Signer, is_signed, key_id_of
+from outrider.wire.ticket import MAX_KEY_ID, MAX_TARGET_TEXT, Signer, is_signed, key_id_of
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_BYTES = 16_384
@@ -185,8 +185,8 @@ def _check(manifest: Manifest) -> None:
     digest_of(manifest.artifact, "manifest.artifact")
     if manifest.parent:
         digest_of(manifest.parent, "manifest.parent")
-    text("manifest.weights_hash", manifest.weights_hash, 1, MAX_LABEL)
-    text("manifest.tokenizer_hash", manifest.tokenizer_hash, 1, MAX_LABEL)
+    text("manifest.weights_hash", manifest.weights_hash, 1, MAX_TARGET_TEXT)
+    text("manifest.tokenizer_hash", manifest.tokenizer_hash, 1, MAX_TARGET_TEXT)
     if not _QUANTIZATION.fullmatch(manifest.quantization):
         raise BadRequest.bound("manifest.quantization", repr(manifest.quantization)[:100], 'like "Q8_0"')
     if len(manifest.urls) > MAX_URLS or any(len(url) > MAX_URL or not url.isprintable() for url in manifest.urls):

@@ -120,7 +120,7 @@ def _trailers(name: str, error: OutriderError) -> tuple[tuple[str, str | bytes],
     trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, name)]
     if isinstance(error, errors.BadRequest) and error.field:
         trailers.append((_FIELD_KEY, _clipped(error.field, MAX_FIELD_BYTES).encode()))
-    if isinstance(error, errors.Overloaded) or (isinstance(error, errors.Unavailable) and error.retry_after_s):
+    if error.retry_after_s or isinstance(error, errors.Overloaded):
         trailers.append((_RETRY_KEY, repr(float(error.retry_after_s))))
     return tuple(trailers)
 

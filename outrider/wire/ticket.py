@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_KEY_ID = 64
-MAX_LABEL = 160
+MAX_TARGET_TEXT = 160
 """Characters in a target's name, in each hash and in each part of its numerics class."""
 
 
@@ -171,7 +171,7 @@ def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     """Decode a target. Raises BadRequest for a name or hash that is empty, too long or not printable."""
     target = built(Target, message)
     for name, value in vars(target).items():
-        text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_LABEL)
+        text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_TARGET_TEXT)
     return target
 
 

@@ -48,12 +48,9 @@ class LlamaSource:
         if self._task.sampling.penalised:
             self._counts.add(tokens)
         self._position += len(tokens)
-        tail = list(tokens[len(evaluated) :])
-        logits = self._context.commit(evaluated, tail)
-        if logits is None:
-            self._root_proposals = []  # the new root's proposals were made when it was expanded as a node
-        else:
-            self._root_proposals = self._propose(logits, ())
+        logits = self._context.commit(evaluated, list(tokens[len(evaluated) :]))
+        # Without logits, the new root's proposals were made when it was expanded as a node.
+        self._root_proposals = [] if logits is None else self._propose(logits, ())
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         """Evaluate the nodes in one decode; the root, whose logits are known already, needs none.

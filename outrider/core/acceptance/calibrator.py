@@ -72,7 +72,7 @@ class _Tally:
 
 
 class Calibrator:
-    """A table that estimates acceptance by (rank, margin, depth); each draft and temperature class has one.
+    """Estimates acceptance by (rank, margin, depth); each draft and temperature class has one.
 
     Its sessions share it without a lock: an observation that two threads make at once may be lost, and nothing else.
     """

@@ -15,7 +15,7 @@ MISS, SIBLING, HIT, UNKNOWN = 0, 1, 2, 3
 
 
 class AcceptanceHistory:
-    """The outcomes that one session's last positions had.
+    """Records what became of the proposals at a session's latest positions.
 
     position: of the first token to come. size: outcomes that are kept.
     """

@@ -33,7 +33,7 @@ _MAX_PROBABILITY = 0.98
 
 
 class NodeAcceptance:
-    """The probability that a child of a committed token carries the target's token, by depth and order.
+    """Estimates how likely a child of a committed token carries the target's token, by depth and order.
 
     prior: what was observed beyond this session or this tenant, which learns along; None if there is nothing.
     shared: whether many sessions add observations, which fade more slowly then.

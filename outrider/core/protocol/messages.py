@@ -22,7 +22,7 @@ MAX_LOGPROBS = 20
 
 
 class Finish(enum.IntEnum):
-    """The reason for which a sequence ended; the values are those on the wire."""
+    """Says why a sequence ended; the values are those on the wire."""
 
     NONE = 0
     EOS = 1
@@ -32,7 +32,7 @@ class Finish(enum.IntEnum):
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """The caps that the verifier sets for one epoch; directives stay below them."""
+    """Caps what a session may use in one epoch, as the verifier sets it; directives stay below."""
 
     nodes: int = 64
     """W: nodes that the device may hold."""

@@ -13,7 +13,7 @@ from outrider.core.verification import TreeBatch, Verified
 
 
 class VerifierSession:
-    """The state that the verifier keeps of one session in one epoch.
+    """Holds the verifier's state of one session in one epoch.
 
     kept: tokens that this verifier committed in an earlier epoch; used if the device's tokens are their prefix.
     Losslessness rests on `commit` alone: nothing that `append` takes in can change which tokens are committed.
