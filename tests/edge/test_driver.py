@@ -13,6 +13,7 @@ from fake_verifier import FakeVerifier, Script, patient
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.drafting.draft_session import DraftSession
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
@@ -329,8 +330,8 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         behind: list[int] = []
         flush = run.driver._pacing.flush
 
-        def watched() -> None:
-            flush()
+        def watched(*plan: SpeculationPlan) -> None:
+            flush(*plan)
             if run.driver._pacing.is_open and not run.session.finished:
                 behind.append(len(run.session.received) - run.session._last_base)
 
