@@ -9,6 +9,8 @@ STAMP  := $(VENV)/.installed
 LINT   := style types imports generated structure
 # One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
+# Tests start hundreds of Python processes, which share compiled modules whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test check quick-tests lint $(LINT) proto reference bench install

@@ -42,6 +42,7 @@ LONG = (
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
     "telemetry/test_running_processes.py",
+    "edge/test_http_page.py",
     "coordinator/test_release_evidence.py",
     "cloud/test_traffic_verifier.py",
     "core/test_sampling_distribution.py",
@@ -78,6 +79,8 @@ LONG = (
 
 Workers begin with them, so that none is left with a long one at the end; the last file, in small pieces, ends them.
 """
+EARLY = ("edge/test_http_server.py", "wire/test_codecs.py", "edge/test_release_state.py")
+"""Quick files that wait longest, which come next for the same reason."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell has jobs in the background ignore it, and the programs that tests end with Ctrl-C would, too.
@@ -108,8 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if path_of(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
-        places = {group: place for place, group in enumerate(LONG)} | {LONG[-1]: len(LONG) + 1}
-        items.sort(key=lambda item: places.get(file_group(item.nodeid), len(LONG)))
+        first = [*LONG[:-1], *EARLY]
+        places = {group: place for place, group in enumerate(first)} | {LONG[-1]: len(first) + 1}
+        items.sort(key=lambda item: places.get(file_group(item.nodeid), len(first)))
 
 
 @pytest.hookimpl(optionalhook=True)
