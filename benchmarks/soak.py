@@ -64,7 +64,7 @@ class SoakSize:
 
 FULL = SoakSize()
 QUICK = SoakSize(minutes=1.0)
-SMOKE = SoakSize(minutes=0.2, sessions=4, processes=2, prompts=1, tokens=32, kill_every_s=4.0, warm_s=2.0)
+SMOKE = SoakSize(minutes=0.4, sessions=4, processes=2, prompts=1, tokens=32, kill_every_s=4.0, warm_s=2.0)
 
 
 def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
