@@ -88,6 +88,9 @@ class DistillLoop:
                 return min(wait_s, poll_s)
         try:
             new = await (self._watcher.watch(self.state) if run is None else self._continue(run))
+            if new is None or new == self.state:
+                return poll_s
+            self._set_state(new)
         except Unavailable as error:
             log.warning("the step is tried again in %.0f s: %s", poll_s, error)
             if not wait:
@@ -98,9 +101,6 @@ class DistillLoop:
             if not wait:
                 raise
             return poll_s if self.state.run is None else 0.0
-        if new is None or new == self.state:
-            return poll_s
-        self._set_state(new)
         return poll_s if new.run == run else 0.0
 
     async def _continue(self, run: RunState) -> LoopState | None:

@@ -16,7 +16,7 @@ FORMAT = 2
 FORMAT_KEY = b"outrider.traffic.format"
 """The key of the format's number in the schema's metadata."""
 _SOURCES_KEY = b"outrider.traffic.sources"
-"""The key, in the schema's metadata, of the marks of what a segment was merged from; readers need not know it."""
+"""The key, in the metadata, of the ids of the segments that this one was merged from; readers may ignore it."""
 SCHEMA: Any = pa.schema(
     [
         ("session_id", pa.string()),
@@ -38,7 +38,7 @@ SCHEMA: Any = pa.schema(
     ],
     metadata={FORMAT_KEY: str(FORMAT).encode()},
 )
-_FIRST: Any = SCHEMA.remove(SCHEMA.get_field_index("prompt")).with_metadata({FORMAT_KEY: b"1"})
+_SCHEMA_1: Any = SCHEMA.remove(SCHEMA.get_field_index("prompt")).with_metadata({FORMAT_KEY: b"1"})
 KEY = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
 """The order of rows (Passage.key)."""
 _FIELDS = {"guessed": "proposed_depths"}  # column -> field of Passage, if their names differ
@@ -47,6 +47,7 @@ _PLAIN = tuple(name for name in SCHEMA.names if name not in (*_LISTS, "top"))
 _HEAVY = "top", "top_ids", "top_log_probs", "tail", "prompt"
 LIGHT = tuple(name for name in SCHEMA.names if name not in _HEAVY)
 """All columns but the target's distributions, which are nearly all of a file's bytes, and the prompt."""
+_NO_IDS, _NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _NAMES = "session_id", "tenant", "traffic_class", "draft_release", "weights_hash"
 
 
@@ -71,15 +72,15 @@ def passages_of(table: Any) -> Iterator[Passage]:
     present = set(table.column_names)
     columns = {name: table.column(name).to_pylist() for name in (*_PLAIN, "top") if name in present}
     lists = {name: table.column(name).to_numpy() for name in _LISTS if name in present}
-    none, tops = np.zeros(0, np.float32), columns.pop("top", [0] * table.num_rows)
+    tops = columns.pop("top", [0] * table.num_rows)
     for row in range(table.num_rows):
         arrays = {name: rows[row] for name, rows in lists.items()}
         n, top = len(arrays["tokens"]), tops[row]
         try:
             yield Passage(
                 tokens=arrays["tokens"],
-                top_ids=arrays.get("top_ids", NO_PROMPT).reshape(n, top),
-                top_log_probs=arrays.get("top_log_probs", none).reshape(n, top),
+                top_ids=arrays.get("top_ids", _NO_IDS).reshape(n, top),
+                top_log_probs=arrays.get("top_log_probs", _NO_LOG_PROBS).reshape(n, top),
                 tail=arrays.get("tail", np.zeros(n, np.float32)),
                 proposed_depths=arrays["guessed"],
                 prompt=arrays.get("prompt", NO_PROMPT),
@@ -110,7 +111,9 @@ def from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         _check(file.schema_arrow)
         table = file.read(columns=columns, use_threads=False)
-        return table if columns is not None else _newest(table)
+        if any(column.null_count for column in table.columns):
+            raise Unreadable("it has a null, which no verifier writes")
+        return table if columns is not None else _upgraded(table)
     except Unreadable:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
@@ -135,7 +138,7 @@ def unexpired(table: Any, now: float, since: float = float("-inf")) -> Any:
     )
 
 
-def sorted_once(table: Any) -> Any:
+def sorted_unique(table: Any) -> Any:
     """Return the table's rows by key, each once."""
     table = table.sort_by(KEY)
     if table.num_rows < 2:
@@ -155,12 +158,12 @@ def _check(schema: Any) -> None:
     number = int(text)
     if number > FORMAT:
         raise Unreadable(f"its format is {number}, newer than {FORMAT}, which is the latest that is known here")
-    known = _FIRST if number == 1 else SCHEMA
+    known = _SCHEMA_1 if number == 1 else SCHEMA
     if not schema.remove_metadata().equals(known.remove_metadata()):
         raise Unreadable(f"its columns are not those of format {number}")
 
 
-def _newest(table: Any) -> Any:
+def _upgraded(table: Any) -> Any:
     """Return a table of an older format with the columns that it lacks."""
     if "prompt" not in table.column_names:
         field = SCHEMA.field("prompt")

@@ -205,7 +205,7 @@ class SegmentLog:
         if table is None:
             return
         try:
-            yield from schema.passages_of(schema.sorted_once(schema.unexpired(table, now, since)))
+            yield from schema.passages_of(schema.sorted_unique(schema.unexpired(table, now, since)))
         except Unreadable as error:
             self._warn(segment, error)
 
@@ -224,7 +224,7 @@ class SegmentLog:
                 marks |= {_mark(segment), *schema.sources_of(table)}
         if len(merged) < 2:
             return 0
-        rows = schema.sorted_once(schema.unexpired(pa.concat_tables(tables), now))
+        rows = schema.sorted_unique(schema.unexpired(pa.concat_tables(tables), now))
         if rows.num_rows:
             first = rows.column("time_unix")[0].as_py()
             name = _name(first, f"merged-{secrets.token_hex(4)}")

@@ -58,7 +58,8 @@ def build(log: SegmentLog, folder: Path, plan: DatasetPlan, now: float) -> Datas
     left_out.update(expiring=expiring, other_target=sum(map(len, lasting)) - sum(map(len, ours)))
     facts = {"built_unix": now, "weights_hash": weights_hash, "newest_unix": newest.time_unix, "left_out": left_out}
     card = _card(splits, plan, facts)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     for name, pieces in splits.items():
         save_texts(folder / name, [backfill.text(piece) for piece in pieces])
     atomic_files.write(folder / CARD, card.model_dump_json(indent=1).encode() + b"\n")  # last: it completes the dataset

@@ -122,7 +122,8 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
 
 
 def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 from collections.abc import Iterator
@@ -368,6 +369,20 @@ async def test_an_unexpected_error_does_not_end_the_loop(world: World) -> None:
     await until_idle(loop)
     assert last(loop).result == "refused"
     assert (world.folder / "state" / "runs" / "lost+found").exists()
+
+
+async def test_a_full_disk_does_not_end_the_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    world.traffic(1_000)
+    loop = world.loop()
+    with monkeypatch.context() as patched:
+        patched.setattr(state.LoopState, "save", full)
+        assert await loop.step() > 0
+        assert (loop.state.run, loop.failures) == (None, 1)
+    await until_idle(loop)
+    assert world.stages.begun == STAGES
 
 
 @pytest.mark.parametrize("decided", [False, True])

@@ -295,6 +295,12 @@ def newer(path: Path) -> None:
     pq.write_table(table, path)
 
 
+def without_tokens(path: Path) -> None:
+    table, place = schema.table_of([passage()]), schema.SCHEMA.get_field_index("tokens")
+    field = schema.SCHEMA.field(place)
+    path.write_bytes(schema.to_bytes(table.set_column(place, field, pa.array([None], field.type))))
+
+
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "no Parquet file": lambda path: path.write_bytes(b"not at all"),
     "an empty file": lambda path: path.write_bytes(b""),
@@ -302,15 +308,17 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
     "somebody else's Parquet": lambda path: pq.write_table(pa.table({"tokens": [1, 2]}), path),
     "a newer format": newer,
 }
+DAMAGED = {**FOREIGN, "a row without tokens": without_tokens}
+"""With a file whose expiry can be read."""
 
 
-@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("what", DAMAGED)
 def test_what_cannot_be_read_is_left_out_and_left_alone_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     write(tmp_path, [passage(), passage(start=4)], [passage(session_id="t")])
     foreign = files(tmp_path)[0].parent / "20270115T080000.000000-other-1.parquet"
-    FOREIGN[what](foreign)
+    DAMAGED[what](foreign)
     before = foreign.read_bytes()
     log = SegmentLog(str(tmp_path))
     with caplog.at_level(logging.WARNING):
