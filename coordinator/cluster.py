@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from coordinator import START_TIMEOUT_S
-from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
+from outrider.processes import tied_to_this_process
 from outrider.settings.layers import VARIABLE
 
 STOP_TIMEOUT_S = 15.0
@@ -119,7 +119,7 @@ class Child:
                     await self._process.wait()
         self.signal_group(signal.SIGKILL)
         await self._process.wait()
-        await asyncio.gather(*self._readers)
+        await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def kill(self) -> None:
         """Send SIGKILL to the whole group, as when its machine stops."""
@@ -136,7 +136,7 @@ class Child:
 
     async def _drain(self) -> None:
         """Read stdout to its end, since a child that writes more must not block on a full pipe."""
-        async for _ in _lines(self._process.stdout):
+        while self._process.stdout and await self._process.stdout.read(65536):
             pass
 
     async def _read_log(self, on_log: OnLog) -> None:

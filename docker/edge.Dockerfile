@@ -11,10 +11,11 @@ RUN apt-get update \
 ARG CMAKE_ARGS=-DGGML_NATIVE=OFF
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY constraints.txt ./
+COPY constraints.txt tools/llama_cpp_library.cmake ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv --without-pip /opt/outrider \
-    && pip --python /opt/outrider/bin/python install -c constraints.txt llama-cpp-python
+    && CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=/src/llama_cpp_library.cmake $CMAKE_ARGS" \
+        pip --python /opt/outrider/bin/python install -c constraints.txt llama-cpp-python
 COPY pyproject.toml README.md LICENSE ./
 COPY outrider outrider
 COPY edge_agent edge_agent
@@ -29,7 +30,7 @@ LABEL org.opencontainers.image.title="outrider-edge" \
       org.opencontainers.image.description="Outrider: a device as an OpenAI-compatible server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The library of llama.cpp's threads.
+# The OpenMP runtime for llama.cpp.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \

@@ -31,6 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARY_ONLY = ROOT / "tools" / "llama_cpp_library.cmake"
+BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")
 NEEDS_LLAMA = {"edge", "distill", "dev"}
 """Extras that install llama-cpp-python."""
 
@@ -80,7 +81,7 @@ def pip(python: Path, verb: str) -> list[str]:
 def llama_wheel(python: Path) -> Path:
     """Return the folder with a wheel of llama-cpp-python for this machine, which is built unless it is there."""
     requirement = pinned("llama_cpp_python")
-    folder = cache_folder(os.environ) / build_key(requirement, cpu_features(), compiler(), os.environ)
+    folder = cache_folder(os.environ) / build_key(requirement, cpu_features(), compilers(os.environ), os.environ)
     if any(folder.glob("llama_cpp_python-*.whl")):
         print(f"- llama.cpp: found in {folder}", flush=True)
         return folder
@@ -123,7 +124,7 @@ def build_key(requirement: str, features: str, compiled_by: str, environment: Ma
         platform.machine(),
         features,
         compiled_by,
-        environment.get("CMAKE_ARGS", ""),
+        *(environment.get(name, "") for name in BUILD_VARIABLES),
         LIBRARY_ONLY.read_text(encoding="utf-8"),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -144,13 +145,15 @@ def cpu_features() -> str:
     return " ".join(sorted(found.group(1).split())) if found else platform.processor()
 
 
-def compiler() -> str:
-    """Return the first line of the C++ compiler's version, empty if none is found."""
-    command = shutil.which(os.environ.get("CXX", "c++"))
-    if command is None:
-        return ""
-    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
-    return answer.stdout.partition("\n")[0]
+def compilers(environment: Mapping[str, str]) -> str:
+    """Return the first line of the version of the C and of the C++ compiler, empty for one that is not found."""
+    lines = []
+    for command in (environment.get("CC") or "cc", environment.get("CXX") or "c++"):
+        words = [*shlex.split(command), "--version"]  # it may be "ccache g++"
+        found = shutil.which(words[0])
+        answer = subprocess.run(words, capture_output=True, text=True, check=False).stdout if found else ""
+        lines.append(answer.partition("\n")[0])
+    return "\n".join(lines)
 
 
 # --- what the terminal shows

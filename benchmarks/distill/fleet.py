@@ -13,8 +13,8 @@ from typing import Self
 
 from benchmarks.distill.answer import DeviceAnswer
 from benchmarks.distill.devices import DevicePlan
-from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import Unavailable
+from outrider.processes import tied_to_this_process
 
 DEVICES = 8
 PROCESSES = 2

@@ -20,8 +20,9 @@ from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.state import LoopState
 from coordinator.cluster import Child, Cluster, stand_apart
-from coordinator.store.embedded_redis import EmbeddedServer, tied_to_this_process
+from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.core.errors import Unavailable
+from outrider.processes import tied_to_this_process
 
 _TRAINER = b"cloud_verifier.distill.training.run"
 _RETRY_S = 2.0

@@ -11,21 +11,13 @@ from pathlib import Path
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
+from outrider.processes import tied_to_this_process
 
 STOP_S = 30.0
 """Seconds that a stage has to save its work after SIGTERM."""
 _SHOWN = 400
 """Characters of a failed stage's last line that its error has."""
 _ERRORS = {error.exit_status: error for error in (PermanentFailure, TooLittleTraffic)}
-# A stage must not outlive a loop that was killed (Linux), since the next loop would start another one.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.nice(int(sys.argv[2]))
-    os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
-"""
 
 
 async def run_stage(
@@ -40,8 +32,9 @@ async def run_stage(
     arguments = (commands or _commands(config.ranks))[stage]
     with (folder / f"{stage}.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(config.nice)),
-            *(*arguments, str(folder)),
+            # A stage must not outlive a loop that was killed, since the next loop would start another one.
+            *tied_to_this_process(config.nice),
+            *(sys.executable, *arguments, str(folder)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

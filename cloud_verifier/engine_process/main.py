@@ -9,7 +9,6 @@ serves, the other ranks follow it.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -22,11 +21,10 @@ from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
 from outrider.core.errors import ModelRefused, OutriderError
+from outrider.processes import end_with_parent
 from outrider.telemetry.logs import configure
 
 log = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -34,7 +32,8 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
     if config.tensor_parallel > 1:
-        _die_with_the_front()
+        # While a rank waits for another one, it would not notice for minutes that the front has gone.
+        end_with_parent(int(os.environ.get(FRONT, os.getppid())))
     rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
     who = f"rank {rank}" if rank else "engine"
     configure(config.log_format, who)
@@ -47,14 +46,6 @@ def main() -> None:
                 _run(config, EngineEnd(sock), *map(int, sys.argv[3:]))
         except ConnectionError:
             log.info("the front has gone")
-
-
-def _die_with_the_front() -> None:
-    """Have Linux kill this rank with the front: while it waits for another rank it would not notice for minutes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ.get(FRONT, os.getppid())):  # it was killed before we asked
-            raise SystemExit(1)
 
 
 def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from coordinator import DEFAULT_COORDINATOR
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
-from coordinator.store.embedded_redis import tied_to_this_process
 from outrider.core.errors import BadRequest
+from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
 
 EXIT_FAILED = 1

@@ -5,12 +5,10 @@ It listens on a unix socket in a directory of its own, keeps nothing on disk and
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,19 +16,13 @@ from pathlib import Path
 from typing import Self
 
 from outrider.core.errors import Unavailable
+from outrider.processes import tied_to_this_process
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 MAX_SOCKET_PATH = 100
 """The kernel's limit is 108 bytes on Linux and 104 on macOS."""
 _OPTIONS = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
-_LAUNCHER = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 
 class EmbeddedServer:
@@ -158,11 +150,3 @@ def _answers(path: Path) -> bool:
             return connection.recv(16).startswith(b"+PONG")
     except OSError:
         return False
-
-
-def tied_to_this_process() -> list[str]:
-    """Return a prefix for a command that does not outlive this process, even if it is killed (Linux).
-
-    It is a launcher that execs, not `preexec_fn`: forking without exec is not safe beside gRPC's threads.
-    """
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())] if sys.platform == "linux" else []

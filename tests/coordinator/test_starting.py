@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from coordinator import cluster as cluster_module
 from coordinator.cli import local
 from coordinator.cluster import Child, Cluster
 from outrider.core.errors import Unavailable
@@ -84,3 +86,13 @@ async def test_where_one_verifier_fails_the_others_are_stopped(together) -> None
         with pytest.raises(Unavailable, match="verifier-1 ended with exit code 7 before it was ready"):
             await local._start_verifiers(running, 2, str(together), "3")
         assert running.verifiers == []
+
+
+async def test_a_child_may_write_more_than_a_line_holds_and_is_stopped_in_order(monkeypatch) -> None:
+    monkeypatch.setattr(cluster_module, "MAX_LINE", 1_000)
+    script = (
+        "import sys; print('listening on a:1', flush=True); print('x' * 200_000); print('y' * 2_000, file=sys.stderr)"
+    )
+    child = await Child.start("loud", [sys.executable, "-c", script], on_log=lambda *_: None)
+    assert await asyncio.wait_for(child.wait(), 10.0) == 0
+    await child.stop()

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from container_files import ROOT, Image, component_of, compose, secrets
 
-from coordinator.store.embedded_redis import tied_to_this_process
+from outrider.processes import tied_to_this_process
 
 PORTS = (
     ("redis", 6379),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -37,12 +38,21 @@ def test_the_pin_of_llama_cpp_is_found_in_the_constraints() -> None:
         ("llama==1", "avx512", "gcc 12", {}),
         ("llama==1", "avx2", "gcc 13", {}),
         ("llama==1", "avx2", "gcc 12", {"CMAKE_ARGS": "-DGGML_CUDA=ON"}),
+        ("llama==1", "avx2", "gcc 12", {"CFLAGS": "-march=native"}),
+        ("llama==1", "avx2", "gcc 12", {"CXXFLAGS": "-march=native"}),
     ],
 )
 def test_a_wheel_is_built_again_for_another_version_cpu_compiler_or_option(changed: tuple) -> None:
     before = install.build_key("llama==1", "avx2", "gcc 12", {})
     assert before == install.build_key("llama==1", "avx2", "gcc 12", {"HOME": "/elsewhere"})
     assert before != install.build_key(*changed)
+
+
+def test_the_compilers_are_those_that_the_environment_names() -> None:
+    assert (
+        install.compilers({"CC": f"env {sys.executable}", "CXX": "no-such-compiler"})
+        == f"Python {platform.python_version()}\n"
+    )
 
 
 def test_the_users_cmake_options_come_last_so_that_they_win() -> None:

@@ -12,7 +12,6 @@ again.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import os
@@ -37,11 +36,11 @@ from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import load_student
 from cloud_verifier.distill.training.trainer import DraftTrainer
 from outrider.artifacts import atomic_files
+from outrider.processes import end_with_parent
 
 log = logging.getLogger(__name__)
 
 _UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
-_PR_SET_PDEATHSIG = 1
 
 
 def train(folder: Path) -> int:
@@ -72,7 +71,7 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if _UNDER_TORCHRUN in os.environ:
-        _end_with_torchrun()
+        end_with_parent()  # torchrun starts ranks in sessions of their own
     try:
         code = train(arguments.folder)
     except (PermanentFailure, OSError, ValueError) as error:
@@ -83,14 +82,6 @@ def main() -> None:
         logging.shutdown()
         os._exit(code)
     sys.exit(code)
-
-
-def _end_with_torchrun() -> None:
-    """Let this rank be killed when torchrun ends (Linux), which starts ranks in sessions of their own."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # torchrun ended before the call
-            sys.exit(128 + signal.SIGKILL)
 
 
 def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:

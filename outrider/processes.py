@@ -1,0 +1,37 @@
+"""Start processes that do not outlive the one that started them, even if it is killed (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_LAUNCHER = f"""
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.nice(int(sys.argv[2]))
+    os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+def tied_to_this_process(nice: int = 0) -> list[str]:
+    """Return a prefix for a command that does not outlive this process. nice: what is added to its niceness.
+
+    It is a launcher that execs, not `preexec_fn`: forking without exec is not safe beside gRPC's threads.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(nice)]
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Let Linux kill this process when its parent ends. Raises SystemExit if the parent has ended already.
+
+    parent: its process id; None if that is unknown, but not 1, which adopts a process whose parent has ended.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if (os.getppid() != parent) if parent else (os.getppid() == 1):
+            sys.exit(128 + signal.SIGKILL)
