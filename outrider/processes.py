@@ -1,4 +1,4 @@
-"""Start processes that do not outlive the one that started them, even if it is killed (Linux)."""
+"""Tie a process to the one that started it, even if that is killed (Linux), and hold its signals back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _LAUNCHER = f"""
@@ -35,3 +38,19 @@ def end_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if (os.getppid() != parent) if parent else (os.getppid() == 1):
             sys.exit(128 + signal.SIGKILL)
+
+
+@contextmanager
+def signals_held() -> Iterator[list[int]]:
+    """Yield a list that collects SIGTERM and SIGINT, so that no step is interrupted."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

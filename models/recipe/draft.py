@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from cloud_verifier.distill.training.losses import divergence, loss
 from models.recipe.checkpoint import Progress
 from models.recipe.network import hidden_states, new_model, pieces, use_training_attention
 from models.recipe.schedule import TrainStep
@@ -87,28 +87,13 @@ class TargetLessons:
         with torch.autocast("cpu", torch.bfloat16):
             states = hidden_states(model, ids[:, :-1])[:, -count:]
             logits = model.lm_head(states[part.counted])
-        kl, overlap = divergence(
-            logits.float(), part.top_ids[part.counted].long(), part.top_log_probs[part.counted].float()
-        )
+        log_probs = part.top_log_probs[part.counted].float()
+        tail = 1 - log_probs.exp().sum(1)
+        divergences = divergence(logits.float(), part.top_ids[part.counted].long(), log_probs, tail)
+        kl, overlap = (values.mean() for values in divergences)
         if step_plan.share < self._plan.kl_share:
             return kl
-        weight = math.exp(-self._plan.hybrid_eta * overlap.item())
-        return weight * kl + (1 - weight) * (1 - overlap)
-
-
-def divergence(logits: Tensor, top_ids: Tensor, top_log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the means of KL(p || q) and of ``sum min(p, q)`` over rows.
-
-    p is the target's distribution, given by its likeliest ids; all other ids count as one. The overlap
-    is the chance that rejection sampling accepts a token drawn from q (arXiv 2211.17192).
-    """
-    log_q = logits.log_softmax(-1).gather(1, top_ids)
-    p, q = top_log_probs.exp(), log_q.exp()
-    p_rest = (1 - p.sum(1)).clamp_min(1e-6)
-    q_rest = (1 - q.sum(1)).clamp_min(1e-6)
-    kl = (p * (top_log_probs - log_q)).sum(1) + p_rest * (p_rest.log() - q_rest.log())
-    overlap = torch.minimum(p, q).sum(1) + torch.minimum(p_rest, q_rest)
-    return kl.mean(), overlap.mean()
+        return loss(kl, overlap, "hybrid", overlap.item(), self._plan.hybrid_eta)
 
 
 def _warm(job: Job, stage: str, shares: dict[str, int]) -> None:

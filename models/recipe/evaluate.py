@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
+from cloud_verifier.distill.gguf.eval_gguf import CHAIN, steps
 from models.recipe import card, corpus, parity, prompts, tokenizer
 from models.recipe.decoder import Decoder
 from models.recipe.export import DRAFTS
@@ -29,8 +30,6 @@ from outrider.llama.tree_context import TreeContext
 CLASSES = {"code": ("code",), "arithmetic": ("math",), "chat": ("chat_code", "chat_math")}
 TEXT_TOKENS = 96
 TEMPERATURE = 0.8
-CHAIN = 6
-"""Length of the draft's guess when acceptance is turned into tokens per target step."""
 _WINDOW, _STRIDE = 1024, 512
 _PROBES = 20_000
 
@@ -116,7 +115,7 @@ def acceptance(gguf: Path, greedy: Sequence[Sample], sampled: Sequence[Sample]) 
     """Measure the quantised file itself, by class of prompt.
 
     ``greedy``: share of positions of the target's greedy text where the draft's first choice is the target's.
-    ``tokens_per_step``: tokens per target step on that text, if the draft guesses ``CHAIN`` ahead every time.
+    ``tokens_per_step``: tokens per target step on that text, with a chain of ``CHAIN`` draft tokens in every step.
     ``sampled``: mean of ``sum min(p, q)`` over the target's text at ``TEMPERATURE``, both at that temperature.
     """
     results: dict[str, dict[str, float]] = {}
@@ -132,22 +131,12 @@ def acceptance(gguf: Path, greedy: Sequence[Sample], sampled: Sequence[Sample]) 
                     overlaps.append(np.minimum(p, q).sum(1))
             results[label] = {
                 "greedy": float(np.concatenate(agreed).mean()),
-                "tokens_per_step": sum(map(len, agreed)) / sum(target_steps(row, CHAIN) for row in agreed),
+                "tokens_per_step": sum(map(len, agreed))
+                / sum(steps((~row).astype(np.int8), CHAIN, 1) for row in agreed),
                 "sampled": float(np.concatenate(overlaps).mean()),
             }
     print(f"acceptance, {gguf.name}: {results}", flush=True)
     return results
-
-
-def target_steps(agreed: NDArray[np.bool_], chain: int) -> int:
-    """Return how many target steps a text takes when each checks a guess of ``chain`` tokens."""
-    steps, place = 0, 0
-    while place < len(agreed):
-        guess = agreed[place : place + chain]
-        accepted = len(guess) if guess.all() else int(guess.argmin())
-        place += accepted + 1
-        steps += 1
-    return steps
 
 
 def is_repetitive(tokens: Sequence[int], share: float = 0.3) -> bool:

@@ -9,14 +9,10 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from cloud_verifier.distill.gguf.writer import QWEN2_SPLIT
 from models.recipe import corpus
 from models.recipe.settings import END, PAD, SPECIAL_TOKENS, VOCAB_SIZE, Job
 
-# llama.cpp's pre-tokenizer "qwen2": digits stand alone, so that sums line up. No normaliser: llama.cpp has none.
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
@@ -41,6 +37,7 @@ def build(job: Job) -> None:
 def train(texts: list[str]) -> Tokenizer:
     """Return a BPE of exactly ``VOCAB_SIZE`` tokens whose first ids are the special tokens."""
     tokenizer = Tokenizer(models.BPE())
+    # Digits stand alone, so that sums line up. No normaliser: llama.cpp has none.
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])

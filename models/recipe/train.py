@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Protocol, TypeVar
 
 import torch
@@ -22,6 +19,7 @@ from models.recipe.network import optimizers_for, pieces, text_loss
 from models.recipe.schedule import TrainStep
 from models.recipe.settings import TrainPlan
 from models.recipe.windows import Mixture
+from outrider.processes import signals_held
 
 Part = TypeVar("Part")
 _GRADIENT_NORM = 1.0
@@ -72,7 +70,7 @@ def train(model: Qwen3ForCausalLM, plan: TrainPlan, folder: Path, lessons: Lesso
     report = Report(plan, progress)
     saved = time.monotonic()
     model.train()
-    with _interruptible() as stop:
+    with signals_held() as stop:
         while True:
             began = time.monotonic()
             step_plan = schedule.next_step(plan, progress, schedule.requested_minutes(folder))
@@ -142,19 +140,3 @@ class Report:
             flush=True,
         )
         self._losses, self._shown, self._tokens = [], time.monotonic(), progress.tokens
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, so that a step is never cut in half."""
-    received: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -18,10 +18,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import torch
 from transformers import AutoTokenizer
@@ -36,7 +33,7 @@ from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import load_student
 from cloud_verifier.distill.training.trainer import DraftTrainer
 from outrider.artifacts import atomic_files
-from outrider.processes import end_with_parent
+from outrider.processes import end_with_parent, signals_held
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +48,7 @@ def train(folder: Path) -> int:
         log.info("%s is already there", folder / DONE)
         return 0
     ranks = Ranks(plan.device)
-    with _signals() as received, ranks.joined():
+    with signals_held() as received, ranks.joined():
         student, _ = load_student(plan)
         trainer = DraftTrainer(folder, plan, student, ranks)
         if not trainer.run(stop=lambda: bool(received)):
@@ -116,22 +113,6 @@ def _empty(folder: Path) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     return folder
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGTERM and SIGINT, so that no step is interrupted."""
-    received: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
