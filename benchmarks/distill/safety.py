@@ -19,9 +19,9 @@ from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
 from benchmarks.distill.worse_draft import spoiled
 from benchmarks.support.harness import quantile
-from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.store import file_digest
+from outrider.wire.ticket import Signer
 
 _GRACE_S = 10.0
 """Beyond a window: a coordinator decides at the next report after it."""
@@ -87,7 +87,7 @@ async def refusals(
     system: DistillSystem, draft: Path, story: RunLog, bad_releases: tuple[BadRelease, ...] = BAD_RELEASES
 ) -> list[Refusal]:
     """Offer each bad release to a real device of its own. draft: a good file, of which they are made."""
-    trials = BadReleaseTrials(system.address, draft, keys.load(system.key), system.folder / "trapped")
+    trials = BadReleaseTrials(system.address, draft, Signer.load(system.key), system.folder / "trapped")
     found = await trials.offer_all(bad_releases)
     for refusal in found:
         kinds = ", ".join(map(repr, refusal.got)) or "not refused"

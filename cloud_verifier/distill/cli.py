@@ -239,10 +239,11 @@ def _gate(options: argparse.Namespace) -> int:
 
 def _key(options: argparse.Namespace) -> int:
     from cloud_verifier.distill.publishing import keys
+    from outrider.wire.ticket import Signer
 
     # Reads the one setting alone: no other needs to be set yet.
     path: Path = options.file or Path(layers_of(DistillConfig, options).raw("key"))
-    signer = keys.load(path) if path.expanduser().exists() else keys.create(path)
+    signer = Signer.load(path) if path.expanduser().exists() else keys.create(path)
     print(signer.public_key.hex())
     return 0
 

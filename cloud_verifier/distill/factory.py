@@ -12,7 +12,6 @@ from pathlib import Path
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
 from cloud_verifier.distill.stage_processes import run_stage
@@ -21,6 +20,7 @@ from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire.channels import ClientTls
+from outrider.wire.ticket import Signer
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +42,7 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
 async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
     """Yield a publisher of drafts for the target, with the loop's ledger. Raises BadRequest."""
     hashes = await asyncio.to_thread(target_hashes, config.target)
-    signer, artifacts = keys.load(config.key), ArtifactStore(config.artifacts, ".gguf")
+    signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, ".gguf")
     async with release_client(config) as registry:
         yield Publisher(registry, ReleaseLedger(config.state / "releases"), artifacts, signer, hashes)
 

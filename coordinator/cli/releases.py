@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
@@ -43,7 +42,10 @@ async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
-    raw = _read(options.manifest, "manifest")
+    try:
+        raw: bytes = options.manifest.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"manifest {options.manifest} cannot be read: {error.strerror}", field="manifest") from error
     digest = read_unverified(raw).digest
     await call("PublishRelease", pb.PublishReleaseRequest(manifest=raw))
     return _listed((await _known(call, digest))[:1])
@@ -61,7 +63,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     """
     if options.key is None:
         return await _steered(call, options.release, "ROLL_BACK")
-    signer = Signer.from_pem(_read(options.key, "key"))
+    signer = Signer.load(options.key)
     known = await _known(call)
     current = (await _known(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
@@ -135,13 +137,6 @@ def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> Manifest
 def _next_version(weights_hash: str, known: Sequence[pb.Release]) -> int:
     versions = [m.version for m in (read_unverified(r.manifest) for r in known) if m.weights_hash == weights_hash]
     return max(versions) + 1
-
-
-def _read(path: Path, field: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadRequest(f"{field} {path} cannot be read: {error.strerror}", field=field) from error
 
 
 def _facts(r: Document) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from outrider.core.errors import BadRequest
 from outrider.wire.ticket import Signer
 
 FILE = "ticket-key.pem"
+_REMEDY = "give another --state-dir"
 MAX_KEYS = 64
 """Coordinators whose keys are in use at once, including rotated keys."""
 
@@ -58,11 +58,9 @@ def load_or_create(state_dir: Path) -> Signer:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             _create(path)
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise BadRequest(f"signing key {path} can be used by others; run: chmod 600 {path}", field="key")
-        return Signer.from_pem(path.read_bytes())
     except OSError as error:
-        raise BadRequest(f"signing key {path} cannot be used: {error.strerror}; give another --state-dir") from error
+        raise BadRequest(f"signing key {path} cannot be made: {error.strerror}; {_REMEDY}") from error
+    return Signer.load(path, "signing key", _REMEDY)
 
 
 def _create(path: Path) -> None:

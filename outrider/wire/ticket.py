@@ -7,8 +7,10 @@ key is used, so that a device, which carries tickets without reading them, does 
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -103,6 +105,23 @@ class Signer:
         if not isinstance(key, _ed25519().Ed25519PrivateKey):
             raise BadRequest(f"the signing key is a {type(key).__name__}, must be Ed25519", field="key")
         return cls(key)
+
+    @classmethod
+    def load(
+        cls, path: Path, what: str = "publisher key", remedy: str = "make one with `outrider-distill key`"
+    ) -> Signer:
+        """Read the key in a PEM file. what, remedy: what an error calls the key, and its advice if it cannot be read.
+
+        Raises BadRequest if the file cannot be read, is accessible to other users, or holds no Ed25519 key.
+        """
+        path = path.expanduser()
+        try:
+            mode, pem = path.stat().st_mode, path.read_bytes()
+        except OSError as error:
+            raise BadRequest(f"{what} {path} cannot be read: {error.strerror}; {remedy}", field="key") from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise BadRequest(f"{what} {path} is accessible to other users; run: chmod 600 {path}", field="key")
+        return cls.from_pem(pem)
 
     def pem(self) -> bytes:
         """Return the key as a PKCS#8 PEM, to be kept in a file that only its owner reads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from releasing import SIGNER, name_of, publish, signed, states, steer
@@ -32,11 +33,15 @@ def outrider(coordinator, capsys):
     return run
 
 
+def key_file(path: Path, pem: bytes) -> Path:
+    path.touch(mode=0o600)
+    path.write_bytes(pem)
+    return path
+
+
 @pytest.fixture
 def key(tmp_path):
-    path = tmp_path / "publisher.pem"
-    path.write_bytes(SIGNER.pem())
-    return path
+    return key_file(tmp_path / "publisher.pem", SIGNER.pem())
 
 
 async def test_without_releases_the_list_says_what_devices_do(outrider) -> None:
@@ -131,8 +136,7 @@ async def test_going_back_from_a_pinned_release_says_that_it_is_pinned_and_publi
 
 async def test_going_back_with_another_key_than_devices_know_is_refused(outrider, coordinator, tmp_path) -> None:
     await two_stable(coordinator)
-    other = tmp_path / "other.pem"
-    other.write_bytes(Signer.generate().pem())
+    other = key_file(tmp_path / "other.pem", Signer.generate().pem())
     code, out, err = await outrider("rollback", name_of(2)[:12], "--key", other)
     assert (code, out) == (2, "")
     assert f"signed with {SIGNER.key_id}" in err
@@ -143,7 +147,9 @@ async def test_what_is_wrong_is_reported_in_one_line(outrider, coordinator, tmp_
     await publish(coordinator, signed(2))
     old, junk = tmp_path / "old", tmp_path / "junk"
     old.write_bytes(signed(1, Signer.generate()))
-    junk.write_bytes(b"junk")
+    key_file(junk, b"junk")
+    shared = key_file(tmp_path / "shared.pem", SIGNER.pem())
+    shared.chmod(0o640)
     for arguments, complaint in (
         (("publish", old), "not above 2"),
         (("publish", junk), "manifest"),
@@ -151,6 +157,7 @@ async def test_what_is_wrong_is_reported_in_one_line(outrider, coordinator, tmp_
         (("show", "abcdef"), "no release 'abcdef'"),
         (("promote", "Z"), "hex digits"),
         (("rollback", name_of(2)[:12], "--key", junk), "PEM"),
+        (("rollback", name_of(2)[:12], "--key", shared), "chmod 600"),
     ):
         code, out, err = await outrider(*arguments)
         assert code == (3 if arguments[0] == "show" else 2)

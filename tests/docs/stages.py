@@ -125,7 +125,9 @@ class Releasing(Elsewhere):
 
     def __enter__(self) -> Stage:
         self._signer = Signer.generate()
-        (self.terminal.folder / "publisher.pem").write_bytes(self._signer.pem())
+        key = self.terminal.folder / "publisher.pem"
+        key.touch(mode=0o600)
+        key.write_bytes(self._signer.pem())
         (self.terminal.folder / "srv" / "artifacts").mkdir(parents=True)
         self._version = 0
         self._hash = ""

@@ -19,11 +19,11 @@ from loop_fakes import TARGET, FakeLog, World, passage, write_stage
 
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publishing.keys import load
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
 from cloud_verifier.distill.stage_processes import run_stage
 from outrider.artifacts.store import ArtifactStore
+from outrider.wire.ticket import Signer
 
 STAGES = ("dataset", "training", "export", "gate")
 
@@ -39,7 +39,7 @@ async def loop(folder: Path, address: str) -> None:
             releases,
             ReleaseLedger(config.state / "releases"),
             ArtifactStore(config.artifacts, ".gguf"),
-            load(folder / "key.pem"),
+            Signer.load(folder / "key.pem"),
             TARGET,
         )
         counter = TrafficCounter(log, TARGET.weights_hash, config.alarm_tokens)

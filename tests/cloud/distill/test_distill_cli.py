@@ -12,8 +12,8 @@ from exportable import save_model, save_tokenizer
 from cloud_verifier.distill import cli
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.factory import _locked, target_hashes
-from cloud_verifier.distill.publishing import keys
 from outrider.core.errors import BadRequest, Overloaded
+from outrider.wire.ticket import Signer
 
 TARGET = Path(__file__).resolve().parents[3] / "models" / "target"
 
@@ -35,7 +35,7 @@ def test_a_key_is_made_once_and_its_public_half_shown_again(call, tmp_path: Path
     path = tmp_path / "publisher.pem"
     first, again = call("key", "--file", str(path)), call("key", "--file", str(path))
     assert first[0] == 0 and first == again
-    assert bytes.fromhex(first[1].strip()) == keys.load(path).public_key
+    assert bytes.fromhex(first[1].strip()) == Signer.load(path).public_key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -18,6 +18,7 @@ from outrider.artifacts import store as artifact_store
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
+from outrider.wire.ticket import Signer
 
 MODULES = (publisher_module, artifact_store, atomic_files)
 
@@ -176,20 +177,20 @@ def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None
     path = tmp_path / "keys" / "publisher.pem"
     made = keys.create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert keys.load(path).public_key == made.public_key
+    assert Signer.load(path).public_key == made.public_key
     with pytest.raises(BadRequest, match="exists"):
         keys.create(path)
     path.chmod(0o640)
     with pytest.raises(BadRequest, match="chmod 600"):
-        keys.load(path)
+        Signer.load(path)
 
 
 def test_a_missing_or_invalid_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="outrider-distill key"):
-        keys.load(tmp_path / "none.pem")
+        Signer.load(tmp_path / "none.pem")
     atomic_files.write(tmp_path / "bad.pem", b"no key", mode=0o600)
     with pytest.raises(BadRequest, match="PEM"):
-        keys.load(tmp_path / "bad.pem")
+        Signer.load(tmp_path / "bad.pem")
 
 
 def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
