@@ -30,7 +30,12 @@ class AdminHandlers:
         self.store_name = store.name
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._config = config
-        self.started = time.monotonic()
+        self._started = time.monotonic()
+
+    @property
+    def uptime_s(self) -> float:
+        """Return the seconds since this coordinator started."""
+        return time.monotonic() - self._started
 
     async def status(self) -> tuple[list[VerifierStatus], list[SessionStatus], int, int]:
         """Return verifiers and sessions, as many as an answer lists, and how many there are of each."""

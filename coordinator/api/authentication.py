@@ -54,13 +54,10 @@ class RecordingPolicy:
 
 
 class Authenticator:
-    """An object that checks callers against the settings' secrets, and the tenants that operators have created."""
+    """Checks callers against the settings' secrets, and the tenants that operators have created."""
 
-    def __init__(self, config: CoordinatorConfig, lookup: Lookup | None = None) -> None:
-        """Read the keys. lookup: finds the tenants that operators have created; None if there are none.
-
-        Raises BadRequest for a wrong key file and for secrets that the address needs.
-        """
+    def __init__(self, config: CoordinatorConfig) -> None:
+        """Read the keys. Raises BadRequest for a wrong key file and for secrets that the address needs."""
         tenants = {name: secret.get_secret_value() for name, secret in config.tenant_keys.items()}
         file = _read(config.tenants_file) if config.tenants_file is not None else {}
         tenants |= file.get("tenants", {})
@@ -71,7 +68,8 @@ class Authenticator:
         self._admin = config.admin_token.get_secret_value() if config.admin_token else ""
         self._trusting = config.insecure or is_loopback(config.listen)
         """Callers need no secret that is not set."""
-        self._lookup = lookup
+        self.lookup: Lookup | None = None
+        """Finds the tenants that operators have created; None if there are none."""
         if not self._trusting:
             what = "API keys for tenants, or an admin token to create some with"
             _demand(tenants or self._admin, what, "--tenants FILE or OUTRIDER_COORDINATOR_ADMIN_TOKEN")
@@ -95,7 +93,7 @@ class Authenticator:
             found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, hashed)]
             if found:
                 return found[0]
-        created, keys_needed = await self._lookup(hashed) if self._lookup else ("", False)
+        created, keys_needed = await self.lookup(hashed) if self.lookup else ("", False)
         if created:
             return created
         if not keys_needed and self.anonymous:

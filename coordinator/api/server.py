@@ -32,14 +32,14 @@ log = logging.getLogger("coordinator")
 @contextlib.asynccontextmanager
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
     """Run a coordinator until the body ends; yield its address. Raises BadRequest or Unavailable."""
-    configured = Authenticator(config).configured  # raises what is wrong before anything starts
+    authenticator = Authenticator(config)  # raises what is wrong before anything starts
     keyring = Keyring(load_or_create(config.state_dir))
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
-        tenants = TenantKeys(store, configured)
-        authenticator = Authenticator(config, tenants.holder)
+        tenants = TenantKeys(store, authenticator.configured)
+        authenticator.lookup = tenants.holder
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config)
         watch = StoreWatch(handlers, releases, embedded)

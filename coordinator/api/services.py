@@ -59,8 +59,6 @@ class _Servicer:
     handlers: Handlers
     releases: ReleaseHandlers
     authenticator: Authenticator
-    admin: AdminHandlers
-    tenants: TenantKeys
 
     async def caller(self, metadata: Metadata) -> str:
         """Return the authenticated caller. Raises Unauthenticated or PermissionDenied."""
@@ -129,8 +127,12 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         return pb.DeregisterResponse()
 
 
+@dataclass
 class AdminServicer(_Servicer, stubs.AdminServicer):
     """The calls of operators, who have the admin token."""
+
+    admin: AdminHandlers
+    tenants: TenantKeys
 
     async def caller(self, metadata: Metadata) -> str:
         self.authenticator.check_operator(metadata)
@@ -143,7 +145,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
             verifiers=map(admin_codec.verifier_to_proto, verifiers),
             sessions=map(admin_codec.session_to_proto, sessions),
             store=self.admin.store_name,
-            uptime_s=time.monotonic() - self.admin.started,
+            uptime_s=self.admin.uptime_s,
             total_verifiers=total_verifiers,
             total_sessions=total_sessions,
         )
@@ -228,9 +230,9 @@ def add_services(
     health_servicer: health.aio.HealthServicer,
 ) -> None:
     """Add every service of a coordinator, with health checks and reflection."""
-    parts = handlers, releases, authenticator, admin, tenants
+    parts = handlers, releases, authenticator
     stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*parts), server)  # type: ignore[no-untyped-call]
     stubs.add_RegistryServicer_to_server(RegistryServicer(*parts), server)  # type: ignore[no-untyped-call]
-    stubs.add_AdminServicer_to_server(AdminServicer(*parts), server)  # type: ignore[no-untyped-call]
+    stubs.add_AdminServicer_to_server(AdminServicer(*parts, admin, tenants), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

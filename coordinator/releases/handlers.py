@@ -24,7 +24,7 @@ from coordinator.releases.records import (
     ReleaseAction,
     ReleaseTrack,
 )
-from coordinator.releases.store import NO_TARGET, ReleaseBackup, ReleaseStore, StoredTrack
+from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore, known_file_digest
@@ -133,9 +133,9 @@ class ReleaseHandlers:
         return serial
 
     async def serial(self) -> int:
-        """Return a number that grows whenever a release changes its state; 0 if there are none or it is not known."""
+        """Return the store's serial of releases; 0 if it is not known."""
         try:
-            return (await self._releases.tracks(NO_TARGET))[0]
+            return await self._releases.serial()
         except OutriderError:
             return 0
 

@@ -49,8 +49,6 @@ KEEP_SPAN_MS = 600_000
 ATTEMPTS = 16
 """Attempts at a swap: each fails only because another one went through."""
 _TRACKS = [keys.RELEASES, keys.RELEASE_SERIAL]
-NO_TARGET = "-"
-"""Asks for the serial without any track."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,11 @@ class ReleaseStore:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
+
+    async def serial(self) -> int:
+        """Return a number that grows whenever a release changes its state; 0 if there are none."""
+        [serial] = await self._store.call("release_serial", [("GET", keys.RELEASE_SERIAL)])
+        return int(serial or 0)
 
     async def tracks(self, weights: str = "") -> tuple[int, list[StoredTrack]]:
         """Return the serial, and the tracks of one target, or of all ("") in the order of their hashes."""
