@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cloud_verifier.distill.errors import GgufError
-from outrider.artifacts import atomic_files
 
 Array = NDArray[np.float32]
 
@@ -52,23 +51,22 @@ _VECTORS = ("_norm.weight", ".bias")
 
 
 def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path, name: str) -> None:
-    """Write `model` in F32 to `path`, which appears whole or not at all. Raises GgufError."""
+    """Write `model` in F32 to the file `path`, which is half written if this fails. Raises GgufError."""
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise GgufError(f"model type {config.model_type!r} cannot be exported; known are {known}")
-    with atomic_files.replacing(path) as partial:
-        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
-        _write_hyperparameters(writer, config, name)
-        _write_tokenizer(writer, tokenizer, config.vocab_size)
-        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        for tensor_name, array in _tensors(model, names):
-            writer.add_tensor(tensor_name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    _write_hyperparameters(writer, config, name)
+    _write_tokenizer(writer, tokenizer, config.vocab_size)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for tensor_name, array in _tensors(model, names):
+        writer.add_tensor(tensor_name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def tensor_types(path: Path) -> dict[str, str]:

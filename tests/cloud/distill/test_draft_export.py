@@ -119,3 +119,15 @@ def test_a_folder_without_a_model_is_refused(target: Path, tmp_path: Path) -> No
         export(tmp_path / "empty", target, tmp_path / "draft.gguf")
     with pytest.raises(GgufError, match=r"no tokenizer\.json"):
         export(tmp_path / "empty", tmp_path / "empty", tmp_path / "draft.gguf")
+
+
+def test_an_error_that_llama_cpp_did_not_cause_is_passed_on(
+    saved: Save, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> int:
+        raise json.JSONDecodeError("Expecting value", "", 0)
+
+    monkeypatch.setattr("cloud_verifier.distill.gguf.export.check_tokenizer", damaged)
+    with pytest.raises(json.JSONDecodeError):
+        export(saved("llama"), target, tmp_path / "draft.gguf")
+    assert not list(tmp_path.glob("draft.gguf*"))
