@@ -1,4 +1,4 @@
-"""Answer what operators ask and order about verifiers, sessions and windows: records in, records out."""
+"""Answer operators' calls about verifiers, sessions and windows: records in, records out."""
 
 from __future__ import annotations
 

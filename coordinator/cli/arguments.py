@@ -138,9 +138,9 @@ def _add_top(commands: Any) -> None:
 def _add_verifiers(verbs: Any) -> None:
     _add_paging(_query(verbs, "list", "verifiers.list_verifiers", "list all verifiers, by id", watch=True))
     _query(verbs, "show", "verifiers.show_verifier", "show everything known about a verifier", watch=True)
-    _query(verbs, "cordon", "verifiers.steer", "place no new sessions there; running ones go on")
-    _query(verbs, "uncordon", "verifiers.steer", "place sessions there again")
-    _query(verbs, "drain", "verifiers.steer", "cordon, let sessions finish or move to others, and end the process")
+    _query(verbs, "cordon", "verifiers.update", "place no new sessions there; running ones go on")
+    _query(verbs, "uncordon", "verifiers.update", "place sessions there again")
+    _query(verbs, "drain", "verifiers.update", "cordon, let sessions finish or move to others, and end the process")
     for verb in ("show", "cordon", "uncordon", "drain"):
         verbs.choices[verb].add_argument("verifier", metavar="VERIFIER", help="id of the verifier")
 
@@ -180,13 +180,13 @@ def _add_releases(verbs: Any) -> None:
     query = partial(_query, verbs, timeout_s=PUBLISH_S)
     _add_limit(query("list", "releases.list_releases", "list all releases, the newest first", watch=True))
     query("show", "releases.show_release", "show everything known about a release", watch=True)
-    query("promote", "releases.steer", "make a candidate the canary, or the canary stable")
+    query("promote", "releases.update", "make a candidate the canary, or the canary stable")
     text = "take a candidate or canary back; replace a stable release by the draft before it"
     rollback = query("rollback", "releases.roll_back", text)
     text = "publisher's key, which signs the draft before a stable one again"
     _option(rollback, "--key", "PEM", text, "none", kind=Path)
-    query("pin", "releases.steer", "keep its state, whatever is measured; nothing replaces a pinned stable one")
-    query("unpin", "releases.steer", "let the measurements decide again")
+    query("pin", "releases.update", "keep its state, whatever is measured; nothing replaces a pinned stable one")
+    query("unpin", "releases.update", "let the measurements decide again")
     for verb in ("show", "promote", "rollback", "pin", "unpin"):
         verbs.choices[verb].add_argument("release", metavar="RELEASE", help="the beginning of its hash")
     publish = query("publish", "releases.publish", "publish a manifest that its publisher has signed")

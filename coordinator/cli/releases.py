@@ -51,9 +51,9 @@ async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
     return _listed((await _known(call, digest))[:1])
 
 
-async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
+async def update(options: argparse.Namespace, call: AdminCall) -> Result:
     """Promote, pin or unpin a release."""
-    return await _steered(call, options.release, options.verb.upper())
+    return await _updated(call, options.release, options.verb.upper())
 
 
 async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -62,12 +62,12 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
     Devices take no older version. The new one goes to all devices at once.
     """
     if options.key is None:
-        return await _steered(call, options.release, "ROLL_BACK")
+        return await _updated(call, options.release, "ROLL_BACK")
     signer = Signer.load(options.key)
     known = await _known(call)
     current = (await _known(call, options.release))[0]
     if current.state != pb.RELEASE_STATE_STABLE:
-        return await _steered(call, options.release, "ROLL_BACK")
+        return await _updated(call, options.release, "ROLL_BACK")
     _check_key(current, signer)
     if current.pinned:
         raise BadRequest(
@@ -83,7 +83,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
             "another release is on trial: roll it back, and this one goes on trial;"
             f" `outrider releases promote {again.digest[:SHORT]}` then gives it to everybody",
         )
-    return await _steered(call, again.digest, "PROMOTE")
+    return await _updated(call, again.digest, "PROMOTE")
 
 
 async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
@@ -91,7 +91,7 @@ async def _known(call: AdminCall, release: str = "") -> list[pb.Release]:
     return list((await call("ListReleases", pb.ListReleasesRequest(release=release))).releases)
 
 
-async def _steered(call: AdminCall, release: str, action: str) -> Result:
+async def _updated(call: AdminCall, release: str, action: str) -> Result:
     request = pb.UpdateReleaseRequest(release=release, action=f"RELEASE_ACTION_{action}")
     answer = await call("UpdateRelease", request)
     return _listed([answer.release])

@@ -80,7 +80,7 @@ async def show_verifier(options: argparse.Namespace, call: AdminCall) -> Result:
     return Result(known, lambda: facts(_facts(known)))
 
 
-async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
+async def update(options: argparse.Namespace, call: AdminCall) -> Result:
     """Cordon, uncordon or drain a verifier."""
     action = f"VERIFIER_ACTION_{options.verb.upper()}"
     answer = await call("UpdateVerifier", pb.UpdateVerifierRequest(verifier_id=options.verifier, action=action))
@@ -88,7 +88,7 @@ async def steer(options: argparse.Namespace, call: AdminCall) -> Result:
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:
         notice = "it is draining already, which cannot be taken back; what is started under its id next gets sessions"
-    document = {"id": options.verifier, "order": options.verb, "verifier": known}
+    document = {"id": options.verifier, "action": options.verb, "verifier": known}
     return Result(document, lambda: f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
 
 

@@ -199,7 +199,7 @@ async def test_json_of_tenants_windows_and_what_was_done_keeps_its_names(busy, o
     assert json.loads(out) == {"session": None, "bounds": bounds}
     assert await read(outrider, "window", "show") == {"default_bounds": bounds, "windows": [], "total": 0}
     _, out, _ = await outrider("verifiers", "cordon", "v2", "-o", "json")
-    assert {name: json.loads(out)[name] for name in ("id", "order")} == {"id": "v2", "order": "cordon"}
+    assert {name: json.loads(out)[name] for name in ("id", "action")} == {"id": "v2", "action": "cordon"}
     assert json.loads(out)["verifier"]["state"] == "cordoned"
     _, out, _ = await outrider("sessions", "kill", "a", "-o", "json")
     assert json.loads(out) == {"id": "a", "verifier": "v1", "killed": True}
