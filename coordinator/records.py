@@ -77,7 +77,7 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class Prior:
-    """The recent measurements that sessions with one workload key have."""
+    """Holds the recent measurements of sessions with one workload key."""
 
     acceptance_history: bytes = b""
     """Outcomes of their devices' proposals, in the order of the reports (outrider.core.acceptance.history)."""

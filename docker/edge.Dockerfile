@@ -30,7 +30,7 @@ LABEL org.opencontainers.image.title="outrider-edge" \
       org.opencontainers.image.description="Outrider: a device as an OpenAI-compatible server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The OpenMP runtime for llama.cpp.
+# OpenMP runtime for llama.cpp.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \

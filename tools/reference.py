@@ -50,7 +50,7 @@ def page() -> str:
     parts = [HEAD]
     for title, names in (("Clients and streams", CLIENTS), ("Results", RESULTS), ("Settings", SETTINGS)):
         parts += [f"## {title}\n", *(_class(getattr(edge_agent, name)) for name in names)]
-    parts += ["## Beside them\n", *(_class(cls, f"{cls.__module__}.{cls.__name__}") for cls in BESIDE)]
+    parts += ["## Other types\n", *(_class(cls, f"{cls.__module__}.{cls.__name__}") for cls in BESIDE)]
     parts += ["## Errors\n", _tree(), *(_class(getattr(edge_agent, name)) for name in failures)]
     return "\n".join(parts)
 

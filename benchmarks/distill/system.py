@@ -16,7 +16,7 @@ from typing import Self
 from benchmarks.distill.size import DistillSize
 from benchmarks.support import proc
 from benchmarks.support.harness import Pair
-from cloud_verifier.distill.publishing import keys
+from cloud_verifier.distill.publishing.publisher import create_key
 from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.state import LoopState
 from coordinator.cluster import Child, Cluster, stand_apart
@@ -54,7 +54,7 @@ class DistillSystem:
         stand_apart(self.folder)
         os.environ.update(self._settings())
         self.artifacts.mkdir()
-        self.public_key = keys.create(self.key).public_key.hex()
+        self.public_key = create_key(self.key).public_key.hex()
         self.redis.__enter__()
         try:
             await self._cluster.__aenter__()

@@ -238,12 +238,12 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _key(options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.publishing import keys
+    from cloud_verifier.distill.publishing.publisher import create_key
     from outrider.wire.ticket import Signer
 
     # Reads the one setting alone: no other needs to be set yet.
     path: Path = options.file or Path(layers_of(DistillConfig, options).raw("key"))
-    signer = Signer.load(path) if path.expanduser().exists() else keys.create(path)
+    signer = Signer.load(path) if path.expanduser().exists() else create_key(path)
     print(signer.public_key.hex())
     return 0
 

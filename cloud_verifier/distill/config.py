@@ -34,7 +34,7 @@ class GateRule:
 
 
 class DistillConfig(BaseSettings):
-    """The settings that distillation takes. The text below each field is in `--help` and docs/configuration.md.
+    """Holds the settings of distillation. The text below each field is in `--help` and docs/configuration.md.
 
     The settings of stages are written beside each run when it begins, so a changed one takes effect with the next run.
     """

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class DistillLoop:
-    """The loop, which runs step by step. Only one process at a time may use a state directory."""
+    """Runs the loop step by step. Only one process at a time may use a state directory."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ NONE = "none"
 
 
 class DistillCollector(Collector):
-    """A collector that reads the loop at each scrape."""
+    """Reads the loop at each scrape."""
 
     def __init__(self, loop: DistillLoop, config: DistillConfig) -> None:
         self._loop = loop

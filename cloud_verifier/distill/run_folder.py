@@ -49,7 +49,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunFolder:
-    """The folder that holds one run's files."""
+    """Holds one run's files."""
 
     def __init__(self, runs: Path, number: int) -> None:
         self.path = runs / str(number)

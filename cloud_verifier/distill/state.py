@@ -38,7 +38,7 @@ _MORE_TRAFFIC = 1.5
 
 
 class RunState(BaseModel, frozen=True):
-    """The state that a run is in, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
+    """Describes the state of a run, from its dataset to the end of its canary. Its folder is `runs/<number>`."""
 
     number: int
     cause: str

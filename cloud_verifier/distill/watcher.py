@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class TrafficWatcher:
-    """A watcher that looks for a reason to train while no run is under way."""
+    """Looks for a reason to train while no run is under way."""
 
     def __init__(
         self,

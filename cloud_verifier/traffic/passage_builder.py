@@ -60,7 +60,7 @@ class _OpenText:
 
 
 class PassageBuilder:
-    """A builder that collects the pieces of all recorded sessions, and hands them out as passages."""
+    """Collects the pieces of all recorded sessions, and hands them out as passages."""
 
     def __init__(self, redact: Redact | None, counts: RecordingCounts, prompt_tokens: int = 0) -> None:
         """Keep the last `prompt_tokens` ids of a prompt that may be kept."""

@@ -74,7 +74,7 @@ class _Gone(Exception):
 
 
 class SegmentWriter:
-    """A writer that writes one verifier's passages, several as one segment. Not thread-safe."""
+    """Writes one verifier's passages, several as one segment. Not thread-safe."""
 
     def __init__(self, url: str, *, verifier_id: str = "verifier") -> None:
         """Open `url`, a directory or a URL for fsspec. Raises ImportError, OSError, ValueError as SegmentStore does."""
@@ -106,7 +106,7 @@ class SegmentWriter:
 
 
 class SegmentLog:
-    """A log that reads and tidies the segments at one place, from any number of writers."""
+    """Reads and tidies the segments at one place, from any number of writers."""
 
     def __init__(self, url: str) -> None:
         """Open the place. Raises ImportError, OSError or ValueError as SegmentStore does."""

@@ -20,7 +20,7 @@ GIVEN_UP_S = 3600.0
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that the store has."""
+    """Names a file of the store, with its size."""
 
     path: str
     """Path below the store's root."""
@@ -37,7 +37,7 @@ class StoredFile:
 
 
 class SegmentStore:
-    """A store that reads and writes whole files below one place."""
+    """Reads and writes whole files below one place."""
 
     def __init__(self, url: str) -> None:
         """Open `url`, a directory, which is created, or a URL for fsspec. Raises ImportError if fsspec lacks a package,

@@ -94,7 +94,7 @@ async def serving(
 
 
 class Connection(H11Protocol):
-    """A connection that limits a client's silence, how long answers stay unread, and its address's connections."""
+    """Limits a client's silence, how long answers stay unread, and its address's connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._timers: dict[str, asyncio.TimerHandle] = {}

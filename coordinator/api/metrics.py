@@ -34,7 +34,7 @@ REFRESH_S = 1.0
 
 
 class CoordinatorCollector(Collector):
-    """A collector that reads a coordinator's metrics; call `refresh` before each scrape."""
+    """Reads a coordinator's metrics; call `refresh` before each scrape."""
 
     def __init__(self, counters: CoordinatorCounters, verifiers: VerifierStore, releases: ReleaseHandlers) -> None:
         self._counters = counters

@@ -75,7 +75,7 @@ async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config:
 
 
 class StoreWatch:
-    """A task that watches the store: whether it answers, other coordinators' public keys, and canaries that are due."""
+    """Watches the store: whether it answers, other coordinators' public keys, and canaries that are due."""
 
     def __init__(self, handlers: Handlers, releases: ReleaseHandlers, embedded: EmbeddedServer | None) -> None:
         self.health = health.aio.HealthServicer()

@@ -37,7 +37,7 @@ class Tenant:
 
 
 class TenantKeys:
-    """The tenants that operators have created. Every method raises Unavailable while Redis is away."""
+    """Keeps the tenants that operators have created. Every method raises Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore, configured: Collection[str]) -> None:
         """Keep the `configured` names, which are the settings' tenants."""

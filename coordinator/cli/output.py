@@ -40,7 +40,7 @@ _CLEAR = "\033[H\033[2J"
 
 @dataclass(frozen=True)
 class Result:
-    """The findings that a command prints: for programs, for people, and a notice."""
+    """Holds a command's result for programs and for people, and a notice."""
 
     document: Mapping[str, Any]
     """The content as JSON and YAML show it; its names and units stay as they are."""
@@ -141,7 +141,7 @@ async def _next(options: argparse.Namespace, ask: Query, call: AdminCall, watch_
 
 
 class Column(NamedTuple):
-    """A column that a table has."""
+    """Describes a column of a table."""
 
     title: str
     cell: Callable[[Any], str | Text]

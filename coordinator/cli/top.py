@@ -115,7 +115,7 @@ def _keys() -> Iterator[asyncio.Event]:
 
 
 class Rates:
-    """The rates that follow from two frames' counters, which only grow while a session lives."""
+    """Computes rates from two frames' counters, which only grow while a session lives."""
 
     def __init__(self) -> None:
         self._at = 0.0

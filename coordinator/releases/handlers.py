@@ -40,7 +40,7 @@ MAX_VERIFIERS = 4_096
 
 
 class ReleaseHandlers:
-    """The handlers that make one process's decisions. What they remember is read again when the store has changed.
+    """Makes one process's decisions. What it remembers is read again when the store has changed.
 
     artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class LifecycleState(enum.StrEnum):
-    """A state that a release has in its life."""
+    """Names the states of a release, in the order in which it passes them."""
 
     CANDIDATE = "candidate"
     """It waits for the end of the canary before it."""
@@ -116,7 +116,7 @@ class CanaryTrial:
 
 @dataclass(frozen=True)
 class ReleaseTrack:
-    """The releases that one target has, the newest first. At most one is stable, and at most one is the canary."""
+    """Holds one target's releases, the newest first. At most one is stable, and at most one is the canary."""
 
     weights_hash: str
     newest: int = 0

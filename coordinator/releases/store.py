@@ -130,7 +130,7 @@ class ReleaseStore:
 
 
 class ReleaseBackup:
-    """A copy that a coordinator keeps. Of several over one Redis, the first that finds something lost puts it back."""
+    """Keeps a coordinator's copy. Of several over one Redis, the first that finds something lost puts it back."""
 
     def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
         self._path = state_dir.expanduser() / BACKUP_FILE

@@ -26,7 +26,7 @@ _OPTIONS = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel
 
 
 class EmbeddedServer:
-    """A Redis server that runs as a context manager. `stop` and `start` again give an empty server at the same URL."""
+    """Runs a Redis server, as a context manager. `stop` and `start` again give an empty server at the same URL."""
 
     def __init__(self) -> None:
         self._directory = _short_directory()

@@ -61,8 +61,8 @@ def telemetry(session_id: str) -> str:
 def prior(workload: WorkloadKey) -> str:
     """Return the key of a HASH, which has measurements of sessions with one workload key, and outlives them a while.
 
-    The key belongs to one tenant: labels and acceptance of its devices are no other tenant's loss. Only the last part
-    may hold colons, so that no two workload keys share a Redis key.
+    The key belongs to one tenant, so one tenant's labels and acceptance never affect another tenant. Only the
+    last part may hold colons, so that no two workload keys share a Redis key.
     """
     return f"{PREFIX}prior:{workload.tenant}:{workload.draft}:{workload.traffic}:{workload.weights}"
 
@@ -79,7 +79,8 @@ def bounds(session_id: str) -> str:
 
 
 def samples(weights: str, version: int) -> str:
-    """Return the key of a LIST, which has samples of a canary and its rival, oldest first, and expires after them."""
+    """Return the key of a LIST, which has samples of a canary and of the release it is compared with, the oldest
+    first, and expires after them."""
     return f"{PREFIX}samples:{version}:{weights}"
 
 

@@ -43,7 +43,7 @@ def call_histograms() -> defaultdict[str, Histogram]:
 
 @dataclass
 class StoreCounters:
-    """The calls that one store has made since the process began."""
+    """Counts the calls of one store since the process began."""
 
     calls_s: defaultdict[str, Histogram] = field(default_factory=call_histograms)
     """Seconds per call, by operation, whether or not it succeeded."""

@@ -25,7 +25,7 @@ Placement = tuple[int, VerifierRegistration, VerifierRegistration | None]
 
 
 class SessionStore:
-    """The sessions that Redis holds. Every method raises Unavailable while Redis is away."""
+    """Reads and writes the sessions in Redis. Every method raises Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store

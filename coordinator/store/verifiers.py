@@ -21,7 +21,7 @@ _NO_WORKLOAD = WorkloadKey("", "", "", "")
 
 
 class VerifierStore:
-    """The verifiers that Redis holds. Every method raises Unavailable while Redis is away."""
+    """Reads and writes the verifiers in Redis. Every method raises Unavailable while Redis is away."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store

@@ -26,7 +26,7 @@ Decide = Callable[[], Awaitable[Decisions]]
 
 
 class DecisionQueue:
-    """The decisions that one coordinator has to make. wait_s: most seconds that a caller waits."""
+    """Makes one coordinator's decisions, one at a time. wait_s: most seconds that a caller waits."""
 
     def __init__(self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._wait_s = wait_s

@@ -170,7 +170,7 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
     """Write a GGUF file quantised to `destination`, which appears whole or not at all.
 
     llama.cpp silently stores a tensor wider than asked for where its rows do not fit the blocks of `kind`: compare the
-    tensor types that came out. Raises ValueError if llama.cpp refuses the file.
+    tensor types that came out. Raises ModelRefused if llama.cpp refuses the file.
     """
     lib = library()
     params = lib.llama_model_quantize_default_params()
@@ -180,7 +180,7 @@ def quantize(source: Path, destination: Path, kind: QuantKind, threads: int = 1)
     with atomic_files.replacing(destination) as partial:
         code = lib.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params)
         if code != 0:
-            raise ValueError(
+            raise ModelRefused(
                 f"llama.cpp could not quantise {source.name} to {kind} (code {code}): is it a whole GGUF file?"
             )
 

@@ -11,7 +11,7 @@ CARD = "card.json"
 
 
 class DatasetPlan(BaseModel):
-    """The settings that make a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
+    """Holds the settings of a dataset. Counts of tokens are of labels: tokens to learn from or to measure on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

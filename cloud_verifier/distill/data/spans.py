@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 
 _SHARED = "session_id", "tenant", "traffic_class", "start", "tokens", "time_unix", "expires_unix", "prompt"
-"""The fields that a span has of its first passage."""
+"""The fields that a span takes from its first passage."""
 
 
 @dataclass(frozen=True, eq=False)

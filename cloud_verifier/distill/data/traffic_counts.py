@@ -34,7 +34,7 @@ class ClassTraffic(BaseModel, frozen=True):
     judged: int = 0
     """Tokens over which acceptance is measured: of sessions that drafted with the incumbent release."""
     guessed: int = 0
-    """Those of the judged tokens that the device had proposed."""
+    """Those of the judged tokens that the device had proposed; `guessed` is the name in state.json."""
 
     @property
     def acceptance(self) -> float:
@@ -42,7 +42,7 @@ class ClassTraffic(BaseModel, frozen=True):
 
 
 class _ClassCounter:
-    """Counts that a class has: its tokens, and acceptance over its latest `window` judged ones (see ClassTraffic)."""
+    """Counts the tokens of a class, and measures acceptance over the latest `window` judged ones (see ClassTraffic)."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -65,7 +65,7 @@ class _ClassCounter:
 
 
 class TrafficCounter:
-    """A counter that counts the traffic of one target, and reads only new passages each time.
+    """Counts one target's traffic by class, and reads only new passages each time.
 
     Every token of a session counts once, even if it was recorded more than once.
     """

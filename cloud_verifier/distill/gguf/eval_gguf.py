@@ -45,7 +45,7 @@ TokenRanks = NDArray[np.int8]
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """The counts of what one draft predicts of one text."""
+    """Counts what one draft predicts of one text."""
 
     accepted: int
     """Positions where the draft's first choice is the text's token."""
@@ -56,7 +56,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """A comparison of what two drafts predict of one text."""
+    """Compares what two drafts predict of one text."""
 
     traffic_class: str
     session: int
@@ -69,7 +69,7 @@ class TextComparison:
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """A comparison that two drafts have on the same texts, and in speed."""
+    """Compares two drafts on the same texts, and in speed."""
 
     texts: tuple[TextComparison, ...]
     candidate_ms: float

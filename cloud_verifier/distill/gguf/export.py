@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -81,26 +80,16 @@ def export(
             if quantization == "F32":
                 full.rename(unchecked)
             else:
-                with _refusals():
-                    quantize(full, unchecked, quantization, threads)
+                quantize(full, unchecked, quantization, threads)
             check_types(unchecked, quantization, widened)
-            with _refusals():
-                model = LlamaModel.load(unchecked)
-            with model:
+            with LlamaModel.load(unchecked) as model:
                 probes = check_tokenizer(model, tokenizer_json.read_text(encoding="utf-8"))
             types = Counter(tensor_types(unchecked).values())
+    except ModelRefused as error:
+        raise GgufError(f"llama.cpp does not take what was exported: {error}") from error
     finally:
         full.unlink(missing_ok=True)
     return ExportedDraft(out, out.stat().st_size, dict(types), probes)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise GgufError if llama.cpp refuses a file."""
-    try:
-        yield
-    except (ModelRefused, ValueError) as error:
-        raise GgufError(f"llama.cpp does not take what was exported: {error}") from error
 
 
 def load_model(folder: Path) -> PreTrainedModel:

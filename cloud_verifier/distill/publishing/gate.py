@@ -37,7 +37,7 @@ _SHAPES: Mapping[str, Callable[[DraftCounts], int]] = {
 
 @dataclass(frozen=True)
 class DraftRates:
-    """The rates that state how well one draft predicts a group of texts."""
+    """Rates how well one draft predicts a group of texts."""
 
     acceptance: float
     """Share of positions where the draft's first choice is accepted."""
@@ -48,7 +48,7 @@ class DraftRates:
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """A comparison that is made on a group of texts: the gains in tokens per step, and their lower bounds."""
+    """Compares two drafts on a group of texts: the gains in tokens per step, and their lower bounds."""
 
     name: str
     texts: int

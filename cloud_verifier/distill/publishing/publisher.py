@@ -79,7 +79,7 @@ class ReleaseLedger:
 
 
 class Publisher:
-    """A publisher that signs drafts for one target, and publishes again the releases that the coordinator lost."""
+    """Signs drafts for one target, and publishes again the releases that the coordinator lost."""
 
     def __init__(
         self,
@@ -186,6 +186,17 @@ class Publisher:
     def _own(self) -> list[ReleaseRecord]:
         """Return this publisher's releases of the target, the oldest first."""
         return [one for one in self._ledger.all() if one.manifest.weights_hash == self.target.weights_hash]
+
+
+def create_key(path: Path) -> Signer:
+    """Create a publisher's key in a file that only its owner can read. Raises BadRequest if the file exists."""
+    path = path.expanduser()
+    if path.exists():
+        raise BadRequest(f"{path} exists; a key that devices trust is not overwritten: give another name", field="key")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signer = Signer.generate()
+    atomic_files.write(path, signer.pem(), mode=0o600)
+    return signer
 
 
 def _newest(known: Mapping[str, ReleaseRecord]) -> int:

@@ -44,7 +44,7 @@ class ReleaseRecord:
 
 
 class ReleaseClient:
-    """A client that calls the coordinator's release service; an async context manager.
+    """Calls the coordinator's release service; an async context manager.
 
     All methods raise core errors: Unavailable if the coordinator cannot be reached.
     """

@@ -45,7 +45,7 @@ class TrainingBatch:
 
 
 class BatchSampler:
-    """A sampler that chooses each step's texts: every text once an epoch, in an order given by seed and epoch alone."""
+    """Chooses each step's texts: every text once an epoch, in an order given by seed and epoch alone."""
 
     def __init__(self, texts: Sequence[Text], batch_tokens: int, seed: int) -> None:
         self._labels = np.array([text.label_count for text in texts], np.int64)

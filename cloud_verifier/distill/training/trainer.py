@@ -34,7 +34,7 @@ LOG_SECONDS = 10.0
 
 
 class DraftTrainer:
-    """A trainer that trains a student in its run's folder, from its checkpoint on if there is one."""
+    """Trains a student in its run's folder, from its checkpoint on if there is one."""
 
     def __init__(self, folder: Path, plan: TrainingPlan, student: Student, ranks: Ranks) -> None:
         self._folder = folder
@@ -180,7 +180,7 @@ def build_optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimiz
 
 
 class Curve:
-    """A writer that appends to the file `curve.jsonl`: JSON lines in order of steps, one at a time."""
+    """Appends to the file `curve.jsonl`: JSON lines in order of steps, one at a time."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Drop torn lines, and lines beyond `step`, which a killed run wrote after its last checkpoint."""
@@ -204,7 +204,7 @@ def _is_whole(line: str, step: int) -> bool:
 
 @dataclass(frozen=True)
 class StudentScores:
-    """The averages that a student's predictions have over the positions of one class."""
+    """Averages a student's predictions over the positions of one class."""
 
     overlap: float
     """sum min(p, q): the probability that a token drawn from the draft is accepted at temperature 1."""

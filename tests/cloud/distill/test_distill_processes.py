@@ -16,7 +16,7 @@ import pytest
 from loop_fakes import World
 
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-from cloud_verifier.distill.publishing import keys
+from cloud_verifier.distill.publishing.publisher import create_key
 from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.stage_processes import run_stage
 from cloud_verifier.distill.state import LoopState
@@ -93,7 +93,7 @@ async def address(admin: Admin) -> AsyncIterator[str]:
 @pytest.fixture
 async def start(tmp_path: Path, address: str) -> AsyncIterator[Callable[[], Awaitable[asyncio.subprocess.Process]]]:
     """Start the loop, with one run's traffic waiting; nothing outlives the test."""
-    keys.create(tmp_path / "key.pem")
+    create_key(tmp_path / "key.pem")
     started: list[asyncio.subprocess.Process] = []
 
     async def begin() -> asyncio.subprocess.Process:

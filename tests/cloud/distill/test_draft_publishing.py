@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from loop_fakes import SIGNER, TARGET, World, killed_at
 
-from cloud_verifier.distill.publishing import keys
 from cloud_verifier.distill.publishing import publisher as publisher_module
+from cloud_verifier.distill.publishing.publisher import create_key
 from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, ReleaseRecord
 from outrider.artifacts import atomic_files
 from outrider.artifacts import store as artifact_store
@@ -175,11 +175,11 @@ async def test_of_a_file_that_was_released_twice_the_newer_release_counts(world:
 
 def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "publisher.pem"
-    made = keys.create(path)
+    made = create_key(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Signer.load(path).public_key == made.public_key
     with pytest.raises(BadRequest, match="exists"):
-        keys.create(path)
+        create_key(path)
     path.chmod(0o640)
     with pytest.raises(BadRequest, match="chmod 600"):
         Signer.load(path)
