@@ -70,7 +70,7 @@ async def train(system: DistillSystem, number: int, scale: DistillSize, story: R
     await until((folder / DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / DONE).read_text())
     story.log(
-        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['heldout_overlap']}",
+        f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['validation_overlap']}",
         "trained",
     )
 

@@ -41,15 +41,15 @@ def acceptance(
 
 
 def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Overlap of draft and target while it learns: of the batches, and of held-out text by class."""
+    """Overlap of draft and target while it learns: of the batches, and of validation text by class."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
-    stepped = [line for line in lines if line.get("heldout_overlap") is None]
+    stepped = [line for line in lines if line.get("validation_overlap") is None]
     axes.plot([line["step"] for line in stepped], [line["overlap"] for line in stepped], alpha=0.5, label="batches")
-    measured = [line for line in lines if line.get("heldout")]
-    for kind in sorted({kind for line in measured for kind in line["heldout"]}):
-        rows = [(line["step"], line["heldout"][kind]["overlap"]) for line in measured if kind in line["heldout"]]
-        axes.plot(*zip(*rows, strict=True), marker="o", label=f"held out, {kind}")
+    measured = [line for line in lines if line.get("validation")]
+    for kind in sorted({kind for line in measured for kind in line["validation"]}):
+        rows = [(line["step"], line["validation"][kind]["overlap"]) for line in measured if kind in line["validation"]]
+        axes.plot(*zip(*rows, strict=True), marker="o", label=f"validation, {kind}")
     axes.set(xlabel="steps", ylabel="overlap with the target, sum min(p, q)")
     axes.legend()
     axes.grid(alpha=0.3)

@@ -2,8 +2,9 @@
 
 RUN_DIR/plan.json is the plan (`TrainingPlan`). The run writes `checkpoint/` and `curve.jsonl` there, and at its end
 `model/` (a Hugging Face folder with the mean of the best weights and the base's), `adapter/` (peft's, with LoRA) and
-`done.json`, whose overlap is that of the best weights alone. After a kill the same command goes on from the last
-checkpoint; SIGTERM and SIGINT save one first.
+`done.json`, whose validation overlap is that of the best weights alone: the sum over tokens of min(p, q), with the
+target's p and the draft's q, as a mean over positions and then over classes. After a kill the same command goes on from
+the last checkpoint; SIGTERM and SIGINT save one first.
 
 Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 failed for a reason that another try will meet
 again.
@@ -100,13 +101,13 @@ def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> Non
         "step": progress.step,
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
-        "heldout_overlap": {"before": progress.first_overlap, "best": progress.best_overlap},
+        "validation_overlap": {"before": progress.first_overlap, "best": progress.best_overlap},
         "best_step": progress.best_step,
         "model": MODEL,
         "adapter": "adapter" if lora is not None else None,
     }
     atomic_files.write(folder / DONE, json.dumps(done, indent=1).encode() + b"\n")
-    log.info("done: held-out overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
+    log.info("done: validation overlap %.4f, was %.4f", progress.best_overlap, progress.first_overlap)
 
 
 def _empty(folder: Path) -> Path:

@@ -98,7 +98,7 @@ class DraftTrainer:
         now.tokens += labels
         now.overlap = overlap
         if self._curve and now.step % plan.report_steps == 0:
-            self._curve.write(now, loss=mean_loss, kl=kl, overlap=overlap, rate=rate, heldout_overlap=None)
+            self._curve.write(now, loss=mean_loss, kl=kl, overlap=overlap, rate=rate, validation_overlap=None)
         if self._ranks.leads and time.monotonic() - self._logged >= LOG_SECONDS:
             self._log(mean_loss, kl)
 
@@ -126,9 +126,9 @@ class DraftTrainer:
         now.seconds += time.monotonic() - began
         if self._curve:
             classes = {name: asdict(one) for name, one in scores.items()}
-            self._curve.write(now, heldout_overlap=overlap, heldout=classes)
+            self._curve.write(now, validation_overlap=overlap, validation=classes)
             shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
-            log.info("step %d  held-out overlap %.4f  (%s)", now.step, overlap, shown)
+            log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
 
     def _save(self) -> None:
         tensors = checkpoint.gather(self._student, self._optimizer)

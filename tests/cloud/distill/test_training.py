@@ -62,7 +62,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_draft_comes_nearer_to_the_target_on_text_it_never_saw(loss: str, tmp_path: Path) -> None:
     run = trained(tmp_path, loss=loss, kl_share=0.3, steps=40, measure_steps=20, learning_rate=1e-2)
     done = json.loads((run / "done.json").read_text())
-    assert done["heldout_overlap"]["best"] > done["heldout_overlap"]["before"] + 0.1
+    assert done["validation_overlap"]["best"] > done["validation_overlap"]["before"] + 0.1
     assert losses(run)[-1] < losses(run)[0]
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     assert model.config.model_type == "qwen3" and (run / "model" / "tokenizer.json").exists()
@@ -78,12 +78,12 @@ def test_a_gguf_draft_is_trained_as_its_own_weights_would_be(tmp_path: Path) -> 
 
 def test_the_curve_has_losses_overlaps_and_measurements_of_each_class(tmp_path: Path) -> None:
     lines = curve(trained(tmp_path))
-    measured = [line for line in lines if line["heldout_overlap"] is not None]
+    measured = [line for line in lines if line["validation_overlap"] is not None]
     assert [line["step"] for line in measured] == [0, 4, 8, 12]
-    assert set(measured[0]["heldout"]) == {"code", "prose"}
-    mean = np.mean([one["overlap"] for one in measured[0]["heldout"].values()])
-    assert measured[0]["heldout_overlap"] == pytest.approx(mean)
-    steps = [line for line in lines if line["heldout_overlap"] is None]
+    assert set(measured[0]["validation"]) == {"code", "prose"}
+    mean = np.mean([one["overlap"] for one in measured[0]["validation"].values()])
+    assert measured[0]["validation_overlap"] == pytest.approx(mean)
+    steps = [line for line in lines if line["validation_overlap"] is None]
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert all(0 <= line["overlap"] <= 1 and line["loss"] > 0 and line["seconds"] > 0 for line in steps)
 
@@ -93,7 +93,7 @@ def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path) -> None:
     # A rate at which nothing better can come of it.
     run = trained(tmp_path, base=good / "model", learning_rate=3.0, gradient_norm=1e9, steps=8)
     done = json.loads((run / "done.json").read_text())
-    assert done["best_step"] == 0 and done["heldout_overlap"]["best"] == done["heldout_overlap"]["before"]
+    assert done["best_step"] == 0 and done["validation_overlap"]["best"] == done["validation_overlap"]["before"]
     assert equal(weights(run), weights(good))
 
 
@@ -192,7 +192,7 @@ def test_a_torn_last_line_of_the_curve_is_dropped_on_resume(tmp_path: Path, monk
     tiny_plan(tmp_path).write(tmp_path / "run")
     stopped_at(tmp_path / "run", 6, monkeypatch)
     with (tmp_path / "run" / "curve.jsonl").open("a") as file:
-        file.write('{"step": 7, "loss": 1.0}\n{"step": 8, "heldout": {"code": {}')
+        file.write('{"step": 7, "loss": 1.0}\n{"step": 8, "validation": {"code": {}')
     assert training.train(tmp_path / "run") == 0
     assert [line["step"] for line in curve(tmp_path / "run") if "loss" in line] == list(range(1, 13))
 
@@ -239,7 +239,7 @@ def test_low_rank_training_leaves_the_base_and_writes_an_adapter_and_the_sum(tmp
     torch.testing.assert_close(after[f"{name}.weight"], base[f"{name}.weight"] + 2.0 * b @ a, atol=1e-5, rtol=1e-4)
     assert torch.equal(after["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
     done = json.loads((run / "done.json").read_text())
-    assert done["heldout_overlap"]["best"] > done["heldout_overlap"]["before"] and done["adapter"] == "adapter"
+    assert done["validation_overlap"]["best"] > done["validation_overlap"]["before"] and done["adapter"] == "adapter"
 
 
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
