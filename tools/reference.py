@@ -185,13 +185,12 @@ def _program(lines: Sequence[str]) -> str:
 def _items(lines: Sequence[str]) -> str:
     items: list[str] = []
     for line in lines:
-        if found := _ITEM.match(line):
+        in_list = not items or items[-1].startswith(("- ", "  "))
+        if in_list and (found := _ITEM.match(line)):
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))
-            if items and not items[-1].startswith(("- ", "  ")):
-                items.append("")  # Markdown begins a list after an empty line
             items.append(f"- {names}: {line[found.end() :]}")
         else:
-            items.append(f"  {line}" if items and items[-1].startswith(("- ", "  ")) else line)
+            items.append(f"  {line}" if items and in_list else line)
     return "\n".join(items)
 
 
