@@ -51,7 +51,7 @@ Read = Callable[[Path, torch.dtype], Any]
 
 
 class TargetModel:
-    """The target, ready for packed forward passes. `check_numerics` must pass before an Engine takes it.
+    """Runs packed forward passes of the target. `check_numerics` must pass before an Engine takes it.
 
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
@@ -227,11 +227,10 @@ def _padded(rows: torch.Tensor, tile: int) -> torch.Tensor:
 
 
 class _Probe:
-    """An attention plan that records shapes and computes nothing; it has no pool."""
-
-    pool: KVPool
+    """An attention plan over an empty pool that records shapes and computes nothing."""
 
     def __init__(self) -> None:
+        self.pool = KVPool((), 0, dtype=torch.float32)
         self.layers: dict[int, tuple[LayerShape, int | None]] = {}
 
     def attend(
@@ -276,8 +275,8 @@ def _install(module: Any, label: str) -> None:
         raise ModelRefused(f"{label} does not take its attention from AttentionInterface")
 
 
-def read_module(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
-    """Read a model directory with transformers' further options. Raises ModelRefused if that fails."""
+def read_module(directory: Path, dtype: torch.dtype, where: str = "", **options: Any) -> Any:
+    """Read a model directory with transformers' further options. Raises ModelRefused, which names `where`."""
     try:
         return AutoModelForCausalLM.from_pretrained(
             directory,
@@ -289,7 +288,7 @@ def read_module(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
             **options,
         )
     except Exception as error:
-        raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
+        raise ModelRefused(f"{directory} does not load{where}: {type(error).__name__}: {error}") from error
 
 
 def _refuse_unsupported(config: Any, label: str) -> None:

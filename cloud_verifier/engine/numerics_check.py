@@ -124,7 +124,7 @@ def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> to
 
 
 class _Sequence:
-    """A sequence that the check runs: a random prompt, then random trees below its last token."""
+    """A sequence of the check: a random prompt, then random trees below its last token."""
 
     def __init__(self, model: TargetModel, pool: KVPool, length: int, rng: np.random.Generator) -> None:
         self._model = model

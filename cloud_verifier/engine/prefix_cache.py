@@ -56,7 +56,7 @@ class PrefixLease:
 
 
 class PrefixCache:
-    """A cache that has a tree for each salt. The caller owns slots that it has not published, or has got back."""
+    """Keeps a tree of cached tokens for each salt. The caller owns slots that it has not published, or has got back."""
 
     def __init__(self) -> None:
         self.leased = 0

@@ -22,7 +22,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Sampler:
-    """A sampler that chooses tokens for one session; the same logits at the same position always give the same token.
+    """Chooses tokens for one session; the same logits at the same position always give the same token.
 
     key: of the session's noise; 0 if greedy. counts: tokens of prompt and output so far; empty without penalties.
     """

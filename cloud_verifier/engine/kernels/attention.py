@@ -54,7 +54,7 @@ class AttentionPlan(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """A backend that computes attention over the pool.
+    """Computes attention over the pool.
 
     row_tile: forward passes are padded to a multiple of so many rows.
     """
@@ -67,7 +67,7 @@ class AttentionBackend(Protocol):
 
 
 class SdpaBackend:
-    """The reference, which computes attention with torch's scaled_dot_product_attention, on any device."""
+    """Computes attention, as the reference, with torch's scaled_dot_product_attention, on any device."""
 
     name = "sdpa"
     row_tile = 1
@@ -91,7 +91,7 @@ class SdpaBackend:
 
 @dataclass(frozen=True)
 class _Span:
-    """A segment's share that a step has: rows `[row, row + rows)` see keys `[key, key + keys)` of those gathered."""
+    """A segment's share of a step: rows `[row, row + rows)` see keys `[key, key + keys)` of those gathered."""
 
     row: int
     rows: int

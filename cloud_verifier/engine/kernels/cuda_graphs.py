@@ -45,7 +45,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], to
 
 
 class CudaGraphRecorder:
-    """A recorder that captures CUDA graphs of functions, on a stream of its own and into one memory pool.
+    """Captures CUDA graphs of functions, on a stream of its own and into one memory pool.
 
     programs: number of kernel programs that keep the device busy.
     """
@@ -80,16 +80,17 @@ class CudaGraphRecorder:
 
 
 class _Static:
-    """Buffers at fixed addresses that the graphs over one pool read and write; W is the greatest width."""
+    """Holds the graphs over one pool, and the buffers at fixed addresses that they use; W is the greatest width."""
 
-    def __init__(self, plan: TritonPlan, items: int, programs: int) -> None:
+    def __init__(self, plan: TritonPlan, items: int, recorder: CudaGraphRecorder, kv_heads: int) -> None:
         device, widest = plan.tables.device, WIDTHS[-1]
+        self.recorder = recorder
         self.pool = plan.pool
         self.ids = torch.zeros(1, widest, dtype=torch.int64, device=device)
         self.positions = torch.zeros(1, widest, dtype=torch.int64, device=device)
         self.rows = torch.zeros(widest, dtype=torch.int64, device=device)
         self.tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
-        self.plans = plan.static(self.tables, WIDTHS, items, programs)
+        self.plans = plan.static(self.tables, WIDTHS, items, max(1, recorder.programs // kv_heads))
         """By the width of rows."""
         self.logits: torch.Tensor | None = None
         """`[W, V]`, created when the first forward pass has shown their dtype."""
@@ -98,7 +99,7 @@ class _Static:
 
 
 class GraphedForward:
-    """A forward pass that runs as a graph if possible; otherwise it returns None, and the caller runs it without."""
+    """Runs a forward pass as a graph if possible; otherwise it returns None, and the caller runs it without."""
 
     def __init__(
         self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], heads: int, layers: Sequence[LayerShape]
@@ -136,9 +137,7 @@ class GraphedForward:
         static = self._static
         if static is None or static.pool is not plan.pool:
             self._static = None  # frees the old graphs before new ones are captured
-            self._recorder = self._new_recorder()
-            programs = max(1, self._recorder.programs // self._kv_heads)
-            static = self._static = _Static(plan, self._items, programs)
+            static = self._static = _Static(plan, self._items, self._new_recorder(), self._kv_heads)
         wanted = len(batch.logit_rows)
         key = (plan.width, width_of(max(1, wanted)))
         _fill(static, batch, plan, key)
@@ -163,16 +162,16 @@ class GraphedForward:
             )
 
         with ReadsBack() as watch:
-            expected = self._recorder.warm_up(forward)
+            expected = static.recorder.warm_up(forward)
         if watch.found:
             self._turn_off(f"its forward makes the host wait for the device: {', '.join(sorted(watch.found))}")
             return False
         for _ in range(WARM_UPS - 1):
-            expected = self._recorder.warm_up(forward)
+            expected = static.recorder.warm_up(forward)
         if static.logits is None:
             static.logits = expected.new_zeros(WIDTHS[-1], expected.shape[1])
         logits = static.logits[:kept]
-        replay = self._recorder.record(lambda: logits.copy_(forward()))
+        replay = static.recorder.record(lambda: logits.copy_(forward()))
         replay()
         difference = float((logits - expected).abs().max())
         if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
@@ -221,7 +220,7 @@ _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index
 
 
 class ReadsBack(TorchDispatchMode):
-    """A mode that records operations that make the host wait for the device or move data: none can be captured."""
+    """Records operations that make the host wait for the device or move data: none can be captured."""
 
     def __init__(self) -> None:
         super().__init__()

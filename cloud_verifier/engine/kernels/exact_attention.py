@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.engine.batch import Ints, Segment
 from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring
+from cloud_verifier.engine.kernels.linear import TILE
 from cloud_verifier.engine.kv_pool import KVPool, Slots
 
 BLOCK = 64
@@ -33,11 +34,11 @@ LOWEST = -1e30
 
 
 class ExactBackend:
-    """A backend that computes products of fixed shapes in float32, on any device."""
+    """Computes attention as products of fixed shapes in float32, on any device."""
 
     name = "exact"
-    row_tile = 16
-    """With whole tiles, elementwise kernels process whole vectors only. Linear layers are tiled in linear.py."""
+    row_tile = TILE
+    """With whole tiles, of linear layers too, elementwise kernels process whole vectors only."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _ExactPlan(segments, pool)

@@ -40,7 +40,7 @@ _linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "de
 
 
 class PackedLinear(nn.Module):
-    """A layer that replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
+    """Replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class PackedLinear(nn.Module):
 
 
 class TiledLinear(nn.Module):
-    """A layer that computes in tiles of TILE rows; x `[..., in]` -> `[..., out]`."""
+    """Computes a linear layer in tiles of TILE rows; x `[..., in]` -> `[..., out]`."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -4,10 +4,10 @@ Its layout, with `width` places per row section (rows beyond the step's are padd
 
     header    items, words of a row's bits
     slots     [width] the slot of each row's key and value; -1 for padding, which is written nowhere
-    first     [width] a row's first partial result
-    parts     [width] number of its partial results, TILE apart; 0 for padding
+    first     [width] row r's partial results are at first[r], first[r] + TILE, first[r] + 2 * TILE, ...
+    parts     [width] number of a row's partial results; 0 for padding
     positions [width]
-    items     [items, FIELDS] one for each program: a tile of rows by a span of keys
+    items     [items, FIELDS] one for each program: a tile of rows by a span of keys, which stores TILE partial results
     bits      [nodes, words] which nodes of its segment each node sees: its ancestors and itself
     keys      per segment the slots of its prefix and of its rows
 
@@ -86,15 +86,16 @@ def build(segments: Sequence[Segment], width: int, take: Callable[[int], Table])
 
     items = table[HEADER + 4 * width : bits_at].reshape(-1, FIELDS)
     segment_of = of_tile[of_item]
-    items[:, 0] = row[segment_of] + local[of_item]
-    items[:, 1] = held[of_item]
-    items[:, 2] = local[of_item]
-    items[:, 3] = start[segment_of]
-    items[:, 4] = chain[segment_of]
-    items[:, 5] = keys_at + (row + _offsets(start))[segment_of]
-    items[:, 6] = BOUNDS[span]
-    items[:, 7] = np.minimum(BOUNDS[span + 1], end[of_item])
-    items[:, 8] = bits_at + bits.shape[1] * _offsets(rows - chain)[segment_of]
+    first_row, item_rows, local_row, prefix, chain_rows, first_key, low, high, first_bits = items.T
+    first_row[:] = row[segment_of] + local[of_item]
+    item_rows[:] = held[of_item]
+    local_row[:] = local[of_item]
+    prefix[:] = start[segment_of]
+    chain_rows[:] = chain[segment_of]
+    first_key[:] = keys_at + (row + _offsets(start))[segment_of]
+    low[:] = BOUNDS[span]
+    high[:] = np.minimum(BOUNDS[span + 1], end[of_item])
+    first_bits[:] = bits_at + bits.shape[1] * _offsets(rows - chain)[segment_of]
 
     table[bits_at:keys_at] = bits.reshape(-1).view(np.int32)
     np.concatenate([part for segment in segments for part in (segment.prefix, segment.slots)], out=table[keys_at:])
@@ -109,8 +110,8 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _bits(segments: Sequence[Segment], nodes: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Return `[nodes of all segments, words]`: bit i of a node's words is set if it sees node i of its segment.
 
-    Computed by pointer doubling: after k rounds a node has 2**k nodes of its line, itself included, and the next one
-    above them.
+    Computed by pointer doubling: after k rounds a node's bits hold its nearest 2**k ancestors, itself included, and
+    `ancestor` is the next one.
     """
     count = int(nodes.sum())
     words = (int(nodes.max()) + 31) // 32
@@ -120,10 +121,10 @@ def _bits(segments: Sequence[Segment], nodes: NDArray[np.int64]) -> NDArray[np.u
     chains = np.repeat([segment.chain for segment in segments], nodes)
     begin = np.repeat(_offsets(nodes), nodes)
     own = np.arange(count) - begin
-    above = np.concatenate([segment.parents for segment in segments]) - chains
-    above = np.append(np.where(above >= 0, above + begin, count), count)
+    ancestor = np.concatenate([segment.parents for segment in segments]) - chains
+    ancestor = np.append(np.where(ancestor >= 0, ancestor + begin, count), count)
     seen[np.arange(count), own // 32] = np.left_shift(np.uint32(1), (own % 32).astype(np.uint32))
-    while (above != count).any():
-        seen |= seen[above]
-        above = above[above]
+    while (ancestor != count).any():
+        seen |= seen[ancestor]
+        ancestor = ancestor[ancestor]
     return seen[:count]

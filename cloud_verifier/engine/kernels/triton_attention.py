@@ -43,7 +43,7 @@ def choose(attention: str, device: torch.device) -> str:
 
 
 class TritonBackend:
-    """A backend that serves pools on CUDA, and on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
+    """Serves pools on CUDA, and on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     name = "triton"
     row_tile = 1
@@ -124,7 +124,7 @@ class TritonPlan:
 
 
 class _Staging:
-    """Pinned host memory that grows as needed and is used again when its last copy is over."""
+    """Copies tables from pinned host memory, which grows as needed and is used again when its last copy is over."""
 
     def __init__(self) -> None:
         self._buffers = [torch.empty(0, dtype=torch.int32)] * STAGING

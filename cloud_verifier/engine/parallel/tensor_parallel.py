@@ -54,7 +54,7 @@ IDLE_TIMEOUT = timedelta(days=365)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The place that a rank has in a group of `size`. local_rank: its number on this machine, and that of its GPU."""
+    """A rank's place in a group of `size`. local_rank: its number on this machine, and that of its GPU."""
 
     rank: int
     size: int
@@ -120,7 +120,7 @@ class RankInfo:
 
 
 class RankGroup:
-    """All ranks, as one of them sees them. Created by `join`."""
+    """Connects one rank to all others. Created by `join`."""
 
     def __init__(self, info: RankInfo, device: str, channel: Any) -> None:
         self.info = info
@@ -241,15 +241,17 @@ class RankGroup:
     def _read(self, directory: Path, dtype: torch.dtype) -> Any:
         """Read this rank's weights for TargetModel.load, between two barriers: ranks may read at different speeds."""
         size = self.info.size
+        where = f" on {size} ranks"
         dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
         try:
             check_splits(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False), size)
-            module = read_module(directory, dtype, distributed_config=DistributedConfig(tp_size=size, tp_plan="auto"))
+            split = DistributedConfig(tp_size=size, tp_plan="auto")
+            module = read_module(directory, dtype, where, distributed_config=split)
             dist.monitored_barrier(group=self._channel, timeout=LOAD_TIMEOUT)
         except ModelRefused:
             raise
         except Exception as error:
-            raise ModelRefused(f"{directory} does not load on {size} ranks: {type(error).__name__}: {error}") from error
+            raise ModelRefused(f"{directory} does not load{where}: {type(error).__name__}: {error}") from error
         return module
 
     def _check_same(self, target: ShardedTarget) -> None:
@@ -263,7 +265,7 @@ class RankGroup:
 
 
 class ShardedTarget(TargetModel):
-    """The share that one rank has of a target. On rank 0, every forward pass is sent to the other ranks first."""
+    """Runs one rank's share of a target. On rank 0, every forward pass is sent to the other ranks first."""
 
     def __init__(self, module: Any, **options: Any) -> None:
         self._ranks = dist.get_world_size()

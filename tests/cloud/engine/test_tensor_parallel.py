@@ -83,11 +83,14 @@ def test_two_ranks_give_the_logits_and_the_tokens_of_one(tiny_directory: Callabl
 def test_a_model_that_cannot_be_split_is_refused_by_every_rank(
     tiny_directory: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    broken = save_llama(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
     said = torchrun(
         "refused",
         save_llama(tmp_path / "one_head", num_key_value_heads=1),
         save_llama(tmp_path / "odd", intermediate_size=63),
         tiny_directory("gpt2"),
+        broken,
         tmp_path / "nowhere",
         tiny_directory("llama"),
         save_llama(tmp_path / "other"),
@@ -100,6 +103,7 @@ def test_a_model_that_cannot_be_split_is_refused_by_every_rank(
                 "num_key_value_heads is 1, must be a multiple of 2",
                 "intermediate_size is 63, must be a multiple of 2",
                 "transformers has no tensor-parallel plan for it",
+                "broken does not load on 2 ranks: ",
                 "has no config.json",
                 "attention is exact, must be sdpa with 2 ranks",
                 "rank 1 has read other weights than rank 0",
