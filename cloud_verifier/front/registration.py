@@ -30,14 +30,14 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
-RETRY_S = 1.5  # the longest pause; up to half of it is taken off at random
+FIRST_RETRY_S, RETRY_S = 0.1, 1.5  # the first pause and the longest one; up to half is taken off at random
 CLOCK_SKEW_S = 5.0
 SOONEST = 0.1
 """Least share of the report interval between two reports, however many tickets with unknown keys come."""
 
 
 class RegistryClient:
-    """A client that registers, reports, and registers again whenever the coordinator does not know this verifier."""
+    """Registers the verifier, reports, and registers again whenever the coordinator does not know it."""
 
     def __init__(
         self,
@@ -84,12 +84,14 @@ class RegistryClient:
 
     async def register(self) -> None:
         """Take the lease, trying until it is granted. Raises only errors that trying again cannot mend."""
+        failures = 0
         while True:
             try:
                 return await self._register()
             except (Unavailable, Overloaded) as error:
+                failures += 1
                 log.warning("the coordinator at %s is not there yet: %s", self._coordinator, error)
-                await asyncio.sleep(backoff_s(1, RETRY_S, RETRY_S))
+                await asyncio.sleep(backoff_s(failures, FIRST_RETRY_S, RETRY_S))
 
     async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         """Report, and return the coordinator's answer; register again if the lease was lost.

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import until
 
 from cloud_verifier.front.registration import RegistryClient, directives_of
-from outrider.core.errors import PermissionDenied, Unauthenticated
+from outrider.core.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
 from outrider.wire.status import abort
@@ -136,6 +136,22 @@ async def test_registering_goes_on_until_the_coordinator_is_there(registry, monk
         async with serving(registry, address):
             await asyncio.wait_for(trying, 10.0)
     assert len(registry.registrations) == 1
+
+
+async def test_the_pauses_between_attempts_to_register_grow(registry, monkeypatch):
+    pauses = []
+
+    def backoff_s(failures: int, first_s: float, max_s: float) -> float:
+        pauses.append((failures, first_s < max_s))
+        if failures == 3:
+            registry.refuse = None
+        return 0.0
+
+    monkeypatch.setattr("cloud_verifier.front.registration.backoff_s", backoff_s)
+    registry.refuse = Unavailable("not yet")
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+    assert pauses == [(1, True), (2, True), (3, True)]
 
 
 async def test_what_trying_again_cannot_mend_is_raised(registry):
