@@ -23,7 +23,7 @@ INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
 
 
 class VerifierConfig(BaseSettings):
-    """Settings that `outrider-verifier` takes. The text below each field is in `--help` and docs/configuration.md."""
+    """The settings of `outrider-verifier`. The text below each field is in `--help` and docs/configuration.md."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTRIDER_VERIFIER_", frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -79,7 +79,7 @@ class VerifierConfig(BaseSettings):
     first_token_s: float = Field(default=30.0, ge=1.0)
     """Seconds. A session is refused, and may try again later, if by the cost model the prompts of other sessions would
     delay its first token by more."""
-    standing_s: float = Field(default=60.0, ge=1.0)
+    stall_timeout_s: float = Field(default=60.0, ge=1.0)
     """Seconds after which a device that confirms no token, while tokens wait for it, loses its place; it may attach
     again for them. If other sessions find no room it loses its place after a few seconds."""
     server_draft: Path | None = None

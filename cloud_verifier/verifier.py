@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from dataclasses import replace
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,12 +24,6 @@ from outrider.core.errors import BadRequest
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
-from outrider.wire.telemetry import (
-    session_telemetry_from_proto,
-    session_telemetry_to_proto,
-    verifier_telemetry_from_proto,
-    verifier_telemetry_to_proto,
-)
 from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -45,7 +38,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 class VerifierProcess:
-    """A process that runs an engine, its gRPC front and its registration. Create it inside a running event loop."""
+    """Runs an engine process, its gRPC front and its registration. Create it inside a running event loop."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
@@ -127,7 +120,7 @@ class VerifierProcess:
             )
 
     def _traffic_recorder(self) -> TrafficRecorder | None:
-        """Return what records, or None if nothing shall be. Raises BadRequest if the settings allow no recording."""
+        """Return the recorder, None if nothing is to be recorded. Raises BadRequest if the settings allow none."""
         config = self._config
         if not config.traffic:
             return None
@@ -177,7 +170,7 @@ class VerifierProcess:
                 counters=self._counters,
             )
         if self._recorder is not None:
-            self._host.on_produced = self._recorder.take
+            self._host.on_recorded = self._recorder.take
         return VerifierService(
             self._config,
             self._host,
@@ -186,7 +179,7 @@ class VerifierProcess:
             verifier_id=self._id,
             vocabulary_hash=digest,
             authorise=self._registry.authorise if self._registry else _everybody,
-            on_new_session=self._hurry_report,
+            on_first_rtt=self._hurry_report,
             recorder=self._recorder,
             counters=self._counters,
         )
@@ -249,7 +242,7 @@ class VerifierProcess:
         while True:
             answer = await self._registry.report(_report(service, self._host))
             for session_id, epoch, directive in directives_of(answer):
-                service.steer(session_id, epoch, directive)
+                service.set_directive(session_id, epoch, directive)
             killed = [session_id for session_id in answer.killed if service.kill(session_id)]
             if killed:
                 self._registry.hurry()  # their places are free
@@ -276,14 +269,14 @@ async def _everybody(ticket: bytes) -> None:
 
 def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
     """Complete the engine's telemetry with what only the front knows."""
-    measured = verifier_telemetry_from_proto(host.stats.verifier)
-    verifier = replace(measured, live_sessions=len(service.streams), draining=service.draining)
-    sessions = []
-    for message in host.stats.sessions:
-        stream = service.streams.get(message.session_id)
-        if stream is not None:  # the statistics are a moment old: a session that has left must not take a place again
-            session, grant, rtt_ms = session_telemetry_from_proto(message), stream.grant, stream.heartbeat.rtt_ms
-            sessions.append(replace(session, tenant=grant.tenant, traffic_class=grant.traffic_class, rtt_ms=rtt_ms))
-    return coordinator_pb2.ReportRequest(
-        verifier=verifier_telemetry_to_proto(verifier), sessions=map(session_telemetry_to_proto, sessions)
-    )
+    report = coordinator_pb2.ReportRequest(verifier=host.stats.verifier)
+    report.verifier.live_sessions, report.verifier.draining = len(service.streams), service.draining
+    for measured in host.stats.sessions:
+        stream = service.streams.get(measured.session_id)
+        # The statistics are a moment old: a session that has left, or attached again, must not be counted by them.
+        if stream is not None and stream.epoch == measured.epoch:
+            session = report.sessions.add()
+            session.CopyFrom(measured)
+            session.tenant, session.traffic_class = stream.claims.tenant, stream.claims.traffic_class
+            session.rtt_ms = stream.heartbeat.rtt_ms
+    return report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cloud_verifier.engine.row_allocation import Acceptances, Allocation, CostCurve
+from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCounts
 
 
-def evenly(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> Allocation:
+def evenly(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> NodeCounts:
     """Give out all rows, the same number to every session that can use them, whatever its nodes are worth and cost.
 
     Over any span of steps in each of which a session has rows and could use more nodes than it is granted, no other is

@@ -9,7 +9,7 @@ from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
+from cloud_verifier.engine.session_slots import slots_needed
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.protocol.messages import Attach, SessionLimits
@@ -30,7 +30,7 @@ def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slot
 
 
 class Admission:
-    """A gate that admits sessions by the number of live ones, by KV slots, and by the time until their first token."""
+    """Admits sessions by the number of live ones, by KV slots, and by the time until their first token."""
 
     def __init__(
         self, config: EngineConfig, pool: KVPool, profiler: StepProfiler, live: Mapping[str, EngineSession]
@@ -40,26 +40,26 @@ class Admission:
         self._profiler = profiler
         self._live = live
 
-    def admit(self, session: EngineSession, slots: SessionSlots, replaced: SessionSlots | None) -> None:
-        """Give a session its cached prefix. Raises Overloaded if there is no room for it.
+    def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
+        """Give a session, which holds no slot yet, its cached prefix. Raises Overloaded if there is no room for it.
 
-        slots: the session's own, none of them taken yet. replaced: those of the live session whose place it takes.
+        replaced: the live session whose place it takes.
 
-        No more is promised than the pool holds. A chat between its turns is no live session: its slots are in the
+        No more is reserved than the pool holds. A chat between its turns is no live session: its slots are in the
         prefix cache, are evicted if others need them, and are computed again when it returns. A live session generates
         all the time, unless its device confirms nothing (rule 16): such a session ends when others need room. Its slots
         pass to the prefix cache as well, and its device attaches again for what it has not received.
         """
+        slots = session.slots
         if not slots.needed:
             return
         if replaced is None and len(self._live) >= self._config.max_sessions:
             raise Overloaded(f"all {self._config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
         if self._config.prefix_cache:
             if replaced is not None:
-                replaced.share()  # that session goes on if there is no room for the new one
+                replaced.slots.share()  # that session goes on if there is no room for the new one
             slots.take_prefix()
-            session.computed = len(slots.table)
-        room = self._pool.unreserved + (replaced.held_alone if replaced else 0)
+        room = self._pool.unreserved + (replaced.slots.held_alone if replaced else 0)
         if slots.needed > room:
             needed = slots.needed
             slots.release()

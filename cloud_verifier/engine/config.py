@@ -22,8 +22,8 @@ class EngineConfig:
     """The most live sessions."""
     first_token_s: float = 30.0
     """Longest time by which earlier prompts may delay a new session's first token, as the cost model predicts it."""
-    standing_s: float = 60.0
-    """Longest time for which a session may stand still because its device confirms nothing (rule 16)."""
+    stall_timeout_s: float = 60.0
+    """Longest time for which a session may be stalled because its device confirms nothing (rule 16)."""
     prefix_cache: bool = True
     """Keep computed prefixes in slots that no live session needs, and begin sessions with them."""
     record_top: int = 32
@@ -34,7 +34,7 @@ class EngineConfig:
     """The most tokens of ended sessions that are kept for devices that have not received them; 4 bytes each."""
 
     def __post_init__(self) -> None:
-        for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "standing_s", "record_top"):
+        for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "stall_timeout_s", "record_top"):
             if not getattr(self, name) >= 1:
                 raise BadRequest.bound(name, getattr(self, name), "at least 1")
         if self.token_budget < 2:

@@ -4,8 +4,10 @@ The caller feeds the engine between steps:
 
     while serving:
         wait until engine.next_deadline() or until something arrives
-        engine.start / append / cancel / tune / stop ...
+        engine.start / append / cancel / update / stop ...
         for event in engine.step(): ...
+
+Rule numbers are those of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import Recording
-from cloud_verifier.engine.row_allocation import AllocationPolicy, at_half_cost, by_acceptance
-from cloud_verifier.engine.scheduler import RowAllocation, StepPlan, Wait, schedule
+from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
+from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.server_draft import ServerDraft
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
-from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.errors import (
@@ -51,8 +52,8 @@ from outrider.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
-STANDING_IN_THE_WAY_S = 5.0
-"""Seconds after which a session that stands still ends if another one finds no room."""
+STALLED_WHEN_FULL_S = 5.0
+"""Seconds after which a stalled session ends if another one finds no room."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
@@ -80,7 +81,7 @@ _Rows = tuple[EngineSession, Segment, TreeBatch | None]
 
 
 class Engine:
-    """An engine that verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
+    """Verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
 
     counters: may be read between steps. recording: tokens of recorded sessions; they are computed when they are taken,
     so the caller should send the step's events before. allocation: how the rows for nodes are allocated to sessions; a
@@ -114,15 +115,13 @@ class Engine:
         self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
-        self._slots: dict[str, SessionSlots] = {}
-        """The KV slots of live sessions, by id."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, self._pool, self._profiler, self._live)
         self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self.recording = Recording(self.config.record_top)
-        self._checked_standing = clock()
-        """When sessions that stand still were last looked for."""
+        self._checked_stalled = clock()
+        """When stalled sessions were last looked for."""
 
     # What the caller may do between steps
 
@@ -133,14 +132,14 @@ class Engine:
         limits: SessionLimits,
         directive: Directive,
         salt: str = "",
-        draft: str = "",
+        draft_release: str = "",
         record: bool = False,
     ) -> None:
         """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
 
         A live session of the same id in an older epoch is replaced.
         salt: only sessions with the same one, those of one tenant, share prefixes.
-        draft: release that the device drafts with at first. record: whether `recording` has the session's tokens.
+        draft_release: that the device drafts with at first. record: whether `recording` has the session's tokens.
         """
         check_attach(attach, limits, self.model, self._pool.slots)
         newest = self._history.epoch(session_id)
@@ -155,27 +154,25 @@ class Engine:
             session_id,
             protocol,
             directive,
+            pool=self._pool,
             salt=salt,
             acceptance=self._acceptance_of(salt),
             now=self._clock(),
             step=self.counters.steps,
-            draft=draft,
+            draft_release=draft_release,
             record=record,
         )
-        most = slots_needed(attach, limits) if protocol.finish is Finish.NONE else 0
-        last_position = len(attach.prompt) + attach.max_tokens - 1
-        slots = SessionSlots(self._pool, session.tokens, most=most, last_position=last_position, salt=salt)
-        self._make_room(session, slots)
+        self._make_room(session)
 
         self._decision = None
         self._history.see(session_id, attach.epoch)
         if older is not None:
             self._close(older)
         self._ended.pop(session_id, None)
-        slots.reserve()
-        self.counters.prefix_hits += slots.leased > 0
-        self.counters.prefix_tokens += slots.leased
-        self._live[session_id], self._slots[session_id] = session, slots
+        session.slots.reserve()
+        self.counters.prefix_hits += session.slots.leased > 0
+        self.counters.prefix_tokens += session.slots.leased
+        self._live[session_id] = session
         self._publish(session, protocol.resend())
 
     def append(self, session_id: str, message: Append) -> None:
@@ -184,8 +181,7 @@ class Engine:
         The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
         """
         self._decision = None
-        session = self._live.get(session_id)
-        if session is None or message.epoch != session.protocol.epoch:
+        if (session := self._live.get(session_id)) is None:
             return
         try:
             session.append(message, self._clock())
@@ -195,38 +191,30 @@ class Engine:
     def cancel(self, session_id: str, message: Cancel) -> None:
         """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
-        session = self._live.get(session_id)
-        if session is not None:
+        if (session := self._live.get(session_id)) is not None:
             self._publish(session, session.protocol.cancel(message))
 
-    def stop(self, session_id: str, epoch: int | None = None) -> None:
-        """End a session whose device has gone; its committed tokens are remembered, in case the device attaches again.
-
-        epoch: stop only this one, so that the end of an old stream does not stop its successor; None stops any.
-        """
+    def stop(self, session_id: str) -> None:
+        """End a session whose device has gone; its committed tokens are remembered for its next attach."""
         self._decision = None
-        session = self._live.get(session_id)
-        if session is not None and epoch in (None, session.protocol.epoch):
+        if (session := self._live.get(session_id)) is not None:
             self._close(session)
-        if session_id not in self._live:
-            self._ended.pop(session_id, None)
+        self._ended.pop(session_id, None)
 
-    def tune(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
-        """Change a session's directive, or the round trip to its device; None leaves a value unchanged."""
+    def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
+        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
         self._decision = None
-        session = self._live.get(session_id)
-        if session is None:
+        if (session := self._live.get(session_id)) is None:
             return
         if directive is not None:
-            session.steer(directive)
+            session.set_directive(directive)
         if rtt_ms is not None:
             session.timing.rtt_s = 1e-3 * rtt_ms
 
-    def drafts_with(self, session_id: str, draft: str) -> None:
+    def set_draft_release(self, session_id: str, draft_release: str) -> None:
         """Note that the session's device drafts with another release from now on."""
-        session = self._live.get(session_id)
-        if session is not None:
-            session.drafts_with(draft)
+        if (session := self._live.get(session_id)) is not None:
+            session.set_draft_release(draft_release)
 
     def next_deadline(self) -> float | None:
         """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
@@ -242,9 +230,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass, if one is due, and return its events and those of the calls before."""
         now = self._clock()
-        if now >= self._checked_standing + 1.0:
-            self._checked_standing = now
-            self._end_standing(self.config.standing_s)
+        if now >= self._checked_stalled + 1.0:
+            self._checked_stalled = now
+            self._end_stalled(self.config.stall_timeout_s)
         decision = self._decide(now)
         if isinstance(decision, StepPlan):
             self._run(decision)
@@ -270,7 +258,7 @@ class Engine:
                 timing_ms=profiler.parts_ms,
             ),
             sessions={**self._ended, **live},
-            kv_reserved=self._pool.promised,
+            kv_reserved=self._pool.reserved,
             kv_cached=self._pool.prefixes.cached,
             dead=counters.dead + sum(session.dead for session in live.values()),
             ignored=counters.ignored + sum(session.ignored for session in live.values()),
@@ -289,7 +277,7 @@ class Engine:
                 candidates, now, self.config.budget, self._policy(), profiler.cost, profiler.between_s
             )
             if isinstance(decision, Wait):
-                profiler.rest()
+                profiler.idle()
         return decision
 
     def _policy(self) -> AllocationPolicy:
@@ -298,6 +286,7 @@ class Engine:
         return at_half_cost(self.allocation) if exploring else self.allocation
 
     def _run(self, plan: StepPlan) -> None:
+        """Run a step: draft for it, prepare its rows, and advance the sessions that have some."""
         self._profiler.begin()
         self._decision = None
         self.recording.clear()
@@ -328,14 +317,14 @@ class Engine:
         """Return every session's rows; a session whose rows cannot be prepared fails alone."""
         prepared: list[_Rows] = []
         now = self._clock()
-        for own in allocations:
-            session = self._live[own.session_id]
+        for allocation in allocations:
+            session = self._live[allocation.session_id]
             if not session.had_rows:
                 self.counters.queue_s.add(now - session.began)
             session.begin(self.counters.steps, now)
             try:
-                batch = session.batch(own.nodes) if own.chain == session.pending else None
-                prepared.append((session, self._slots[own.session_id].segment(own.chain, batch), batch))
+                batch = session.batch(allocation.nodes) if allocation.chain == session.pending else None
+                prepared.append((session, session.slots.segment(allocation.chain, batch), batch))
             except Exception as error:
                 with about(session=session.session_id):
                     log.exception("session %s fails before its step", session.session_id)
@@ -360,7 +349,7 @@ class Engine:
                 self._fail_internally(rows[0][0], f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
-                    self._profiler.begin_again()
+                    self._profiler.restart()
                     self._advance([one])
             return
         self._profiler.lap()
@@ -368,7 +357,7 @@ class Engine:
         self._profiler.lap()
         self._commit(rows, verifications)
         self._profiler.lap()
-        self._profiler.enter(
+        self._profiler.record_step(
             rows=sum(segment.rows for _, segment, _ in rows),
             sessions=len(rows),
             tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
@@ -394,11 +383,12 @@ class Engine:
         return verifications
 
     def _commit(self, rows: Sequence[_Rows], verifications: Iterable[Verified | None]) -> None:
+        """Commit every session's path, count it, and keep the slots of what was computed on it."""
         now, counters = self._clock(), self.counters
         for (session, segment, batch), verified in zip(rows, verifications, strict=True):
             counters.prefilled += segment.chain - (batch is not None)
             if batch is None:
-                self._keep(session, segment)
+                session.slots.keep(segment)
             elif verified is not None:
                 evaluated, accepted = len(batch.ids), len(verified.rows)
                 counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server)
@@ -407,50 +397,46 @@ class Engine:
                 gap_s = now - session.timing.last_commit
                 counters.count_commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
                 commit = session.commit(batch, verified, now)
-                self._keep(session, segment, verified.rows)
-                if not self._slots[session.session_id].shared:
-                    self._share(session)  # a prompt serves other sessions at once, not only after this one's end
+                session.slots.keep(segment, verified.rows)
+                if not session.slots.shared:
+                    self._cache_prefix(session)  # a prompt serves other sessions at once, not only after this one's end
                 self._publish(session, commit)
-
-    def _keep(self, session: EngineSession, segment: Segment, accepted: Sequence[int] = ()) -> None:
-        slots = self._slots[session.session_id]
-        slots.keep(segment, accepted)
-        session.computed = len(slots.table)
 
     # How sessions begin and end
 
-    def _make_room(self, session: EngineSession, slots: SessionSlots) -> None:
-        """Admit a session, if need be after ending those that stand still. Raises Overloaded."""
-        replaced = self._slots.get(session.session_id)
+    def _make_room(self, session: EngineSession) -> None:
+        """Admit a session, if need be after ending stalled ones. Raises Overloaded."""
+        replaced = self._live.get(session.session_id)
         try:
-            self._admission.admit(session, slots, replaced)
+            self._admission.admit(session, replaced)
         except Overloaded:
-            if not self._end_standing(STANDING_IN_THE_WAY_S, spared=session.session_id):
+            if not self._end_stalled(STALLED_WHEN_FULL_S, spared=session.session_id):
                 raise
-            self._admission.admit(session, slots, replaced)
+            self._admission.admit(session, replaced)
 
-    def _end_standing(self, longest_s: float, spared: str = "") -> bool:
+    def _end_stalled(self, longest_s: float, spared: str = "") -> bool:
         """End the sessions whose devices have confirmed nothing for so long (rule 16); returns whether there were any.
 
         Nothing is lost: their prefixes are in the prefix cache, their committed tokens are remembered, and a device
         that comes back attaches again.
         """
         since = self._clock() - longest_s
-        standing = [
+        stalled = [
             session
             for session in self._live.values()
             if not session.protocol.may_step and session.timing.last_commit <= since and session.session_id != spared
         ]
-        for session in standing:
+        for session in stalled:
             error = Unavailable(f"the device has confirmed nothing for {longest_s:g} s while tokens wait; attach again")
             self._decision = None
             self._close(session)
             self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
-        return bool(standing)
+        return bool(stalled)
 
-    def _share(self, session: EngineSession) -> None:
+    def _cache_prefix(self, session: EngineSession) -> None:
+        """Pass a session's computed tokens to the prefix cache, if there is one."""
         if self.config.prefix_cache:
-            self._slots[session.session_id].share()
+            session.slots.share()
 
     def _publish(self, session: EngineSession, commit: Commit | None) -> None:
         """Send a commit, and close a session that it ends."""
@@ -464,14 +450,14 @@ class Engine:
         self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
-        self._slots[session.session_id].release()  # its keys and values are in doubt and not for the prefix cache
+        session.slots.release()  # its keys and values are in doubt and not for the prefix cache
         self._close(session)
         self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
 
     def _close(self, session: EngineSession) -> None:
         """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
-        self._share(session)
-        self._slots.pop(session.session_id).release()
+        self._cache_prefix(session)
+        session.slots.release()
         if self._server_draft is not None:
             self._server_draft.release(session.session_id)
         del self._live[session.session_id]

@@ -31,11 +31,11 @@ class LayerShape:
 
 
 class KVPool:
-    """Tensors `[slots, kv_heads, dim]` per layer, a stack of free slots and the number of slots that are promised.
+    """Holds tensors `[slots, kv_heads, dim]` per layer, a stack of free slots and the number of reserved slots.
 
     A session reserves the most slots that it can ever take beside its leased prefix, so `allocate` never fails for it:
     every slot is free, or cached without a lease, or leased, or taken by a session. The last two are at most
-    `promised`, which is at most `slots`; the first two are available to `allocate`.
+    `reserved`, which is at most `slots`; the first two are available to `allocate`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KVPool:
         self.number = next(_NUMBERS)
         """Greater than that of every pool created before."""
         self.slots = slots
-        self.reserved = 0
+        self._reserved = 0  # beside leased prefixes
         self.prefixes = PrefixCache()
         self.keys = [torch.zeros(slots, s.kv_heads, s.key_dim, dtype=dtype, device=device) for s in layers]
         self.values = [torch.zeros(slots, s.kv_heads, s.value_dim, dtype=dtype, device=device) for s in layers]
@@ -57,20 +57,20 @@ class KVPool:
         return self.slots - self._free_count - self.prefixes.cached
 
     @property
-    def promised(self) -> int:
+    def reserved(self) -> int:
         """Return the number of slots that live sessions hold or may take; a prefix that several share counts once."""
-        return self.reserved + self.prefixes.leased
+        return self._reserved + self.prefixes.leased
 
     @property
     def unreserved(self) -> int:
-        """Return the number of slots that are promised to no session."""
-        return self.slots - self.promised
+        """Return the number of slots that are reserved for no session."""
+        return self.slots - self.reserved
 
     def reserve(self, count: int) -> None:
-        """Promise `count` slots, or take back a promise of `-count`. Raises InternalError if there are fewer."""
+        """Reserve `count` slots, or give back `-count` reserved ones. Raises InternalError if there are fewer."""
         if count > self.unreserved:
             raise InternalError(f"{count} KV slots were admitted, {self.unreserved} are there")
-        self.reserved += count
+        self._reserved += count
 
     def allocate(self, count: int) -> Slots:
         """Take `count` slots off the free stack; ascending and adjacent as far as the last releases allow.
@@ -95,7 +95,7 @@ class KVPool:
 
 
 class SlotTable:
-    """The slots that one sequence has, in order of position: an int32 array that doubles as it grows."""
+    """Lists the slots of one sequence in order of position, in an int32 array that doubles as it grows."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._array: Slots = np.empty(max(1, capacity), dtype=np.int32)

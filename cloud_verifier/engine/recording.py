@@ -42,7 +42,7 @@ class RecordedTokens:
 
     session_id: str
     epoch: int
-    draft: str
+    draft_release: str
     """Release that the session's device drafts with."""
     start: int
     """Position of the first token."""
@@ -62,7 +62,7 @@ _Noted = tuple[torch.Tensor, tuple[int, ...], Callable[..., RecordedTokens]]
 
 
 class Recording:
-    """Tokens of recorded sessions in the last step, until they are taken."""
+    """Keeps the tokens of recorded sessions in the last step until they are taken."""
 
     def __init__(self, top: int) -> None:
         """Record K = `top` likeliest ids of each position."""
@@ -84,9 +84,8 @@ class Recording:
         try:
             rows = tuple(first_row + row for row in (0, *verified.rows)[: len(tokens)])
             depths = proposed_depths(protocol.tree, tokens)
-            record = partial(
-                RecordedTokens, session.session_id, protocol.epoch, session.draft, protocol.position, tokens, depths
-            )
+            epoch, release = protocol.epoch, session.draft_release
+            record = partial(RecordedTokens, session.session_id, epoch, release, protocol.position, tokens, depths)
             self._noted.append((logits, rows, record))
         except Exception:
             self._lose(len(tokens))

@@ -9,6 +9,7 @@ best nodes each session gets. The engine uses `by_acceptance`; a benchmark may p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,37 @@ Acceptances = tuple[float, ...]
 """Probability (0..1) that each node of a session is accepted, in falling order."""
 CostCurve = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 """Nodes in a step `[n]` -> seconds of the step `[n]`."""
-Allocation = tuple[tuple[int, ...], tuple[int, ...]]
+NodeCounts = tuple[tuple[int, ...], tuple[int, ...]]
 """(nodes for each session, in the order in which they were given; indices of the favoured sessions).
 
 A favoured session got a row that another could have used as well; in the next step it comes after all others.
 """
-AllocationPolicy = Callable[[Sequence[Acceptances], int, CostCurve, float], Allocation]
-"""(nodes of each session that gets its plain row, rows there are for nodes, cost, beside) -> allocation.
+AllocationPolicy = Callable[[Sequence[Acceptances], int, CostCurve, float], NodeCounts]
+"""(nodes of each session that gets its plain row, rows there are for nodes, cost, beside) -> counts.
 
 beside: tokens that the step is expected to commit beside these nodes and one for each of the sessions.
 """
 
 
-def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> Allocation:
+@dataclass(frozen=True)
+class RowAllocation:
+    """The rows that a session gets in a step: known tokens, and nodes, those of the greatest acceptance.
+
+    The row of the last known token gives the next token.
+    """
+
+    session_id: str
+    chain: int
+    nodes: int
+
+
+def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> NodeCounts:
     """Take the nodes that make the step's expected commits per second greatest, whatever session they belong to.
 
     A step commits one token per session and, of its nodes, the sum of their acceptance. Taken in falling order, nodes
     pay as long as the next one is expected to commit more than its time would have committed otherwise.
     """
-    best_first = sorted(((chance, i) for i, nodes in enumerate(sessions) for chance in nodes), key=_falling)
+    best_first = sorted(((chance, i) for i, nodes in enumerate(sessions) for chance in nodes), key=lambda one: -one[0])
     offered = best_first[:rows]
     commits = len(sessions) + beside + np.concatenate(([0.0], np.cumsum([chance for chance, _ in offered])))
     taken = int(np.argmax(commits / cost(np.arange(len(offered) + 1)))) if offered else 0
@@ -50,12 +63,8 @@ def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, b
 def at_half_cost(policy: AllocationPolicy) -> AllocationPolicy:
     """Return the policy as it would be if nodes cost half: some steps are spent so, to measure what is rarely tried."""
 
-    def allocate(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> Allocation:
+    def allocate(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> NodeCounts:
         plain = cost(np.zeros(1, dtype=np.int64))
         return policy(sessions, rows, lambda nodes: (plain + cost(nodes)) / 2, beside)
 
     return allocate
-
-
-def _falling(offer: tuple[float, int]) -> float:
-    return -offer[0]

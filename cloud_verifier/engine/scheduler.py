@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy
+from cloud_verifier.engine.row_allocation import Acceptances, AllocationPolicy, RowAllocation
 from outrider.core.step_cost import StepCost
 
 OVERDUE = 16
@@ -82,18 +82,6 @@ class StepCandidate:
             return None
         answer = self.last_commit + self.answers_s
         return answer if now < answer < due else due
-
-
-@dataclass(frozen=True)
-class RowAllocation:
-    """The rows that a session gets in a step: known tokens, and nodes, those of the greatest acceptance.
-
-    The row of the last known token gives the next token.
-    """
-
-    session_id: str
-    chain: int
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -155,10 +143,10 @@ def schedule(
 
 def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between_s: float) -> float:
     """Return the tokens per second that the step is expected to commit."""
-    allocated = {rows.session_id: rows for rows in plan.allocations}
-    stepping = [(c, allocated[c.session_id]) for c in able if c.session_id in allocated]
-    tokens = sum(1.0 + sum(c.acceptances[: own.nodes]) for c, own in stepping if own.chain == c.pending)
-    rows = sum(own.chain + own.nodes for _, own in stepping)
+    allocations = {a.session_id: a for a in plan.allocations}
+    stepping = [(c, allocations[c.session_id]) for c in able if c.session_id in allocations]
+    tokens = sum(1.0 + sum(c.acceptances[: a.nodes]) for c, a in stepping if a.chain == c.pending)
+    rows = sum(a.chain + a.nodes for a in plan.allocations)
     return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
 
@@ -199,8 +187,8 @@ def _plan(
         0.0,
     )
     nodes = {c.session_id: count for c, count in zip(speculating, counts, strict=True)}
-    rows_of_each = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
-    return StepPlan(tuple(rows_of_each), tuple(speculating[i].session_id for i in favoured))
+    allocations = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
+    return StepPlan(tuple(allocations), tuple(speculating[i].session_id for i in favoured))
 
 
 def _chains(able: Sequence[StepCandidate], budget: StepBudget) -> dict[str, int]:

@@ -11,13 +11,15 @@ from dataclasses import replace
 
 import torch
 
+from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
+from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
-from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
+from outrider.core.protocol.messages import Append, Commit, Directive, Finish, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.tree import TokenTree
@@ -33,7 +35,7 @@ LATE_ANSWER = 1.5
 
 
 class DeviceTiming:
-    """A clock that measures how long a session's device takes to answer, by the times of commits and messages.
+    """Measures how long a session's device takes to answer, by the times of commits and messages.
 
     rtt_s: round trip to the device; 0 if unknown. last_commit: time of the last commit, or of the session's begin.
     """
@@ -103,7 +105,7 @@ class DeviceTiming:
 
 
 class PendingNodes:
-    """The nodes that a session's next step may take, by acceptance: its device's, or a tree of the server draft.
+    """Ranks the nodes that a session's next step may take: its device's, or those of a server draft's tree.
 
     ignored: number of the device's nodes that were found outside its window.
     """
@@ -169,11 +171,10 @@ class PendingNodes:
 
 
 class EngineSession:
-    """The engine's state of a session, which lasts for one epoch.
+    """Runs one epoch of a session in the engine.
 
-    tokens: prompt and output. computed: how many of them have keys and values; the engine keeps it up to date.
-    had_rows: whether any step had rows of the session. last_step: number of the last step that had, or before which the
-    session came.
+    tokens: prompt and output. slots: hold the keys and values of those that are computed. had_rows: whether any step
+    had rows of the session. last_step: number of the last step that had, or before which the session came.
     """
 
     def __init__(
@@ -182,26 +183,33 @@ class EngineSession:
         protocol: VerifierSession,
         directive: Directive,
         *,
+        pool: KVPool,
         salt: str,
         acceptance: NodeAcceptance,
         now: float,
         step: int,
-        draft: str = "",
+        draft_release: str = "",
         record: bool = False,
     ) -> None:
         """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
-        draft: release that the device drafts with. record: whether the session's tokens are recorded.
+        draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
         """
         attach = protocol.attach
         self.session_id = session_id
         self.protocol = protocol
         self.directive = directive
-        self.draft = draft
+        self.draft_release = draft_release
         self.record = record
         self.request: Fingerprint = fingerprint(attach, salt)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
-        self.computed = 0
+        self.slots = SessionSlots(
+            pool,
+            self.tokens,
+            most=slots_needed(attach, protocol.limits) if protocol.finish is Finish.NONE else 0,
+            last_position=len(attach.prompt) + attach.max_tokens - 1,
+            salt=salt,
+        )
         self.began = now
         self.had_rows = False
         self.last_step = step
@@ -218,7 +226,7 @@ class EngineSession:
     @property
     def pending(self) -> int:
         """Return the number of known tokens without keys and values: at least 1, since the last one never has any."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - len(self.slots.table)
 
     @property
     def left(self) -> int:
@@ -232,7 +240,7 @@ class EngineSession:
             return "queued"
         if self.pending > 1:
             return "prefill"
-        return "decode" if self.protocol.may_step else "standing"
+        return "decode" if self.protocol.may_step else "stalled"
 
     @property
     def telemetry(self) -> SessionTelemetry:
@@ -245,7 +253,7 @@ class EngineSession:
             acceptance_history=history.outcomes(),
             draft_ms=self.timing.draft_ms,
             nodes_per_level=self._nodes_per_level.value,
-            draft_release=self.draft,
+            draft_release=self.draft_release,
             positions=history.positions,
             first_accepted=history.first_accepted,
             dead=self.protocol.dead,
@@ -264,12 +272,12 @@ class EngineSession:
         self.timing.on_message(message, now, levels)
         self.nodes.changed()
 
-    def drafts_with(self, draft: str) -> None:
+    def set_draft_release(self, draft_release: str) -> None:
         """Note that the device drafts with another release from now on."""
-        self.draft = draft
+        self.draft_release = draft_release
         self.protocol.change_draft()
 
-    def steer(self, directive: Directive) -> None:
+    def set_directive(self, directive: Directive) -> None:
         """Follow another directive. Nodes outside a smaller window are no violation: the device may have sent them
         before it received the directive."""
         self.directive = directive

@@ -29,7 +29,7 @@ def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
 
 
 class SessionHistory:
-    """Epochs and committed tokens of sessions; those that were seen longest ago are forgotten first."""
+    """Keeps epochs and committed tokens of sessions; those that were seen longest ago are forgotten first."""
 
     def __init__(self, max_sessions: int, max_tokens: int) -> None:
         self._max_sessions = max_sessions

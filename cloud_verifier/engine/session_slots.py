@@ -20,10 +20,10 @@ def slots_needed(attach: Attach, limits: SessionLimits) -> int:
 
 
 class SessionSlots:
-    """The KV slots that one session has: a prefix leased from the prefix cache, then slots of its own.
+    """Holds the KV slots of one session: a prefix leased from the prefix cache, then slots of its own.
 
     table: slots of the tokens whose keys and values are computed, in order of position. reserved: slots that the pool
-    has promised to the session. shared: whether its prompt is in the prefix cache.
+    has reserved for the session. shared: whether its prompt is in the prefix cache.
     """
 
     def __init__(self, pool: KVPool, tokens: Sequence[int], *, most: int, last_position: int, salt: str = "") -> None:
@@ -73,7 +73,7 @@ class SessionSlots:
         """Pass the table, all of which is computed and on the sequence's path, to the prefix cache.
 
         Where the cache already has a token's slot, it replaces the session's own. The reservation shrinks by what
-        passes to the cache: no more is promised than before.
+        passes to the cache: no more is reserved than before.
         """
         before = self.leased
         tokens = self._tokens[: len(self.table)]

@@ -11,16 +11,16 @@ from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
 POSITIONS = 32
 """Positions of a step for which accepted nodes are counted one by one; nodes beyond them are only in the total."""
-STATES = ("queued", "prefill", "decode", "standing")
+STATES = ("queued", "prefill", "decode", "stalled")
 """States of live sessions. queued: it has had no row yet. prefill: its prompt is being computed. decode: it generates
-tokens. standing: no step takes it until the device confirms more of the tokens that were sent."""
+tokens. stalled: no step takes it until the device confirms more of the tokens that were sent."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
     """A snapshot of the engine, which complements EngineCounters.
 
-    sessions: live ones by id, and ended ones that were not stopped yet. kv_reserved: KV slots promised to live
+    sessions: live ones by id, and ended ones that were not stopped yet. kv_reserved: KV slots reserved for live
     sessions; a new session can get the rest. kv_cached: KV slots with tokens that no live session needs, available to
     any. dead, ignored: nodes of all sessions so far (see SessionTelemetry). states: live sessions by state (STATES).
     """
@@ -35,7 +35,7 @@ class EngineStats:
 
 
 class EngineCounters:
-    """The counts that all sessions have added since the engine started. It is not thread-safe."""
+    """Holds the counts over all sessions since the engine started. Not thread-safe."""
 
     def __init__(self, now: float) -> None:
         self.steps = 0
@@ -125,7 +125,7 @@ class MovingAverage:
 
 
 class Rate:
-    """An estimate of events per second, in which an event has the weight exp(-age / decay_s)."""
+    """Estimates events per second; in the estimate an event has the weight exp(-age / decay_s)."""
 
     def __init__(self, now: float, decay_s: float = 5.0) -> None:
         self._decay_s = decay_s
@@ -146,7 +146,7 @@ class Rate:
 
 @dataclass
 class StepCounts:
-    """Counts that a session has: verification steps, committed tokens, its device's evaluated and accepted nodes."""
+    """A session's counts: verification steps, committed tokens, its device's evaluated and accepted nodes."""
 
     steps: int = 0
     committed: int = 0

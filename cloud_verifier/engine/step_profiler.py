@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 class StepProfiler:
-    """A profiler that times the parts of every step; averages are over steps that prefill nothing.
+    """Times the parts of every step; averages are over steps that prefill nothing.
 
     cost: what a forward pass costs; it learns from every step.
     """
@@ -47,9 +47,9 @@ class StepProfiler:
         self._marks: list[float] = []
         """The moments of the current step, by perf_counter: where each of its parts begins, and the end of the last."""
         self._followed = False
-        """Whether the current step followed another one without a rest."""
+        """Whether the current step followed another one without idle time."""
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Note that there is nothing to do: the time until the next step belongs to no step."""
         self._last_end = None
 
@@ -59,7 +59,7 @@ class StepProfiler:
         self._followed = self._last_end is not None
         self._marks = [now if self._last_end is None else self._last_end, now]
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Begin the current step anew, after its draft."""
         self._followed = False
         self._marks = 3 * [perf_counter()]
@@ -72,7 +72,7 @@ class StepProfiler:
         """End the step, whatever became of it."""
         self._last_end = perf_counter()
 
-    def enter(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
+    def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
         ends = zip(self._marks, self._marks[1:], strict=False)
         parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}

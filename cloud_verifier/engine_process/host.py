@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Callable
 
@@ -24,17 +23,17 @@ Inbox = asyncio.Queue[pb.EngineEvent]
 STOP_TIMEOUT_S = 5.0
 TICK_S = 0.25
 """The longest slice in which an engine's silence is counted, in seconds."""
-GONE = "the verifier's engine process has ended; resume on another verifier"
+ENGINE_GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
 class EngineHost:
-    """The engine process, as its front sees it. Events go to the inbox that is registered under (session id, epoch)."""
+    """Runs the engine process for the front, and passes its events to the inboxes of the sessions' live epochs."""
 
     def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
         self._config = config
         self._on_progress = on_progress
-        self._inboxes: dict[tuple[str, int], Inbox] = {}
-        """(session id, epoch) -> the inbox of the stream"""
+        self._inboxes: dict[str, tuple[int, Inbox]] = {}
+        """session id -> its live epoch and the inbox of that epoch's stream"""
         self.ranks = RankProcesses(config, self._kill)
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -43,8 +42,9 @@ class EngineHost:
         self._quiet_s = 0.0
         """Seconds that this process has run without an event of the engine."""
         self.stats = pb.EngineStats()
-        self.on_produced: Callable[[pb.EngineEvent], None] = lambda event: None
-        """Called with what recorded sessions produced; the last of it comes after the commit that ends a session."""
+        """The engine's last statistics, at most a quarter of a second old while it runs."""
+        self.on_recorded: Callable[[pb.EngineEvent], None] = lambda event: None
+        """Called with the tokens of recorded sessions; the last ones come after the commit that ends a session."""
         self.ended = asyncio.Event()
         """Set when the engine process is gone, whether asked to go or not."""
 
@@ -72,26 +72,20 @@ class EngineHost:
             self._writer.close()
         await self.ranks.stop()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else os.getpid()
-
     def register(self, session_id: str, epoch: int) -> Inbox:
         """Return an inbox for the events of one epoch, and fence an older epoch of the session.
 
         Raises Fenced if a stream with this epoch or a greater one is live, Unavailable without an engine.
         """
         if self.ended.is_set():
-            raise Unavailable(GONE)
-        for key, inbox in list(self._inboxes.items()):
-            if key[0] != session_id:
-                continue
-            if key[1] >= epoch:
-                raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {key[1]}, which is live")
-            del self._inboxes[key]
-            inbox.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {session_id}")))
+            raise Unavailable(ENGINE_GONE)
+        if session_id in self._inboxes:
+            live, older = self._inboxes[session_id]
+            if live >= epoch:
+                raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {live}, which is live")
+            older.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {session_id}")))
         inbox = Inbox()
-        self._inboxes[(session_id, epoch)] = inbox
+        self._inboxes[session_id] = epoch, inbox
         return inbox
 
     def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
@@ -101,14 +95,15 @@ class EngineHost:
         even then: it may have refused that later epoch, and would hold this one for ever.
         """
         self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
-        if self._inboxes.get((session_id, epoch)) is not inbox:
+        _, newest = self._inboxes.get(session_id, (0, None))
+        if newest is not inbox:
             return False
-        del self._inboxes[(session_id, epoch)]
+        del self._inboxes[session_id]
         return True
 
     def fail_all(self, error: OutriderError) -> None:
         """End every stream with `error`, after all that its inbox holds already."""
-        for inbox in self._inboxes.values():
+        for _, inbox in self._inboxes.values():
             inbox.put_nowait(ipc.failure_event(error))
 
     def send(self, request: pb.EngineRequest) -> None:
@@ -122,7 +117,7 @@ class EngineHost:
         try:
             await self._writer.drain()
         except ConnectionError:
-            raise Unavailable(GONE) from None
+            raise Unavailable(ENGINE_GONE) from None
 
     async def _connect(self, sock: socket.socket) -> pb.EngineReady:
         """Connect to the engine at the other end of the socket pair, and wait until it is ready."""
@@ -174,8 +169,8 @@ class EngineHost:
             case "ready":
                 if not self._ready.done():
                     self._ready.set_result(event.ready)
-            case "produced":
-                self.on_produced(event)
+            case "recorded":
+                self.on_recorded(event)
             case "progress":
                 self._on_progress(event.progress.text)
             case "failure" if not self._ready.done():
@@ -183,8 +178,8 @@ class EngineHost:
             case "failure" if not event.session_id:
                 log.error("the engine process ends: %s", event.failure.message)
             case _:
-                inbox = self._inboxes.get((event.session_id, event.epoch))
-                if inbox is not None:
+                epoch, inbox = self._inboxes.get(event.session_id, (0, None))
+                if inbox is not None and epoch == event.epoch:
                     inbox.put_nowait(event)
 
     def _engine_gone(self) -> None:
@@ -192,7 +187,7 @@ class EngineHost:
         if self.ended.is_set():
             return
         self.ranks.expect_end()
-        gone = Unavailable(GONE)
+        gone = Unavailable(ENGINE_GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
         self.fail_all(gone)

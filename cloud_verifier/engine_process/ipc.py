@@ -31,7 +31,7 @@ async def read_event(reader: asyncio.StreamReader) -> pb.EngineEvent:
 
 
 class EngineEnd:
-    """The end of the socket pair that the engine process's synchronous loop uses."""
+    """Receives requests and sends events for the engine process's synchronous loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.closed = False

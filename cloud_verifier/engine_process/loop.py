@@ -23,6 +23,7 @@ from cloud_verifier.engine.step_profiler import describe, profile
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.histogram import Histogram
+from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
@@ -36,19 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
-NUMBERS = """steps committed prefilled drafts evaluated accepted accepted_by_position
-server_evaluated server_accepted part_s"""
-HISTOGRAMS = "step_s rows first_token_s token_s queue_s"
-"""The fields of EngineCounters that its message has under the same names."""
 
 
 class EngineLoop:
-    """A loop that drives an Engine by the front's requests, and sends back its events."""
+    """Drives an Engine by the front's requests, and sends back its events.
 
-    def __init__(self, engine: Engine, end: EngineEnd, vocabulary_size: int) -> None:
+    The front has checked the requests: their messages are converted here without further checks.
+    """
+
+    def __init__(self, engine: Engine, end: EngineEnd) -> None:
         self._engine = engine
         self._end = end
-        self._vocabulary_size = vocabulary_size
         self._epochs: dict[str, int] = {}
         """session id -> the epoch in which the engine has the session"""
         self._stats_due = 0.0
@@ -60,17 +59,17 @@ class EngineLoop:
         while not (self._quit or self._end.closed):
             events = [event for request in self._end.receive(self._poll_timeout_s()) for event in self._take(request)]
             events += [self._event(event) for event in self._engine.step()]
-            if time.monotonic() >= self._stats_due:
-                events.append(self._stats())
             self._end.send(events)
+            if time.monotonic() >= self._stats_due:
+                self._end.send([self._stats()])
             self._record(self._engine.recording.take())
 
-    def _record(self, produced: list[RecordedTokens]) -> None:
-        """Send what was produced, behind the commits and without waiting; a failure loses tokens, but no session."""
-        for one in produced:
-            event = _recorded(one)
+    def _record(self, recorded: list[RecordedTokens]) -> None:
+        """Send recorded tokens behind the commits, without waiting; a failure loses tokens, but no session."""
+        for tokens in recorded:
+            event = _recording_event(tokens)
             if event is None or not self._end.offer(event):
-                self._unrecorded += len(one.tokens)
+                self._unrecorded += len(tokens.tokens)
 
     def _poll_timeout_s(self) -> float:
         """Return the seconds to wait for requests, 0 while a step is due."""
@@ -93,25 +92,23 @@ class EngineLoop:
 
     def _apply(self, request: pb.EngineRequest) -> None:
         session_id, kind = request.session_id, request.WhichOneof("kind")
-        if kind == "quit":
-            self._quit = True
-            return
-        if kind == "start":
-            self._start(request)
-            return
-        if self._epochs.get(session_id) != request.epoch:
-            return  # a request of a stream that another epoch has replaced
         match kind:
+            case "quit":
+                self._quit = True
+            case "start":
+                self._start(request)
+            case _ if self._epochs.get(session_id) != request.epoch:
+                pass  # a later epoch has replaced the stream, which must not change or stop it
             case "append":
                 self._engine.append(session_id, codecs.append_from_checked(request.append, epoch=request.epoch))
             case "cancel":
                 self._engine.cancel(session_id, codecs.cancel_from_proto(request.cancel))
-            case "tune":
-                tune = request.tune
-                directive = codecs.directive_from_proto(tune.directive) if tune.HasField("directive") else None
-                self._engine.tune(session_id, directive=directive, rtt_ms=tune.rtt_ms or None)
+            case "update":
+                update = request.update
+                directive = codecs.built(Directive, update.directive) if update.HasField("directive") else None
+                self._engine.update(session_id, directive=directive, rtt_ms=update.rtt_ms or None)
             case "draft":
-                self._engine.drafts_with(session_id, codecs.draft_in_use_from_proto(request.draft))
+                self._engine.set_draft_release(session_id, request.draft.release)
             case "stop":
                 del self._epochs[session_id]
                 self._engine.stop(session_id)
@@ -120,9 +117,9 @@ class EngineLoop:
         start = request.start
         self._engine.start(
             request.session_id,
-            codecs.attach_from_proto(start.attach, vocabulary_size=self._vocabulary_size),
-            codecs.limits_from_proto(start.limits),
-            codecs.directive_from_proto(start.directive),
+            codecs.attach_from_checked(start.attach),
+            codecs.built(SessionLimits, start.limits),
+            codecs.built(Directive, start.directive),
             start.salt,
             start.draft_release,
             start.record,
@@ -143,8 +140,6 @@ class EngineLoop:
             stats=pb.EngineStats(
                 verifier=verifier_telemetry_to_proto(stats.verifier),
                 sessions=map(session_telemetry_to_proto, stats.sessions.values()),
-                prefix_hits=counters.prefix_hits,
-                prefix_tokens=counters.prefix_tokens,
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
                 unrecorded=self._unrecorded + self._engine.recording.lost,
@@ -154,15 +149,36 @@ class EngineLoop:
 
 
 def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.EngineCounters:
-    fields: dict[str, Any] = {name: getattr(counters, name) for name in NUMBERS.split()}
-    for name in HISTOGRAMS.split():
-        histogram: Histogram = getattr(counters, name)
-        fields[name] = pb.Histogram(counts=histogram.counts, sum=histogram.sum)
-    return pb.EngineCounters(dead=stats.dead, ignored=stats.ignored, sessions=stats.states, **fields)
+    return pb.EngineCounters(
+        steps=counters.steps,
+        committed=counters.committed,
+        prefilled=counters.prefilled,
+        drafts=counters.drafts,
+        evaluated=counters.evaluated,
+        accepted=counters.accepted,
+        accepted_by_position=counters.accepted_by_position,
+        server_evaluated=counters.server_evaluated,
+        server_accepted=counters.server_accepted,
+        dead=stats.dead,
+        ignored=stats.ignored,
+        part_s=counters.part_s,
+        step_s=_histogram(counters.step_s),
+        rows=_histogram(counters.rows),
+        first_token_s=_histogram(counters.first_token_s),
+        token_s=_histogram(counters.token_s),
+        queue_s=_histogram(counters.queue_s),
+        sessions=stats.states,
+        prefix_hits=counters.prefix_hits,
+        prefix_tokens=counters.prefix_tokens,
+    )
 
 
-def produced_to_proto(recorded: RecordedTokens) -> pb.Produced:
-    return pb.Produced(
+def _histogram(histogram: Histogram) -> pb.Histogram:
+    return pb.Histogram(counts=histogram.counts, sum=histogram.sum)
+
+
+def recorded_to_proto(recorded: RecordedTokens) -> pb.RecordedTokens:
+    return pb.RecordedTokens(
         start=recorded.start,
         token=recorded.tokens,
         top=recorded.top_ids.shape[1],
@@ -170,14 +186,14 @@ def produced_to_proto(recorded: RecordedTokens) -> pb.Produced:
         top_log_probs=recorded.top_log_probs.astype("<f2").tobytes(),
         tail=recorded.tail.astype("<f2").tobytes(),
         proposed_depths=recorded.proposed_depths,
-        draft_release=recorded.draft,
+        draft_release=recorded.draft_release,
     )
 
 
-def _recorded(tokens: RecordedTokens) -> pb.EngineEvent | None:
-    """Return the event that tells what was produced; None, with a log line, if none can be made of it."""
+def _recording_event(tokens: RecordedTokens) -> pb.EngineEvent | None:
+    """Return the event that carries recorded tokens; None, with a log line, if it cannot be built."""
     try:
-        return pb.EngineEvent(session_id=tokens.session_id, epoch=tokens.epoch, produced=produced_to_proto(tokens))
+        return pb.EngineEvent(session_id=tokens.session_id, epoch=tokens.epoch, recorded=recorded_to_proto(tokens))
     except Exception as error:
         log.warning("%d tokens cannot be recorded: %s", len(tokens.tokens), type(error).__name__)
         return None
@@ -257,7 +273,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
             token_budget=config.token_budget,
             prefix_cache=config.prefix_cache,
             first_token_s=config.first_token_s,
-            standing_s=config.standing_s,
+            stall_timeout_s=config.stall_timeout_s,
             record_top=config.traffic_top,
         ),
         cost=cost,
@@ -277,4 +293,4 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         max_sequence=model.max_sequence,
     )
     end.send([pb.EngineEvent(ready=ready)])
-    EngineLoop(engine, end, model.vocab_size).run()
+    EngineLoop(engine, end).run()

@@ -37,7 +37,8 @@ def main() -> None:
     rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
     who = f"rank {rank}" if rank else "engine"
     configure(config.log_format, who)
-    gc.disable()  # until torch is imported: that makes much and no garbage, and looking for some takes a tenth of it
+    # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
+    gc.disable()
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         try:
             if rank:
@@ -55,15 +56,15 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
             from cloud_verifier.engine_process.loop import serve
         except ImportError as error:
             raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
-        _collect_garbage()
+        _start_garbage_collector()
         serve(config, end, store_fd)
     except OutriderError as error:
         end.send([failure_event(error)])
         raise SystemExit(1) from error
 
 
-def _collect_garbage() -> None:
-    """Collect garbage from here on, but never look through what the imports have made, which would delay a step."""
+def _start_garbage_collector() -> None:
+    """Start the garbage collector, but exempt the objects of the imports: looking through them would delay a step."""
     gc.freeze()
     gc.enable()
 
@@ -74,7 +75,7 @@ def _follow(config: VerifierConfig, sock: socket.socket) -> None:
     try:
         from cloud_verifier.engine_process.loop import follow
 
-        _collect_garbage()
+        _start_garbage_collector()
         follow(config)
     except (OutriderError, ImportError) as error:  # rank 0 reports it to the front
         log.error("%s", error)

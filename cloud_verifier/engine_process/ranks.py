@@ -30,7 +30,7 @@ STOP_S = 1.0
 
 
 class RankProcesses:
-    """Ranks that are started together. If one other than rank 0 ends, none can go on, and `on_lost` is called once."""
+    """Starts and stops the ranks. If one other than rank 0 ends, none can go on, and `on_lost` is called once."""
 
     engine_module = "cloud_verifier.engine_process.main"
     """Module that every rank's process runs with `python -m`; a benchmark puts one of its own here."""

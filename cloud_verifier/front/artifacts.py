@@ -1,4 +1,4 @@
-"""Offer what devices fetch by content hash before they can draft: tokenizer, chat template, special tokens, draft."""
+"""Offer the files that devices fetch by content hash to draft: tokenizer, chat template, special tokens, draft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_TEMPLATE = "default"
 
 
 class Catalogue:
-    """The artifacts that one target has, hashed once at start."""
+    """Lists and reads the artifacts of one target, which are hashed once at start."""
 
     def __init__(self) -> None:
         self._by_hash: dict[str, tuple[pb.Artifact, Path | bytes]] = {}

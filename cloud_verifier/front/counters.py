@@ -1,4 +1,4 @@
-"""Count what the front's streams do, in plain numbers on its event loop; a scrape reads them."""
+"""Count messages, tokens and ends of the front's streams, in plain numbers on its event loop; a scrape reads them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outrider.wire.v1 import session_pb2
 
 KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OutriderError))
 """Class names of errors: exported at 0 from the beginning, for a rate misses the event that creates a series."""
-GONE = "gone"
+DISCONNECTED = "gone"
 """The end of a stream whose device disconnected without a Cancel."""
 FINISHES = {
     session_pb2.FINISH_EOS: "eos",
     session_pb2.FINISH_LENGTH: "length",
     session_pb2.FINISH_CANCELLED: "cancelled",
 }
-ENDS = (*FINISHES.values(), GONE, *KINDS)
+ENDS = (*FINISHES.values(), DISCONNECTED, *KINDS)
 DEFECT = "InternalError"
 MAX_UNSEEN = 256
 """Appends of one stream without a Commit whose times are kept: those of one step."""
@@ -30,7 +30,7 @@ MAX_UNSEEN = 256
 
 @dataclass
 class FrontCounters:
-    """The counts that streams and reports have added since the process began; `metrics` says what each one counts."""
+    """Holds the counts of streams and reports since the process began; `metrics` says what each one counts."""
 
     opened: int = 0
     resumed: int = 0
@@ -51,7 +51,7 @@ class FrontCounters:
 
 
 class StreamCounters:
-    """The counts that one stream adds, for itself and into the counts of all streams."""
+    """Counts what happens on one stream, for itself and into the counts of all streams."""
 
     def __init__(self, total: FrontCounters, clock: Callable[[], float] = time.monotonic) -> None:
         self.tokens = 0

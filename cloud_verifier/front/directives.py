@@ -1,4 +1,4 @@
-"""Make a session's directive of the verifier's settings or the coordinator's decision, and the verifier's load."""
+"""Combine a session's directive from the verifier's settings or the coordinator's decision, and the verifier's load."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import replace
 
 from outrider.core.protocol.messages import Directive, SessionLimits
 
-HELD = 0.5
+SEND_FACTOR = 0.5
 """Least acceptance probability of a node that a device sends, over that of a node that is evaluated: a node that is
 held gains when a commit passes through its parent. With a factor of 1, 16 devices of a verifier on one core got 1.45
 tokens a step; with 0 they got 1.63 at the same speed, and drafted a third more. This is between."""
 CHANGE = 0.25
 """Share by which step time or `min_acceptance` must have changed before a device gets a new directive."""
-STEERED_S = 10.0
+DIRECTIVE_TTL_S = 10.0
 """Seconds for which a directive of the coordinator holds: it repeats each one every second while it means it."""
 
 
 class DirectiveState:
-    """The directive that one device plans with, and the rule by which it gets a new one."""
+    """Holds the directive that one device plans with, and decides when it gets a new one."""
 
     def __init__(self, own: Directive, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         """own: the directive of the verifier's settings. limits: those of the session, which no directive exceeds."""
@@ -30,18 +30,18 @@ class DirectiveState:
         self._base = own
         """The verifier's settings or the coordinator's decision, before the load."""
         self._sent = own
-        self._steered_at = -math.inf
+        self._set_at = -math.inf
         self.changed = False
         """Whether the device should get a new directive at once; a new load alone waits for `outdated`."""
 
-    def steer(self, directive: Directive) -> Directive | None:
-        """Adopt a directive of the coordinator. Return the one that the engine must obey, None if nothing is new."""
-        self._steered_at = self._clock()
-        return self._adopt(directive)
+    def set_directive(self, directive: Directive) -> Directive | None:
+        """Follow a directive of the coordinator. Return the one that the engine must obey, None if nothing is new."""
+        self._set_at = self._clock()
+        return self._set_base(directive)
 
     def lapse(self) -> Directive | None:
-        """Go back to the verifier's own settings if the coordinator has been silent; return as `steer` does."""
-        return self._adopt(self.own) if self._clock() > self._steered_at + STEERED_S else None
+        """Go back to the verifier's own settings if the coordinator has been silent; return as `set_directive` does."""
+        return self._set_base(self.own) if self._clock() > self._set_at + DIRECTIVE_TTL_S else None
 
     def next(self, step_ms: float, min_acceptance: float) -> Directive:
         """Return the directive to send now; it counts as sent.
@@ -61,7 +61,7 @@ class DirectiveState:
         )
         return threshold_changed or abs(step_ms - sent.step_ms) > CHANGE * sent.step_ms
 
-    def _adopt(self, directive: Directive) -> Directive | None:
+    def _set_base(self, directive: Directive) -> Directive | None:
         bounded = replace(
             directive,
             window_nodes=min(directive.window_nodes, self._limits.nodes),
@@ -74,4 +74,4 @@ class DirectiveState:
         return bounded
 
     def _min_acceptance(self, load: float) -> float:
-        return max(self.own.min_acceptance, HELD * max(self._base.min_acceptance, load))
+        return max(self.own.min_acceptance, SEND_FACTOR * max(self._base.min_acceptance, load))

@@ -15,7 +15,7 @@ MAX_PINGS = 64
 
 
 class Heartbeat:
-    """A clock that times pings, their answers and signs of life; it sends nothing itself.
+    """Times pings, their answers and signs of life; it sends nothing itself.
 
     A sign of life is an Append that passed its checks, or the answer to a ping.
     """

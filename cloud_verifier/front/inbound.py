@@ -20,7 +20,7 @@ NODES_PER_MESSAGE = 32
 
 
 class RateLimiter:
-    """A token bucket that lets `burst` messages pass at once, `per_second` of them over time.
+    """Limits messages by a token bucket: `burst` of them pass at once, `per_second` over time.
 
     A device that sends faster is read later, not refused: what is not read stays with the device by flow control.
     """
@@ -43,7 +43,7 @@ class RateLimiter:
 
 @dataclass(eq=False)
 class InboundMessages:
-    """Everything that the device sends on one stream after its Open."""
+    """Reads and checks what the device sends on one stream after its Open."""
 
     epoch: int
     in_flight: int
@@ -73,7 +73,7 @@ class InboundMessages:
                 case "pong":
                     self._pong(message.pong, on_first_rtt)
                 case "draft":
-                    codecs.draft_in_use_from_proto(message.draft)
+                    codecs.draft_in_use_from_proto(message.draft)  # raises BadRequest for what is no release
                     self.send(draft=message.draft)
                 case _:
                     raise ProtocolViolation(
@@ -109,6 +109,6 @@ class InboundMessages:
         sample_ms = self.heartbeat.pong(pong.nonce)
         if sample_ms is not None:
             self.counters.round_trip(sample_ms)
-            self.send(tune=engine_pb2.Tune(rtt_ms=self.heartbeat.rtt_ms))
+            self.send(update=engine_pb2.SessionUpdate(rtt_ms=self.heartbeat.rtt_ms))
             if not known:
                 on_first_rtt()

@@ -20,12 +20,10 @@ from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
 from outrider.telemetry.prometheus import counter, gauge, histogram
 from outrider.wire.v1 import engine_pb2 as pb
 
-MAX_POSITIONS = 32
-
 
 @dataclass(eq=False)
 class VerifierCollector(Collector):
-    """A collector that reads a verifier's metrics. Parts that do not exist while the target loads count as empty."""
+    """Reads a verifier's metrics at each scrape. Parts that do not exist while the target loads count as empty."""
 
     host: EngineHost
     front: FrontCounters = field(default_factory=FrontCounters)
@@ -33,11 +31,6 @@ class VerifierCollector(Collector):
     recorder: TrafficRecorder | None = None
     capacity: int = 0
     """The most sessions served at once."""
-
-    @property
-    def stats(self) -> pb.EngineStats:
-        """Return the engine's last statistics, at most a quarter of a second old while it runs."""
-        return self.host.stats
 
     def unready_reason(self) -> str:
         """Return why no session should be sent here; empty if sessions should be."""
@@ -55,12 +48,12 @@ class VerifierCollector(Collector):
         yield from self._process()
 
     def _speculation(self) -> Iterator[Metric]:
-        counters, prefix, server = self.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
+        counters, prefix, server = self.host.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
         yield counter(f"{prefix}_drafts", "Steps of a session that evaluated nodes of its device", counters.drafts)
         yield counter(f"{prefix}_draft_tokens", "Nodes of devices that the target evaluated", counters.evaluated)
         yield counter(f"{prefix}_accepted_tokens", "Evaluated nodes of devices that were committed", counters.accepted)
         text = "Accepted nodes by position after the last committed token; the first position is 0"
-        by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position[:MAX_POSITIONS])}
+        by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position)}
         yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
         text = "Nodes of the server draft that the target evaluated"
         yield counter(f"{server}_tokens", text, counters.server_evaluated)
@@ -72,7 +65,7 @@ class VerifierCollector(Collector):
         yield counter("outrider_nodes_ignored", "Nodes outside their session's speculation window", counters.ignored)
 
     def _engine(self) -> Iterator[Metric]:
-        stats, counters = self.stats, self.stats.counters
+        stats, counters = self.host.stats, self.host.stats.counters
         yield counter("outrider_generation_tokens", "Tokens committed", counters.committed)
         yield counter("outrider_prompt_tokens", "Prompt tokens computed", counters.prefilled)
         yield counter("outrider_steps", "Forward passes scheduled", counters.steps)
@@ -92,16 +85,16 @@ class VerifierCollector(Collector):
         yield gauge("outrider_session_capacity", "The most sessions served at once", self.capacity)
 
     def _memory(self) -> Iterator[Metric]:
-        stats, capacity = self.stats, self.stats.verifier.kv_capacity
+        stats, counters, capacity = self.host.stats, self.host.stats.counters, self.host.stats.verifier.kv_capacity
         text = "KV slots: used and reserved by live sessions, or cached and free for any session"
         slots = {"used": stats.verifier.kv_used, "reserved": stats.kv_reserved, "cached": stats.kv_cached}
         yield gauge("outrider_kv_slots", text, slots, "state")
         yield gauge("outrider_kv_slot_capacity", "All KV slots", capacity)
         reserved = stats.kv_reserved / capacity if capacity else 0.0
         yield gauge("outrider_kv_cache_usage_ratio", "Share of KV slots reserved by live sessions, 0 to 1", reserved)
-        yield counter("outrider_prefix_cache_hits", "Sessions that began with cached tokens", stats.prefix_hits)
+        yield counter("outrider_prefix_cache_hits", "Sessions that began with cached tokens", counters.prefix_hits)
         text = "Cached tokens that those sessions did not compute"
-        yield counter("outrider_prefix_cache_hit_tokens", text, stats.prefix_tokens)
+        yield counter("outrider_prefix_cache_hit_tokens", text, counters.prefix_tokens)
 
     def _streams(self) -> Iterator[Metric]:
         front = self.front
@@ -126,7 +119,7 @@ class VerifierCollector(Collector):
     def _process(self) -> Iterator[Metric]:
         front, service = self.front, self.service
         counts = self.recorder.counts if self.recorder is not None else RecordingCounts()
-        dropped = counts.dropped + self.stats.unrecorded
+        dropped = counts.dropped + self.host.stats.unrecorded
         traffic = {**asdict(counts), "dropped": dropped}
         yield counter("outrider_traffic_tokens", "Tokens of recorded sessions by what became of them", traffic, "fate")
         reports = {"delivered": front.reports, "failed": front.reports_failed}

@@ -18,10 +18,10 @@ from google.protobuf.message import DecodeError
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
-from cloud_verifier.front.counters import FINISHES, GONE, FrontCounters, kind_of
+from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.session_stream import SessionStream
-from cloud_verifier.traffic.passage_builder import HELD
+from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
 from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from outrider.core.errors import (
     BadRequest,
@@ -48,12 +48,12 @@ Authorise = Callable[[bytes], Awaitable[Claims | None]]
 
 RETRY_FULL_S = 1.0
 """Seconds after which a device may ask again that was refused because all sessions are taken."""
-NO_TENANT = "default"
+ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
-    """A servicer that connects gRPC with the engine, which decides about tokens; `authorise` does about sessions."""
+    """Connects gRPC with the engine, which decides about tokens; `authorise` decides about sessions."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         verifier_id: str,
         vocabulary_hash: bytes,
         authorise: Authorise,
-        on_new_session: Callable[[], None] = lambda: None,
+        on_first_rtt: Callable[[], None] = lambda: None,
         recorder: TrafficRecorder | None = None,
         counters: FrontCounters | None = None,
     ) -> None:
-        """Call `on_new_session` when the round trip to a new session's device is known.
+        """Call `on_first_rtt` when the round trip to a new session's device is known.
 
         recorder: records the sessions whose tickets allow it; without one nothing is recorded.
         """
@@ -79,7 +79,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """session id -> its live stream"""
         self._config = config
         self._recorder = recorder
-        self._on_new_session = on_new_session
+        self._on_first_rtt = on_first_rtt
         self._host = host
         self._ready = ready
         self._target = Target(ready.target.name, ready.target.weights_hash, ready.target.tokenizer_hash)
@@ -121,26 +121,17 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         stream: SessionStream | None = None
-        watching: asyncio.Task[None] | None = None
+        silence_watch: asyncio.Task[None] | None = None
         failure: Exception | None = None
         metadata = tuple(context.invocation_metadata() or ())
         logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
-            opening, grant = await self._admit(requests)
-            logs.note(session=opening.session_id)
-            vocabulary_size = self._ready.vocabulary_size
-            stream = SessionStream(self._host, self._config, opening, grant, vocabulary_size, self.counters)
-            stream.begin(self._salt(grant), record=self._recorder is not None and grant.keep_s > 0.0)
-            self.counters.opened += 1
-            self.counters.resumed += bool(opening.attach.tokens)
-            self._record(stream, opening)
-            self.streams[opening.session_id] = stream
-            stream.announce(self._release_serial)  # the device's own knowledge may be old
-            watching = asyncio.create_task(self._leave_when_silent(stream))
-            yield stream.opened(self._verifier_id, vocabulary_size)
-            leave = functools.partial(self._leave, stream)
-            async with contextlib.aclosing(stream.messages(requests, self._on_new_session, leave)) as messages:
+            stream = self._begin(*await self._admit(requests))
+            silence_watch = asyncio.create_task(self._release_when_silent(stream))
+            yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
+            release = functools.partial(self._release_place, stream)
+            async with contextlib.aclosing(stream.messages(requests, self._on_first_rtt, release)) as messages:
                 async for message in messages:
                     yield message
         except DecodeError:
@@ -154,16 +145,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             if stream is not None:
                 span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.counters.tokens)
             span.end(kind_of(failure) if failure is not None else "")
-            if watching is not None:
-                watching.cancel()
+            if silence_watch is not None:
+                silence_watch.cancel()
             if stream is not None:
-                self._leave(stream)
+                self._release_place(stream)
 
-    def steer(self, session_id: str, epoch: int, directive: Directive) -> None:
+    def set_directive(self, session_id: str, epoch: int, directive: Directive) -> None:
         """Have a session obey a directive of the coordinator, if it is still here in this epoch."""
         stream = self.streams.get(session_id)
         if stream is not None and stream.epoch == epoch:
-            stream.steer(directive)
+            stream.set_directive(directive)
 
     def kill(self, session_id: str) -> bool:
         """End a session for an operator; return whether it was here. What is due to its device goes first, and its
@@ -173,7 +164,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             return False
         log.info("session %s is ended by an operator", session_id)
         stream.fail(Killed("an operator has ended the session; it is not to be resumed"))
-        self._leave(stream)
+        self._release_place(stream)
         return True
 
     def announce(self, serial: int) -> None:
@@ -195,14 +186,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             log.info("handing %d live sessions over to other verifiers", len(self.streams))
         self._host.fail_all(Draining("this verifier is draining; resume on another verifier"))
 
-    async def _leave_when_silent(self, stream: SessionStream) -> None:
+    async def _release_when_silent(self, stream: SessionStream) -> None:
         """Free the place of a silent device, even if it reads nothing and so holds up its stream."""
         await stream.heartbeat.silence()
-        self._leave(stream)
+        self._release_place(stream)
 
     def _count_end(self, stream: SessionStream | None, failure: Exception | None) -> None:
         """Count how a stream ended: with its sequence, with an error, or because its device has gone."""
-        how = kind_of(failure) if failure is not None else GONE
+        how = kind_of(failure) if failure is not None else DISCONNECTED
         if stream is not None and stream.counters.finish != session_pb2.FINISH_NONE:
             how = FINISHES[stream.counters.finish]
         elif failure is not None and not (stream and stream.counters.tokens):
@@ -213,33 +204,47 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self.counters.ended[how] += 1
             log.info("stream of epoch %d ended: %s", stream.epoch, how)
 
-    def _record(self, stream: SessionStream, opening: codecs.Open) -> None:
+    def _begin(self, attach: session_pb2.Attach, claims: Claims) -> SessionStream:
+        """Start an admitted session in the engine, and return its stream. Raises Fenced or Unavailable."""
+        logs.note(session=claims.session_id)
+        size, salt = self._ready.vocabulary_size, self._salt(claims)
+        record = self._recorder is not None and claims.keep_s > 0.0
+        stream = SessionStream(self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record)
+        self.counters.opened += 1
+        self.counters.resumed += bool(attach.tokens)
+        self._record(stream, attach)
+        self.streams[stream.session_id] = stream
+        stream.announce(self._release_serial)  # the device's own knowledge may be old
+        return stream
+
+    def _record(self, stream: SessionStream, attach: session_pb2.Attach) -> None:
         """Have the session recorded, if its ticket and this verifier's settings both allow it."""
         if self._recorder is None or not stream.recorded:
             return
-        grant, prompt = stream.grant, opening.attach.prompt
+        claims = stream.claims
         # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
-        kept = prompt[max(0, len(prompt) - self._config.traffic_prompt_tokens - HELD) :] if grant.keep_prompts else ()
+        kept = self._config.traffic_prompt_tokens + REDACTION_CONTEXT if claims.keep_prompts else 0
         session = RecordedSession(
             session_id=stream.session_id,
-            tenant=grant.tenant,
-            traffic_class=grant.traffic_class,
+            tenant=claims.tenant,
+            traffic_class=claims.traffic_class,
             weights_hash=self._target.weights_hash,
-            temperature=opening.attach.sampling.temperature,
-            keep_s=grant.keep_s,
-            prompt=np.array(kept, np.int32),
+            temperature=attach.sampling.temperature,
+            keep_s=claims.keep_s,
+            prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
         )
         self._recorder.begin(session, stream.epoch)
 
-    def _leave(self, stream: SessionStream) -> None:
+    def _release_place(self, stream: SessionStream) -> None:
+        """Release the session in the engine and end its recording; its place is free unless a later epoch has it."""
         if self._recorder is not None and stream.recorded:
             self._recorder.end(stream.session_id, stream.epoch)
         if stream.close():
             self.streams.pop(stream.session_id, None)
             self._left.set()
 
-    async def _admit(self, requests: Requests) -> tuple[codecs.Open, Claims]:
-        """Return the stream's first message and what its ticket allows. Raises OutriderError to refuse the stream."""
+    async def _admit(self, requests: Requests) -> tuple[session_pb2.Attach, Claims]:
+        """Return the Attach, checked, and what its ticket allows. Raises OutriderError to refuse the stream."""
         self._refuse_while_draining()
         try:
             first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
@@ -273,13 +278,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        return opening, claims
+        return first.open.attach, claims
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""
         return Claims(
             session_id=opening.session_id,
-            tenant=NO_TENANT,
+            tenant=ANONYMOUS_TENANT,
             audience=self._verifier_id,
             epoch_first=opening.attach.epoch,
             epoch_last=opening.attach.epoch,
@@ -301,7 +306,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 retry_after_s=RETRY_FULL_S,
             )
 
-    def _salt(self, grant: Claims) -> str:
+    def _salt(self, claims: Claims) -> str:
         """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions
         without a ticket share with no other if the verifier is open to all."""
-        return grant.session_id if self._config.open_to_all and not self._config.coordinator else grant.tenant
+        return claims.session_id if self._config.open_to_all and not self._config.coordinator else claims.tenant

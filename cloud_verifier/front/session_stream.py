@@ -9,7 +9,7 @@ from typing import Any
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
-from cloud_verifier.engine_process.host import EngineHost, Inbox
+from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.directives import DirectiveState
 from cloud_verifier.front.heartbeat import Heartbeat
@@ -25,29 +25,36 @@ FAREWELL_S = 1.0
 
 
 class SessionStream:
-    """One stream, which is one epoch of one session."""
+    """Serves one stream, which is one epoch of one session."""
 
     def __init__(
         self,
         host: EngineHost,
         config: VerifierConfig,
-        opening: codecs.Open,
-        grant: Claims,
+        attach: session_pb2.Attach,
+        claims: Claims,
         vocabulary_size: int,
         counters: FrontCounters,
+        *,
+        salt: str,
+        record: bool,
     ) -> None:
-        """Serve by `grant`: what the session's ticket allows, or this verifier where it takes no tickets."""
-        self.session_id = opening.session_id
-        self.epoch = opening.attach.epoch
-        self.grant = grant
-        self.recorded = False
-        """Whether the engine sends what the session produces, for the traffic log."""
+        """Start the session in the engine. Raises Fenced or Unavailable.
+
+        attach: has passed its checks. claims: what the session's ticket allows, or this verifier where it takes no
+        tickets. salt: sessions with the same salt share cached prefixes. record: whether the engine records the tokens.
+        """
+        self.session_id = claims.session_id
+        self.epoch = attach.epoch
+        self.claims = claims
+        self.recorded = record
+        """Whether the engine sends the session's tokens for the traffic log."""
         self.counters = StreamCounters(counters)
         self.heartbeat = Heartbeat(config.ping_interval_s, config.silence_timeout_s)
-        self._directives = DirectiveState(config.directive, grant.limits)
+        self._directives = DirectiveState(config.directive, claims.limits)
         self._inbound = InboundMessages(
             epoch=self.epoch,
-            in_flight=grant.limits.in_flight,
+            in_flight=claims.limits.in_flight,
             vocabulary_size=vocabulary_size,
             limiter=RateLimiter(config.stream_messages_per_s, config.stream_burst),
             heartbeat=self.heartbeat,
@@ -56,37 +63,28 @@ class SessionStream:
             drain=host.drain,
         )
         self._host = host
-        self._opening = opening
-        self._inbox: Inbox | None = None
+        self._inbox = host.register(self.session_id, self.epoch)
         """Events of the engine for this epoch. An event without a kind has the stream look at what else is due."""
         self._release_serial = self._announced_serial = 0
         """Serials of the draft releases: the latest, and the one in the last ReleaseNotice."""
-
-    def begin(self, salt: str, record: bool = False) -> None:
-        """Start the session in the engine. Raises Fenced or Unavailable.
-
-        salt: sessions with the same salt share cached prefixes. record: whether what is produced is recorded.
-        """
-        self._inbox = self._host.register(self.session_id, self.epoch)
-        self.recorded = record
         start = engine_pb2.Start(
-            attach=codecs.attach_to_proto(self._opening.attach),
-            limits=codecs.limits_to_proto(self.grant.limits),
-            directive=codecs.directive_to_proto(self._directives.own),
+            attach=attach,
+            limits=codecs.limits_to_proto(claims.limits),
+            directive=codecs.directive_to_proto(config.directive),
             salt=salt,
-            draft_release=self.grant.draft_release,
+            draft_release=claims.draft_release,
             record=record,
         )
         self._send(start=start)
 
     def opened(self, verifier_id: str, vocabulary_size: int) -> session_pb2.ServerMessage:
         """Return the answer to the device's Open."""
-        answer = codecs.Opened(self.epoch, verifier_id, self.grant.limits, self._next_directive(), vocabulary_size)
+        answer = codecs.Opened(self.epoch, verifier_id, self.claims.limits, self._next_directive(), vocabulary_size)
         return session_pb2.ServerMessage(opened=codecs.opened_to_proto(answer))
 
-    def steer(self, directive: Directive) -> None:
-        """Adopt a directive of the coordinator: the engine obeys at once, and the device gets it next."""
-        self._tune(self._directives.steer(directive))
+    def set_directive(self, directive: Directive) -> None:
+        """Follow a directive of the coordinator: the engine obeys at once, and the device gets it next."""
+        self._update_engine(self._directives.set_directive(directive))
 
     def announce(self, serial: int) -> None:
         """Tell the device once that there are other draft releases."""
@@ -96,12 +94,11 @@ class SessionStream:
 
     def fail(self, error: OutriderError) -> None:
         """End the stream with `error`, after all that is due to the device already."""
-        if self._inbox is not None:
-            self._inbox.put_nowait(ipc.failure_event(error))
+        self._inbox.put_nowait(ipc.failure_event(error))
 
     def close(self) -> bool:
         """Release the session in the engine. Return whether this stream still owned it."""
-        return self._inbox is not None and self._host.release(self.session_id, self.epoch, self._inbox)
+        return self._host.release(self.session_id, self.epoch, self._inbox)
 
     async def messages(
         self, requests: Requests, on_first_rtt: Callable[[], None], on_last: Callable[[], None]
@@ -112,13 +109,11 @@ class SessionStream:
         The stream ends when the device has closed its side.
         A device that has closed its side can still receive: it gets what comes before its silence ends the session.
         """
-        if self._inbox is None:
-            return
         reading = asyncio.create_task(self._inbound.read(requests, on_first_rtt))
         reading.add_done_callback(lambda _: self._wake())
         try:
             while True:
-                event = await self._next_event(self._inbox)
+                event = await self._next_event()
                 if reading.done():
                     reading.result()  # what the device did wrong comes before what is due to it
                 if event is not None and event.HasField("failure"):
@@ -138,13 +133,13 @@ class SessionStream:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reading
 
-    async def _next_event(self, inbox: Inbox) -> engine_pb2.EngineEvent | None:
+    async def _next_event(self) -> engine_pb2.EngineEvent | None:
         """Return the engine's next event; None when a ping is due."""
-        if not inbox.empty():
-            return inbox.get_nowait()
+        if not self._inbox.empty():
+            return self._inbox.get_nowait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.heartbeat.until_ping_s()):
-                return await inbox.get()
+                return await self._inbox.get()
         return None
 
     def _due(self) -> Iterator[session_pb2.ServerMessage]:
@@ -152,7 +147,7 @@ class SessionStream:
         ping_due = self.heartbeat.until_ping_s() <= 0
         if ping_due:
             yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(self.heartbeat.ping()))
-            self._tune(self._directives.lapse())
+            self._update_engine(self._directives.lapse())
         load = self._host.stats.verifier
         if self._directives.changed or (ping_due and self._directives.outdated(load.step_ms, load.min_acceptance)):
             yield session_pb2.ServerMessage(directive=codecs.directive_to_proto(self._next_directive()))
@@ -166,15 +161,14 @@ class SessionStream:
         self.counters.directive(directive)
         return directive
 
-    def _tune(self, directive: Directive | None) -> None:
+    def _update_engine(self, directive: Directive | None) -> None:
         """Have the engine obey a directive, and the stream send it."""
         if directive is not None:
-            self._send(tune=engine_pb2.Tune(directive=codecs.directive_to_proto(directive)))
+            self._send(update=engine_pb2.SessionUpdate(directive=codecs.directive_to_proto(directive)))
             self._wake()
 
     def _wake(self) -> None:
-        if self._inbox is not None:
-            self._inbox.put_nowait(engine_pb2.EngineEvent())
+        self._inbox.put_nowait(engine_pb2.EngineEvent())
 
     def _send(self, **kind: Any) -> None:
         self._host.send(engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind))

@@ -30,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StartupService(session_pb2_grpc.VerifierServicer):
-    """A service that stands before the real one, which exists once the engine is ready."""
+    """Refuses calls until the engine is ready, and then passes them to the real service."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.service: VerifierService | None = None

@@ -20,7 +20,7 @@ from outrider.core.errors import BadRequest
 
 log = logging.getLogger(__name__)
 
-HELD = 32
+REDACTION_CONTEXT = 32
 """Tokens at the end of an open text that wait for what follows if there is a hook, which must see whole what it shall
 find, not its halves in two passages. As many ids before the kept part of a prompt are shown to the hook."""
 QUIET_S = 60.0
@@ -81,7 +81,7 @@ class PassageBuilder:
             text = self._texts[piece.session_id] = _OpenText()
         elif text.end != piece.start:
             self._torn.append(text)
-            text = self._texts[piece.session_id] = _OpenText(clear_from=piece.start + HELD)
+            text = self._texts[piece.session_id] = _OpenText(clear_from=piece.start + REDACTION_CONTEXT)
         text.pieces.append(piece)
         text.end, text.time_unix = piece.end, piece.time_unix
         self.tokens += len(piece)
@@ -93,7 +93,7 @@ class PassageBuilder:
             yield from self._cut(text, torn=True)
         for session_id, text in list(self._texts.items()):
             stays_open = self._redact is not None and not final and now < text.time_unix + QUIET_S
-            yield from self._cut(text, HELD if stays_open else 0)
+            yield from self._cut(text, REDACTION_CONTEXT if stays_open else 0)
             if not stays_open:
                 del self._texts[session_id]
         self.tokens = 0
@@ -107,7 +107,7 @@ class PassageBuilder:
         mask = self._mask(pieces)
         if mask is None:
             self._counts.refused += text.end - start
-            text.hidden, text.clear_from = _NOTHING_HIDDEN, text.end + HELD
+            text.hidden, text.clear_from = _NOTHING_HIDDEN, text.end + REDACTION_CONTEXT
             return
         hidden = mask[len(prompt) :]
         hidden[: len(text.hidden)] |= text.hidden
@@ -126,7 +126,7 @@ class PassageBuilder:
             return
         hidden[: max(0, text.clear_from - text.end + len(hidden))] = True
         if torn:
-            hidden[-HELD:] = True
+            hidden[-REDACTION_CONTEXT:] = True
 
     def _kept_prompt(self, prompt: NDArray[np.int32], hidden: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Return the last ids of a prompt, behind all that is hidden in it: context must reach up to the text."""

@@ -84,7 +84,7 @@ class TrafficRecorder:
         """(session id, epoch) -> a session that is recorded, or has ended a moment ago"""
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
-        self._jobs: queue.Queue[tuple[RecordedSession, pb.Produced] | None] = queue.Queue(BACKLOG)
+        self._jobs: queue.Queue[tuple[RecordedSession, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
 
@@ -108,9 +108,9 @@ class TrafficRecorder:
         if session is None:
             return
         try:
-            self._jobs.put_nowait((session, event.produced))
+            self._jobs.put_nowait((session, event.recorded))
         except queue.Full:
-            self.counts.dropped += len(event.produced.token)
+            self.counts.dropped += len(event.recorded.token)
 
     def close(self) -> None:
         """Write all that has come, waiting at most `CLOSE_S` for it."""
@@ -154,7 +154,7 @@ class TrafficRecorder:
                 self.counts.dropped += lost
 
 
-def _passage_from_proto(message: pb.Produced, session: RecordedSession, now: float) -> Passage:
+def _passage_from_proto(message: pb.RecordedTokens, session: RecordedSession, now: float) -> Passage:
     """Convert an event of the engine to a passage. now: seconds since 1970. Raises ValueError if the message's arrays
     do not fit together."""
     shape = len(message.token), message.top

@@ -127,14 +127,22 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     between("length of attach.tokens", len(message.tokens), 0, message.max_tokens)
     between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
     between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
-    _ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
+    _check_ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
+    attach = attach_from_checked(message)
+    for name in ("prompt", "tokens", "stop_token_ids"):
+        _check_ids(f"attach.{name}", getattr(attach, name), vocabulary_size)
+    return attach
+
+
+def attach_from_checked(message: pb.Attach) -> Attach:
+    """Build the Attach from a message that `attach_from_proto` let pass; only its sampling is checked again."""
     return built(
         Attach,
         message,
-        prompt=_ids("attach.prompt", message.prompt, vocabulary_size),
-        tokens=_ids("attach.tokens", message.tokens, vocabulary_size),
+        prompt=tuple(message.prompt),
+        tokens=tuple(message.tokens),
         sampling=sampling_from_proto(message.sampling),
-        stop_token_ids=_ids("attach.stop_token_ids", message.stop_token_ids, vocabulary_size),
+        stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 

@@ -126,7 +126,7 @@ class Front:
     @property
     def tenants(self) -> dict[str, str]:
         """Return the tenant of each live session, by session id."""
-        return {session_id: stream.grant.tenant for session_id, stream in self.service.streams.items()}
+        return {session_id: stream.claims.tenant for session_id, stream in self.service.streams.items()}
 
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
         """A stream whose Open was sent; `wait`: and answered."""
@@ -188,7 +188,7 @@ async def front(
     *,
     authorise: Callable[[bytes], Awaitable[Any]] = everybody,
     catalogue: Catalogue | None = None,
-    on_new_session: Callable[[], None] = lambda: None,
+    on_first_rtt: Callable[[], None] = lambda: None,
     recorder: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Front]:
@@ -203,7 +203,7 @@ async def front(
         verifier_id="v1",
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,
-        on_new_session=on_new_session,
+        on_first_rtt=on_first_rtt,
         recorder=recorder,
     )
     server = channels.server()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_verifier.front.directives import CHANGE, HELD, STEERED_S, DirectiveState
+from cloud_verifier.front.directives import CHANGE, DIRECTIVE_TTL_S, SEND_FACTOR, DirectiveState
 from outrider.core.protocol.messages import Directive, SessionLimits
 
 OWN = Directive(window_nodes=48, window_depth=24, nodes_per_step=10, min_acceptance=0.1, draft_wait_ms=8)
@@ -23,30 +23,34 @@ def state(clock: Clock | None = None) -> DirectiveState:
 def test_a_device_gets_the_settings_and_the_present_load():
     directive = state().next(12.0, 0.6)
     assert (directive.window_nodes, directive.nodes_per_step, directive.step_ms) == (48, 10, 12.0)
-    assert directive.min_acceptance == HELD * 0.6
+    assert directive.min_acceptance == SEND_FACTOR * 0.6
     assert state().next(12.0, 0.01).min_acceptance == OWN.min_acceptance  # the least, by the settings
 
 
 def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_sent_once():
     session = state()
-    steered = session.steer(Directive(10_000, 10_000, 4, 0.5, 3))
+    steered = session.set_directive(Directive(10_000, 10_000, 4, 0.5, 3))
     assert steered == Directive(LIMITS.nodes, LIMITS.depth, 4, 0.5, 3)
     assert session.changed
     directive = session.next(12.0, 0.0)
-    assert (directive.window_nodes, directive.nodes_per_step, directive.min_acceptance) == (LIMITS.nodes, 4, HELD * 0.5)
+    assert (directive.window_nodes, directive.nodes_per_step, directive.min_acceptance) == (
+        LIMITS.nodes,
+        4,
+        SEND_FACTOR * 0.5,
+    )
     assert not session.changed
-    assert session.steer(Directive(10_000, 10_000, 4, 0.5, 3)) is None
+    assert session.set_directive(Directive(10_000, 10_000, 4, 0.5, 3)) is None
     assert not session.changed
 
 
 def test_another_threshold_alone_is_sent_with_the_load():
     session = state()
-    session.steer(Directive(4, 4, 4, 0.5, 3))
+    session.set_directive(Directive(4, 4, 4, 0.5, 3))
     session.next(10.0, 0.0)
-    assert session.steer(Directive(4, 4, 4, 0.9, 3)) is None
+    assert session.set_directive(Directive(4, 4, 4, 0.9, 3)) is None
     assert not session.changed
     assert session.outdated(10.0, 0.0)
-    assert session.next(10.0, 0.0).min_acceptance == HELD * 0.9
+    assert session.next(10.0, 0.0).min_acceptance == SEND_FACTOR * 0.9
 
 
 def test_a_load_that_has_changed_little_is_not_sent():
@@ -62,9 +66,9 @@ def test_the_coordinators_word_holds_for_a_while_and_then_the_settings():
     clock = Clock()
     session = state(clock)
     assert session.lapse() is None
-    session.steer(Directive(4, 4, 4, 0.5, 3))
+    session.set_directive(Directive(4, 4, 4, 0.5, 3))
     session.next(10.0, 0.0)
-    clock.now += STEERED_S
+    clock.now += DIRECTIVE_TTL_S
     assert session.lapse() is None
     clock.now += 0.1
     assert session.lapse() == OWN

@@ -70,7 +70,7 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
         assert ready.max_sequence == 256
         assert ready.target.weights_hash.startswith("sha256:")
         assert any("numerics check" in text for text in progress)
-        assert b"sesame" not in command_line(host.pid)
+        assert b"sesame" not in command_line(host._process.pid)
         assert "Loading weights" not in capfd.readouterr().err
 
         inbox = host.register("s", 1)
@@ -103,13 +103,13 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
         await until(lambda: host.stats.verifier.kv_used == 0 and host.stats.verifier.live_sessions == 0)
 
         # SIGTERM reaches the whole group where a supervisor sends it; the front alone decides.
-        os.kill(host.pid, signal.SIGTERM)
+        os.kill(host._process.pid, signal.SIGTERM)
         inbox = host.register("after", 1)
         host.send(start(session_id="after"))
         assert len(await tokens_of(inbox)) == 8
 
         inbox = host.register("last", 1)
-        os.kill(host.pid, signal.SIGKILL)
+        os.kill(host._process.pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="engine process has ended"):
             await tokens_of(inbox)
         async with asyncio.timeout(5):
@@ -127,11 +127,11 @@ async def test_an_engine_that_hangs_is_killed_and_its_sessions_end_with_an_error
         await asyncio.sleep(2.5)
         assert not host.ended.is_set()  # idle is not silent
         inbox = host.register("s", 1)
-        os.kill(host.pid, signal.SIGSTOP)
+        os.kill(host._process.pid, signal.SIGSTOP)
         with pytest.raises(Unavailable, match="engine process has ended"):
             await tokens_of(inbox)
         assert host.ended.is_set()
-        await until(lambda: not Path(f"/proc/{host.pid}").exists())
+        await until(lambda: not Path(f"/proc/{host._process.pid}").exists())
         assert [record.name for record in caplog.records] == ["cloud_verifier.engine_process.host"]
     finally:
         await host.stop()
@@ -170,7 +170,7 @@ async def test_an_engine_whose_front_vanishes_ends_quietly(config):
 async def test_an_engine_that_is_still_loading_is_ended_at_once(config):
     host = EngineHost(config)
     starting = asyncio.create_task(host.start())
-    await until(lambda: host.pid != os.getpid())
+    await until(lambda: host._process)
     await asyncio.sleep(0.1)
     starting.cancel()
     await asyncio.wait({starting})
@@ -178,7 +178,7 @@ async def test_an_engine_that_is_still_loading_is_ended_at_once(config):
     await host.stop()
     assert time.monotonic() - began < 2.0
     with pytest.raises(ProcessLookupError):
-        os.kill(host.pid, 0)
+        os.kill(host._process.pid, 0)
 
 
 @pytest.mark.parametrize(

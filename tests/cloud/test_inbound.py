@@ -109,7 +109,7 @@ async def test_an_answer_to_a_ping_is_measured_without_waiting_for_the_engine():
     inbound = Inbound()
     nonces = [inbound.heartbeat.ping().nonce for _ in range(2)]
     await inbound.read(*(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=n)) for n in (*nonces, 99)))
-    assert inbound.sent == ["tune", "tune"]
+    assert inbound.sent == ["update", "update"]
     assert (inbound.drained, inbound.news) == (0, 1)
     assert sum(inbound.counts.rtt_s.counts) == 2
 

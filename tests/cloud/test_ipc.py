@@ -14,8 +14,8 @@ from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
 
-def produced(number: int, size: int = 3_000) -> pb.EngineEvent:
-    return pb.EngineEvent(session_id="s", epoch=number, produced=pb.Produced(top_ids=bytes(size)))
+def recorded(number: int, size: int = 3_000) -> pb.EngineEvent:
+    return pb.EngineEvent(session_id="s", epoch=number, recorded=pb.RecordedTokens(top_ids=bytes(size)))
 
 
 def commit(number: int) -> pb.EngineEvent:
@@ -37,13 +37,13 @@ async def test_offers_stop_where_nobody_reads_and_leave_room_for_commits():
     ours, theirs = socket.socketpair()
     end = EngineEnd(theirs)
     began = time.monotonic()
-    taken = [number for number in range(1, 1_001) if end.offer(produced(number))]
+    taken = [number for number in range(1, 1_001) if end.offer(recorded(number))]
     assert 0 < len(taken) < 200
     end.send([commit(number) for number in range(100)])  # more than a second's; it would hang were there no room
-    assert not end.offer(produced(0))
+    assert not end.offer(recorded(0))
     assert time.monotonic() - began < 5.0
     got = await read_until(ours, commit(99))
-    assert [event.epoch for event in got if event.HasField("produced")] == taken
+    assert [event.epoch for event in got if event.HasField("recorded")] == taken
     assert sum(event.HasField("commit") for event in got) == 100
     theirs.close()
 
@@ -51,9 +51,9 @@ async def test_offers_stop_where_nobody_reads_and_leave_room_for_commits():
 async def test_an_offer_that_fits_in_part_is_finished_before_anything_else():
     ours, theirs = socket.socketpair()
     end = EngineEnd(theirs)
-    large = produced(1, 4_000_000)
+    large = recorded(1, 4_000_000)
     assert end.offer(large)
-    assert not end.offer(produced(2))  # not in the midst of the other
+    assert not end.offer(recorded(2))  # not in the midst of the other
 
     reading = asyncio.create_task(read_until(ours, commit(3)))
     await asyncio.to_thread(end.send, [commit(3)])
@@ -65,5 +65,5 @@ def test_an_offer_to_a_front_that_has_gone_raises():
     ours, theirs = socket.socketpair()
     ours.close()
     with pytest.raises(ConnectionError):
-        EngineEnd(theirs).offer(produced(1))
+        EngineEnd(theirs).offer(recorded(1))
     theirs.close()

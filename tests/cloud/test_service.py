@@ -267,8 +267,8 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
     plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
     assert (await stream.read()).directive.step_ms == 12.0
     limits = VerifierConfig(model="m").limits
-    plain.service.steer("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
-    tuned = (await plain.engine.asked_of("tune", lambda tune: tune.HasField("directive"))).directive
+    plain.service.set_directive("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
+    tuned = (await plain.engine.asked_of("update", lambda update: update.HasField("directive"))).directive
     sent = (await stream.read()).directive
     for directive in (tuned, sent):
         assert (directive.window_nodes, directive.window_depth) == (limits.nodes, limits.depth)
@@ -281,9 +281,9 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
 
 
 async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_own(plain, monkeypatch):
-    monkeypatch.setattr(directives, "STEERED_S", 0.2)
+    monkeypatch.setattr(directives, "DIRECTIVE_TTL_S", 0.2)
     stream = await plain.open()
-    plain.service.steer("s", 1, Directive(4, 4, 4, 0.5, 3))
+    plain.service.set_directive("s", 1, Directive(4, 4, 4, 0.5, 3))
     assert (await stream.read()).directive.window_nodes == 4
     assert (await stream.read()).directive.window_nodes == VerifierConfig(model="m").window_nodes
     stream.call.cancel()
@@ -292,11 +292,11 @@ async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_ow
 async def test_a_directive_for_another_epoch_or_session_is_ignored(plain):
     stream = await plain.open()
     for session_id, epoch in (("s", 2), ("x", 1)):
-        plain.service.steer(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
-    plain.service.steer("s", 1, plain.service._config.directive)  # nothing new
+        plain.service.set_directive(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
+    plain.service.set_directive("s", 1, plain.service._config.directive)  # nothing new
     plain.engine.commit("s", 1, 0, [5])
     assert (await stream.read()).WhichOneof("kind") == "commit"
-    assert not [r for r in plain.engine.requests if r.HasField("tune") and r.tune.HasField("directive")]
+    assert not [r for r in plain.engine.requests if r.HasField("update") and r.update.HasField("directive")]
     stream.call.cancel()
 
 
@@ -611,9 +611,9 @@ async def test_pings_come_by_themselves_and_their_answers_are_measured(plain):
     ping = (await stream.read(pings=True)).ping
     await asyncio.sleep(0.03)
     await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
-    tune = (await plain.engine.asked("tune")).tune
-    assert 30.0 <= tune.rtt_ms < 1000.0
-    assert plain.service.streams["s"].heartbeat.rtt_ms == tune.rtt_ms
+    update = (await plain.engine.asked("update")).update
+    assert 30.0 <= update.rtt_ms < 1000.0
+    assert plain.service.streams["s"].heartbeat.rtt_ms == update.rtt_ms
     stream.call.cancel()
 
 
@@ -624,15 +624,15 @@ async def test_one_late_answer_is_a_queue_and_two_are_a_longer_path(tmp_path):
             ping = (await stream.read(pings=True)).ping
             await asyncio.sleep(late_s)
             await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
-        await running.engine.asked_of("tune", lambda tune: tune.rtt_ms >= 200.0)
-        rtts = [request.tune.rtt_ms for request in running.engine.requests if request.WhichOneof("kind") == "tune"]
+        await running.engine.asked_of("update", lambda update: update.rtt_ms >= 200.0)
+        rtts = [request.update.rtt_ms for request in running.engine.requests if request.WhichOneof("kind") == "update"]
         assert max(rtts[:2]) < 200.0
         stream.call.cancel()
 
 
 async def test_a_sessions_first_round_trip_is_news_and_its_next_ones_are_not(tmp_path):
     news = []
-    async with front(tmp_path, ping_interval_s=0.05, on_new_session=lambda: news.append("known")) as running:
+    async with front(tmp_path, ping_interval_s=0.05, on_first_rtt=lambda: news.append("known")) as running:
         stream = await running.open()
         for _ in range(3):
             assert len(news) <= 1
@@ -650,7 +650,7 @@ async def test_a_pong_is_believed_once(plain):
         await stream.send(pong=session_pb2.Pong(nonce=nonce))
     await stream.send(cancel=session_pb2.Cancel(epoch=1))
     await plain.engine.asked("cancel")
-    assert sum(request.WhichOneof("kind") == "tune" for request in plain.engine.requests) == 1
+    assert sum(request.WhichOneof("kind") == "update" for request in plain.engine.requests) == 1
     stream.call.cancel()
 
 

@@ -61,10 +61,10 @@ def allowing(**changes: Any):
     return authorise
 
 
-def whole(start: int, tokens: list[int]) -> engine_pb2.Produced:
+def whole(start: int, tokens: list[int]) -> engine_pb2.RecordedTokens:
     """Some tokens, with one id each for a distribution."""
     ids, halves = np.array(tokens, "<u4").tobytes(), np.zeros(len(tokens), "<f2").tobytes()
-    return engine_pb2.Produced(
+    return engine_pb2.RecordedTokens(
         start=start,
         token=tokens,
         top=1,
@@ -149,13 +149,13 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
     recorder = TrafficRecorder(SegmentWriter(str(log)), prompt_tokens=prompt_tokens)
     changes = {"traffic_prompt_tokens": prompt_tokens}
     async with front(tmp_path, authorise=allowing(**consent), recorder=recorder, **changes) as running:
-        running.host.on_produced = recorder.take
+        running.host.on_recorded = recorder.take
         stream = Stream(running.stub.Session())
         attach = Attach(epoch=1, prompt=asked, tokens=received, max_tokens=32)
         await stream.send(open=codecs.open_to_proto(codecs.Open("s", attach)))
         await running.engine.asked("start", 1)
         for start in (0, len(received)):  # a sound engine does not send the first
-            running.engine.say("s", 1, produced=whole(start, [4]))
+            running.engine.say("s", 1, recorded=whole(start, [4]))
         running.engine.commit("s", 1, len(received), [4])
         while (await stream.read()).WhichOneof("kind") != "commit":
             pass
@@ -178,11 +178,11 @@ async def test_a_second_stream_of_the_same_epoch_does_not_end_the_firsts_recordi
 async def test_what_was_produced_goes_to_the_recorder_and_never_to_a_device(tmp_path):
     taken: list[engine_pb2.EngineEvent] = []
     async with front(tmp_path, authorise=allowing(), recorder=Listening()) as running:
-        running.host.on_produced = taken.append
+        running.host.on_recorded = taken.append
         stream = await running.open()
-        running.engine.say("s", 1, produced=engine_pb2.Produced(start=3, token=[4]))
+        running.engine.say("s", 1, produced=engine_pb2.RecordedTokens(start=3, token=[4]))
         assert await quiet(running, stream)
-        assert [(event.session_id, event.epoch, event.produced.start) for event in taken] == [("s", 1, 3)]
+        assert [(event.session_id, event.epoch, event.recorded.start) for event in taken] == [("s", 1, 3)]
         stream.call.cancel()
 
 
@@ -216,6 +216,29 @@ async def test_the_draft_in_use_as_a_first_message_is_refused(tmp_path):
         stream = Stream(running.stub.Session())
         await stream.send(draft=session_pb2.DraftInUse(release="r"))
         assert "the first message is draft, must be open" in str(await stream.refusal())
+
+
+async def test_a_report_leaves_out_what_was_measured_in_an_earlier_epoch(tmp_path):
+    async with front(tmp_path, authorise=allowing()) as running:
+        stream = await running.open(epoch=2)
+        for epoch in (1, 2):
+            stale = SessionTelemetry(session_id="s", epoch=epoch, steps=epoch)
+            running.engine.say(stats=engine_pb2.EngineStats(sessions=[stale]))
+            await until(lambda epoch=epoch: [one.epoch for one in running.host.stats.sessions] == [epoch])
+            report = _report(running.service, running.host)
+            assert [one.epoch for one in report.sessions] == [epoch] * (epoch == 2)
+            assert report.verifier.live_sessions == 1
+        stream.call.cancel()
+
+
+async def test_a_measurement_out_of_its_bounds_is_left_to_the_coordinator_to_refuse(tmp_path):
+    async with front(tmp_path, authorise=allowing()) as running:
+        stream = await running.open()
+        absurd = SessionTelemetry(session_id="s", epoch=1, draft_ms=-1.0)
+        running.engine.say(stats=engine_pb2.EngineStats(sessions=[absurd]))
+        await until(lambda: len(running.host.stats.sessions) == 1)
+        assert _report(running.service, running.host).sessions[0].draft_ms == -1.0
+        stream.call.cancel()
 
 
 async def test_a_report_has_the_draft_the_class_and_the_acceptance(tmp_path):

@@ -25,7 +25,7 @@ from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.row_allocation import Acceptances, Allocation, CostCurve, by_acceptance
+from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCounts, by_acceptance
 from cloud_verifier.engine_process.ipc import EngineEnd, frame
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Commit, Directive, SessionLimits
@@ -129,7 +129,7 @@ class TracedStep:
 
 
 class TimedEngineEnd(EngineEnd):
-    """The engine's end of the socket. A turn of the loop ends with `send`; then `between` has its say, untimed."""
+    """The engine's end of the socket. A turn ends when the loop sends its events; then `between` is called, untimed."""
 
     def __init__(self, sock: socket.socket, parts: PartTimer, between: Callable[[list[pb.EngineEvent]], None]) -> None:
         super().__init__(sock)
@@ -143,12 +143,14 @@ class TimedEngineEnd(EngineEnd):
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         self._parts.timed("encode", super().send)(events)
+        if any(event.HasField("stats") for event in events):
+            return  # they follow a turn's events, and count as part of the next turn
         self._parts.leave()
         self._between(events)
         self._parts.enter("loop")
 
 
-def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> Allocation:
+def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> NodeCounts:
     """Work out what a step in service would, by acceptance and cost; then take the nodes that are to be timed."""
     by_acceptance(sessions, rows, cost, beside)
     return evenly(sessions, rows, cost)
@@ -184,7 +186,7 @@ class TracedEngine:
             front, back = (stack.enter_context(sock) for sock in socket.socketpair())
             visit = _Visit(f"visit {self._visits}", devices, front, self.parts, enough)
             visit.start(Directive(nodes_per_step=max(1, nodes)), salt)
-            loop = EngineLoop(self.engine, TimedEngineEnd(back, self.parts, visit.between), self.model.vocab_size)
+            loop = EngineLoop(self.engine, TimedEngineEnd(back, self.parts, visit.between))
             for seam in self._seams(loop):
                 stack.enter_context(seam)
             self.parts.take()

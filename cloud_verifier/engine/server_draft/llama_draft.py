@@ -54,7 +54,7 @@ class _Draft:
 
 
 class LlamaServerDraft:
-    """A draft that owns the context's sequences; a session gets one with its first draft and keeps it until `release`.
+    """Drafts in the context's sequences; a session gets one with its first draft and keeps it until `release`.
 
     max_sessions: sessions that can be drafted for at once. drafting_s, reading_s: seconds of the last `propose`.
     read_tokens: tokens that it read of sessions that had more than USUAL_TOKENS to read.

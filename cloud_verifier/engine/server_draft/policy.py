@@ -26,7 +26,7 @@ INITIAL_GAIN = 1.0
 
 
 class DraftPolicy:
-    """A policy that learns from every step with drafting. Not thread-safe."""
+    """Decides whether to draft, and learns from every step with drafting. Not thread-safe."""
 
     def __init__(self) -> None:
         self._gain = MovingAverage()

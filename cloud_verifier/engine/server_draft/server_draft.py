@@ -18,7 +18,7 @@ from outrider.core.acceptance.node_acceptance import NodeAcceptance
 
 
 class ServerDraft:
-    """A draft that extends every plan before its step, and learns from the verification after it."""
+    """Adds drafted nodes to every plan before its step, and learns from the verification after it."""
 
     def __init__(self, draft: LlamaServerDraft) -> None:
         self._draft = draft
@@ -32,7 +32,7 @@ class ServerDraft:
         plan: StepPlan,
         live: Mapping[str, EngineSession],
         step: int,
-        allocation: AllocationPolicy,
+        policy: AllocationPolicy,
         rows: int,
         profiler: StepProfiler,
     ) -> StepPlan:
@@ -41,14 +41,14 @@ class ServerDraft:
         rows: the most that a step may have.
         """
         self._learn_last_step()
-        able = [own for own in plan.allocations if own.chain == live[own.session_id].pending]
-        filled = sum(own.chain + own.nodes for own in plan.allocations)
-        beside = sum(live[own.session_id].expected(own.nodes) for own in able)
+        able = [a for a in plan.allocations if a.chain == live[a.session_id].pending]
+        filled = sum(a.chain + a.nodes for a in plan.allocations)
+        beside = sum(live[a.session_id].expected(a.nodes) for a in able)
 
         def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
             return profiler.between_s + profiler.cost.curve(filled + nodes, len(plan.allocations))
 
-        generating = [live[own.session_id] for own in able if own.chain == 1]
+        generating = [live[a.session_id] for a in able if a.chain == 1]
         draftless = self._to_draft_for(generating, len(able) + beside, cost)
         if not draftless or filled >= rows:
             return plan
@@ -56,9 +56,9 @@ class ServerDraft:
         if self._draft.pauses and not self._policy.pays(step, len(able) + beside, drafted_for, cost):
             return plan
         drafted = self._propose(draftless)
-        counts, favoured = allocation([drafted.get(own.session_id, ()) for own in able], rows - filled, cost, beside)
-        nodes = {own.session_id: n for own, n in zip(able, counts, strict=True) if own.session_id in drafted}
-        allocations = tuple(replace(own, nodes=nodes.get(own.session_id, own.nodes)) for own in plan.allocations)
+        counts, favoured = policy([drafted.get(a.session_id, ()) for a in able], rows - filled, cost, beside)
+        nodes = {a.session_id: count for a, count in zip(able, counts, strict=True) if a.session_id in drafted}
+        allocations = tuple(replace(a, nodes=nodes.get(a.session_id, a.nodes)) for a in plan.allocations)
         return StepPlan(allocations, (*plan.favoured, *(able[i].session_id for i in favoured)))
 
     def _to_draft_for(self, sessions: Sequence[EngineSession], commits: float, cost: CostCurve) -> list[EngineSession]:

@@ -26,7 +26,7 @@ from outrider.wire.v1 import session_pb2 as outrider_dot_wire_dot_v1_dot_session
 from outrider.wire.v1 import telemetry_pb2 as outrider_dot_wire_dot_v1_dot_telemetry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/wire/v1/engine.proto\x12\x10outrider.wire.v1\x1a\x1eoutrider/wire/v1/session.proto\x1a outrider/wire/v1/telemetry.proto\"\xe3\x02\n\rEngineRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.outrider.wire.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x16.outrider.wire.v1.StopH\x00\x12&\n\x04tune\x18\x06 \x01(\x0b\x32\x16.outrider.wire.v1.TuneH\x00\x12&\n\x04quit\x18\x07 \x01(\x0b\x32\x16.outrider.wire.v1.QuitH\x00\x12-\n\x05\x64raft\x18\t \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x42\x06\n\x04kind\"\xc7\x01\n\x05Start\x12(\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\x0e\n\x06record\x18\x05 \x01(\x08\x12\x15\n\rdraft_release\x18\x06 \x01(\t\"\x06\n\x04Stop\"F\n\x04Tune\x12\x0e\n\x06rtt_ms\x18\x01 \x01(\x01\x12.\n\tdirective\x18\x02 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\"\x06\n\x04Quit\"\xde\x02\n\x0b\x45ngineEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.outrider.wire.v1.EngineFailureH\x00\x12.\n\x05stats\x18\x05 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineStatsH\x00\x12.\n\x05ready\x18\x06 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineReadyH\x00\x12\x34\n\x08progress\x18\x07 \x01(\x0b\x32 .outrider.wire.v1.EngineProgressH\x00\x12.\n\x08produced\x18\x08 \x01(\x0b\x32\x1a.outrider.wire.v1.ProducedH\x00\x42\x06\n\x04kind\"\x9b\x01\n\x08Produced\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x15\n\rtop_log_probs\x18\x05 \x01(\x0c\x12\x0c\n\x04tail\x18\x06 \x01(\x0c\x12\x17\n\x0fproposed_depths\x18\x07 \x01(\x0c\x12\x15\n\rdraft_release\x18\x08 \x01(\t\"T\n\rEngineFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\x1e\n\x0e\x45ngineProgress\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x85\x01\n\x0b\x45ngineReady\x12\x30\n\x06target\x18\x01 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x04 \x01(\r\"\x96\x02\n\x0b\x45ngineStats\x12\x35\n\x08verifier\x18\x01 \x01(\x0b\x32#.outrider.wire.v1.VerifierTelemetry\x12\x34\n\x08sessions\x18\x02 \x03(\x0b\x32\".outrider.wire.v1.SessionTelemetry\x12\x13\n\x0bprefix_hits\x18\x03 \x01(\x04\x12\x15\n\rprefix_tokens\x18\x04 \x01(\x04\x12\x11\n\tkv_cached\x18\x05 \x01(\r\x12\x13\n\x0bkv_reserved\x18\x06 \x01(\r\x12\x12\n\nunrecorded\x18\x07 \x01(\x04\x12\x32\n\x08\x63ounters\x18\x08 \x01(\x0b\x32 .outrider.wire.v1.EngineCounters\"(\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\x0b\n\x03sum\x18\x02 \x01(\x01\"\xb0\x05\n\x0e\x45ngineCounters\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x11\n\tcommitted\x18\x02 \x01(\x04\x12\x11\n\tprefilled\x18\x03 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x04 \x01(\x04\x12\x11\n\tevaluated\x18\x05 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65pted_by_position\x18\x07 \x03(\x04\x12\x18\n\x10server_evaluated\x18\x08 \x01(\x04\x12\x17\n\x0fserver_accepted\x18\t \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\n \x01(\x04\x12\x0f\n\x07ignored\x18\x0b \x01(\x04\x12;\n\x06part_s\x18\x0c \x03(\x0b\x32+.outrider.wire.v1.EngineCounters.PartSEntry\x12+\n\x06step_s\x18\r \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12)\n\x04rows\x18\x0e \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12\x32\n\rfirst_token_s\x18\x0f \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12,\n\x07token_s\x18\x10 \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12,\n\x07queue_s\x18\x11 \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12@\n\x08sessions\x18\x12 \x03(\x0b\x32..outrider.wire.v1.EngineCounters.SessionsEntry\x1a,\n\nPartSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rSessionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/wire/v1/engine.proto\x12\x10outrider.wire.v1\x1a\x1eoutrider/wire/v1/session.proto\x1a outrider/wire/v1/telemetry.proto\"\xee\x02\n\rEngineRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12*\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x17.outrider.wire.v1.StartH\x00\x12*\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04stop\x18\x05 \x01(\x0b\x32\x16.outrider.wire.v1.StopH\x00\x12\x31\n\x06update\x18\x06 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionUpdateH\x00\x12&\n\x04quit\x18\x07 \x01(\x0b\x32\x16.outrider.wire.v1.QuitH\x00\x12-\n\x05\x64raft\x18\t \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\x42\x06\n\x04kind\"\xc7\x01\n\x05Start\x12(\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x0c\n\x04salt\x18\x04 \x01(\t\x12\x0e\n\x06record\x18\x05 \x01(\x08\x12\x15\n\rdraft_release\x18\x06 \x01(\t\"\x06\n\x04Stop\"O\n\rSessionUpdate\x12\x0e\n\x06rtt_ms\x18\x01 \x01(\x01\x12.\n\tdirective\x18\x02 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\"\x06\n\x04Quit\"\xe4\x02\n\x0b\x45ngineEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12\x32\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1f.outrider.wire.v1.EngineFailureH\x00\x12.\n\x05stats\x18\x05 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineStatsH\x00\x12.\n\x05ready\x18\x06 \x01(\x0b\x32\x1d.outrider.wire.v1.EngineReadyH\x00\x12\x34\n\x08progress\x18\x07 \x01(\x0b\x32 .outrider.wire.v1.EngineProgressH\x00\x12\x34\n\x08recorded\x18\x08 \x01(\x0b\x32 .outrider.wire.v1.RecordedTokensH\x00\x42\x06\n\x04kind\"\xa1\x01\n\x0eRecordedTokens\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x03(\r\x12\x0b\n\x03top\x18\x03 \x01(\r\x12\x0f\n\x07top_ids\x18\x04 \x01(\x0c\x12\x15\n\rtop_log_probs\x18\x05 \x01(\x0c\x12\x0c\n\x04tail\x18\x06 \x01(\x0c\x12\x17\n\x0fproposed_depths\x18\x07 \x01(\x0c\x12\x15\n\rdraft_release\x18\x08 \x01(\t\"T\n\rEngineFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x15\n\rretry_after_s\x18\x04 \x01(\x01\"\x1e\n\x0e\x45ngineProgress\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x85\x01\n\x0b\x45ngineReady\x12\x30\n\x06target\x18\x01 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12\x17\n\x0fvocabulary_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x04 \x01(\r\"\xea\x01\n\x0b\x45ngineStats\x12\x35\n\x08verifier\x18\x01 \x01(\x0b\x32#.outrider.wire.v1.VerifierTelemetry\x12\x34\n\x08sessions\x18\x02 \x03(\x0b\x32\".outrider.wire.v1.SessionTelemetry\x12\x11\n\tkv_cached\x18\x05 \x01(\r\x12\x13\n\x0bkv_reserved\x18\x06 \x01(\r\x12\x12\n\nunrecorded\x18\x07 \x01(\x04\x12\x32\n\x08\x63ounters\x18\x08 \x01(\x0b\x32 .outrider.wire.v1.EngineCounters\"(\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\x0b\n\x03sum\x18\x02 \x01(\x01\"\xdc\x05\n\x0e\x45ngineCounters\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x11\n\tcommitted\x18\x02 \x01(\x04\x12\x11\n\tprefilled\x18\x03 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x04 \x01(\x04\x12\x11\n\tevaluated\x18\x05 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x04\x12\x1c\n\x14\x61\x63\x63\x65pted_by_position\x18\x07 \x03(\x04\x12\x18\n\x10server_evaluated\x18\x08 \x01(\x04\x12\x17\n\x0fserver_accepted\x18\t \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\n \x01(\x04\x12\x0f\n\x07ignored\x18\x0b \x01(\x04\x12;\n\x06part_s\x18\x0c \x03(\x0b\x32+.outrider.wire.v1.EngineCounters.PartSEntry\x12+\n\x06step_s\x18\r \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12)\n\x04rows\x18\x0e \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12\x32\n\rfirst_token_s\x18\x0f \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12,\n\x07token_s\x18\x10 \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12,\n\x07queue_s\x18\x11 \x01(\x0b\x32\x1b.outrider.wire.v1.Histogram\x12@\n\x08sessions\x18\x12 \x03(\x0b\x32..outrider.wire.v1.EngineCounters.SessionsEntry\x12\x13\n\x0bprefix_hits\x18\x13 \x01(\x04\x12\x15\n\rprefix_tokens\x18\x14 \x01(\x04\x1a,\n\nPartSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rSessionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINECOUNTERS_SESSIONSENTRY']._loaded_options = None
   _globals['_ENGINECOUNTERS_SESSIONSENTRY']._serialized_options = b'8\001'
   _globals['_ENGINEREQUEST']._serialized_start=118
-  _globals['_ENGINEREQUEST']._serialized_end=473
-  _globals['_START']._serialized_start=476
-  _globals['_START']._serialized_end=675
-  _globals['_STOP']._serialized_start=677
-  _globals['_STOP']._serialized_end=683
-  _globals['_TUNE']._serialized_start=685
-  _globals['_TUNE']._serialized_end=755
-  _globals['_QUIT']._serialized_start=757
-  _globals['_QUIT']._serialized_end=763
-  _globals['_ENGINEEVENT']._serialized_start=766
-  _globals['_ENGINEEVENT']._serialized_end=1116
-  _globals['_PRODUCED']._serialized_start=1119
-  _globals['_PRODUCED']._serialized_end=1274
-  _globals['_ENGINEFAILURE']._serialized_start=1276
-  _globals['_ENGINEFAILURE']._serialized_end=1360
-  _globals['_ENGINEPROGRESS']._serialized_start=1362
-  _globals['_ENGINEPROGRESS']._serialized_end=1392
-  _globals['_ENGINEREADY']._serialized_start=1395
-  _globals['_ENGINEREADY']._serialized_end=1528
-  _globals['_ENGINESTATS']._serialized_start=1531
-  _globals['_ENGINESTATS']._serialized_end=1809
-  _globals['_HISTOGRAM']._serialized_start=1811
-  _globals['_HISTOGRAM']._serialized_end=1851
-  _globals['_ENGINECOUNTERS']._serialized_start=1854
-  _globals['_ENGINECOUNTERS']._serialized_end=2542
-  _globals['_ENGINECOUNTERS_PARTSENTRY']._serialized_start=2449
-  _globals['_ENGINECOUNTERS_PARTSENTRY']._serialized_end=2493
-  _globals['_ENGINECOUNTERS_SESSIONSENTRY']._serialized_start=2495
-  _globals['_ENGINECOUNTERS_SESSIONSENTRY']._serialized_end=2542
+  _globals['_ENGINEREQUEST']._serialized_end=484
+  _globals['_START']._serialized_start=487
+  _globals['_START']._serialized_end=686
+  _globals['_STOP']._serialized_start=688
+  _globals['_STOP']._serialized_end=694
+  _globals['_SESSIONUPDATE']._serialized_start=696
+  _globals['_SESSIONUPDATE']._serialized_end=775
+  _globals['_QUIT']._serialized_start=777
+  _globals['_QUIT']._serialized_end=783
+  _globals['_ENGINEEVENT']._serialized_start=786
+  _globals['_ENGINEEVENT']._serialized_end=1142
+  _globals['_RECORDEDTOKENS']._serialized_start=1145
+  _globals['_RECORDEDTOKENS']._serialized_end=1306
+  _globals['_ENGINEFAILURE']._serialized_start=1308
+  _globals['_ENGINEFAILURE']._serialized_end=1392
+  _globals['_ENGINEPROGRESS']._serialized_start=1394
+  _globals['_ENGINEPROGRESS']._serialized_end=1424
+  _globals['_ENGINEREADY']._serialized_start=1427
+  _globals['_ENGINEREADY']._serialized_end=1560
+  _globals['_ENGINESTATS']._serialized_start=1563
+  _globals['_ENGINESTATS']._serialized_end=1797
+  _globals['_HISTOGRAM']._serialized_start=1799
+  _globals['_HISTOGRAM']._serialized_end=1839
+  _globals['_ENGINECOUNTERS']._serialized_start=1842
+  _globals['_ENGINECOUNTERS']._serialized_end=2574
+  _globals['_ENGINECOUNTERS_PARTSENTRY']._serialized_start=2481
+  _globals['_ENGINECOUNTERS_PARTSENTRY']._serialized_end=2525
+  _globals['_ENGINECOUNTERS_SESSIONSENTRY']._serialized_start=2527
+  _globals['_ENGINECOUNTERS_SESSIONSENTRY']._serialized_end=2574
 # @@protoc_insertion_point(module_scope)

@@ -9,13 +9,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineRequest(_message.Message):
-    __slots__ = ("session_id", "append", "start", "cancel", "stop", "tune", "quit", "draft", "epoch")
+    __slots__ = ("session_id", "append", "start", "cancel", "stop", "update", "quit", "draft", "epoch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    TUNE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     QUIT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -24,11 +24,11 @@ class EngineRequest(_message.Message):
     start: Start
     cancel: _session_pb2.Cancel
     stop: Stop
-    tune: Tune
+    update: SessionUpdate
     quit: Quit
     draft: _session_pb2.DraftInUse
     epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., tune: _Optional[_Union[Tune, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., draft: _Optional[_Union[_session_pb2.DraftInUse, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., append: _Optional[_Union[_session_pb2.Append, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[_session_pb2.Cancel, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., update: _Optional[_Union[SessionUpdate, _Mapping]] = ..., quit: _Optional[_Union[Quit, _Mapping]] = ..., draft: _Optional[_Union[_session_pb2.DraftInUse, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("attach", "limits", "directive", "salt", "record", "draft_release")
@@ -50,7 +50,7 @@ class Stop(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Tune(_message.Message):
+class SessionUpdate(_message.Message):
     __slots__ = ("rtt_ms", "directive")
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -63,7 +63,7 @@ class Quit(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineEvent(_message.Message):
-    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress", "produced")
+    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress", "recorded")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -71,7 +71,7 @@ class EngineEvent(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    PRODUCED_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     commit: _session_pb2.Commit
@@ -79,10 +79,10 @@ class EngineEvent(_message.Message):
     stats: EngineStats
     ready: EngineReady
     progress: EngineProgress
-    produced: Produced
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., produced: _Optional[_Union[Produced, _Mapping]] = ...) -> None: ...
+    recorded: RecordedTokens
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., recorded: _Optional[_Union[RecordedTokens, _Mapping]] = ...) -> None: ...
 
-class Produced(_message.Message):
+class RecordedTokens(_message.Message):
     __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "proposed_depths", "draft_release")
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -133,24 +133,20 @@ class EngineReady(_message.Message):
     def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("verifier", "sessions", "prefix_hits", "prefix_tokens", "kv_cached", "kv_reserved", "unrecorded", "counters")
+    __slots__ = ("verifier", "sessions", "kv_cached", "kv_reserved", "unrecorded", "counters")
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHED_FIELD_NUMBER: _ClassVar[int]
     KV_RESERVED_FIELD_NUMBER: _ClassVar[int]
     UNRECORDED_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     verifier: _telemetry_pb2.VerifierTelemetry
     sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
-    prefix_hits: int
-    prefix_tokens: int
     kv_cached: int
     kv_reserved: int
     unrecorded: int
     counters: EngineCounters
-    def __init__(self, verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., kv_cached: _Optional[int] = ..., kv_reserved: _Optional[int] = ..., unrecorded: _Optional[int] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
+    def __init__(self, verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., kv_cached: _Optional[int] = ..., kv_reserved: _Optional[int] = ..., unrecorded: _Optional[int] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("counts", "sum")
@@ -161,7 +157,7 @@ class Histogram(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "server_evaluated", "server_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions")
+    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "server_evaluated", "server_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions", "prefix_hits", "prefix_tokens")
     class PartSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +190,8 @@ class EngineCounters(_message.Message):
     TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     committed: int
     prefilled: int
@@ -212,4 +210,6 @@ class EngineCounters(_message.Message):
     token_s: Histogram
     queue_s: Histogram
     sessions: _containers.ScalarMap[str, int]
-    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., server_evaluated: _Optional[int] = ..., server_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    prefix_hits: int
+    prefix_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., server_evaluated: _Optional[int] = ..., server_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ...) -> None: ...

@@ -79,11 +79,11 @@ def test_sessions_are_counted_by_what_they_wait_for(llama: TargetModel) -> None:
     while not rig.engine.counters.committed:
         rig.engine.step()
     assert rig.engine.stats().states["decode"] == 1
-    standing = replace(LIMITS, run_ahead=1)
-    rig.engine.start("standing", attach_of(prompt_of(5), max_tokens=8), standing, Directive())
+    tight = replace(LIMITS, run_ahead=1)
+    rig.engine.start("stalled", attach_of(prompt_of(5), max_tokens=8), tight, Directive())
     for _ in range(4):
         rig.engine.step()
-    assert rig.engine.stats().states["standing"] == 1
+    assert rig.engine.stats().states["stalled"] == 1
 
 
 def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended(llama: TargetModel) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from rig import LIMITS, attach_of
-from tiny_targets import VOCAB
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.stats import EngineStats
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
@@ -58,12 +58,43 @@ def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
 ) -> None:
     with_a_gap = session_pb2.Append(first_id=50, base=0, up=[0], token=[1])
     end = ScriptedEnd([start(1)], [pb.EngineRequest(session_id="s", epoch=1, append=with_a_gap), start(2)])
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
+    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     sent = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]
     assert sent[0] == (1, "commit")
     assert (1, "failure") in sent
     assert (2, "failure") not in sent
     assert sent[-1] == (2, "commit")
+
+
+def test_requests_of_an_old_epoch_leave_its_successor_alone(target: Callable[[str], TargetModel]) -> None:
+    old = [{"stop": pb.Stop()}, {"cancel": session_pb2.Cancel(epoch=2)}, {"append": session_pb2.Append(first_id=50)}]
+    requests = [pb.EngineRequest(session_id="s", epoch=1, **kind) for kind in old]
+    end = ScriptedEnd([start(1)], [start(2), *requests], [])
+    engine = Engine(target("llama"), EngineConfig(kv_slots=512))
+    EngineLoop(engine, end).run()  # type: ignore[arg-type]
+    first, *sent = [event for event in end.sent if event.session_id]
+    assert first.epoch == 1
+    goes_on = (2, "commit", session_pb2.FINISH_NONE)
+    assert {(event.epoch, event.WhichOneof("kind"), event.commit.finish) for event in sent} == {goes_on}
+    assert engine.stats().verifier.live_sessions == 1
+
+
+def test_commits_do_not_wait_for_the_statistics(
+    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
+    end = ScriptedEnd([start(1)])
+    engine = Engine(target("llama"), EngineConfig(kv_slots=512))
+    sent_before: list[str | None] = []
+
+    def stats() -> EngineStats:
+        sent_before.extend(event.WhichOneof("kind") for event in end.sent)
+        return Engine.stats(engine)
+
+    monkeypatch.setattr(engine, "stats", stats)
+    EngineLoop(engine, end).run()  # type: ignore[arg-type]
+    assert sent_before == ["commit"]
+    assert [event.WhichOneof("kind") for event in end.sent] == ["commit", "stats"]
 
 
 def recorded() -> pb.EngineRequest:
@@ -77,19 +108,19 @@ def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], Ta
     swap = pb.EngineRequest(session_id="s", epoch=1, draft=session_pb2.DraftInUse(release="r2"))
     stale = pb.EngineRequest(session_id="s", epoch=9, draft=session_pb2.DraftInUse(release="r3"))
     tuned = pb.EngineRequest(
-        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
     end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end, VOCAB).run()  # type: ignore[arg-type]
+    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end).run()  # type: ignore[arg-type]
     sent = [event for event in end.sent if event.session_id]
-    assert [event.WhichOneof("kind") for event in sent] == ["commit", "produced"] * 3
-    for commit, produced in zip(sent[::2], sent[1::2], strict=True):
-        assert (produced.session_id, produced.epoch) == ("s", 1)
-        assert produced.produced.start == commit.commit.start
-        assert produced.produced.token == commit.commit.token
-        assert produced.produced.top == 5
-        assert len(produced.produced.top_log_probs) == 5 * 2 * len(commit.commit.token)
-    assert [event.produced.draft_release for event in sent[1::2]] == ["r1", "r2", "r2"]
+    assert [event.WhichOneof("kind") for event in sent] == ["commit", "recorded"] * 3
+    for commit, event in zip(sent[::2], sent[1::2], strict=True):
+        assert (event.session_id, event.epoch) == ("s", 1)
+        assert event.recorded.start == commit.commit.start
+        assert event.recorded.token == commit.commit.token
+        assert event.recorded.top == 5
+        assert len(event.recorded.top_log_probs) == 5 * 2 * len(commit.commit.token)
+    assert [event.recorded.draft_release for event in sent[1::2]] == ["r1", "r2", "r2"]
 
 
 def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
@@ -97,11 +128,11 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
 ) -> None:
     monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
     tuned = pb.EngineRequest(
-        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
     end = ScriptedEnd([recorded(), tuned], [], [])
     end.keeps_up = False
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
+    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
     assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
 
@@ -109,17 +140,17 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
 def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
     target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> pb.Produced:
+    def broken(*_: object) -> pb.RecordedTokens:
         raise ValueError("a bug")
 
     monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
     tuned = pb.EngineRequest(
-        session_id="s", epoch=1, tune=pb.Tune(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
+        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
-    for broken_part in ("engine_process.loop.produced_to_proto", "engine.recording.proposed_depths"):
+    for broken_part in ("engine_process.loop.recorded_to_proto", "engine.recording.proposed_depths"):
         end = ScriptedEnd([recorded(), tuned], [], [])
         with monkeypatch.context() as patch:
             patch.setattr(f"cloud_verifier.{broken_part}", broken)
-            EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end, VOCAB).run()  # type: ignore[arg-type]
+            EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
         assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
         assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")][-1] >= 2

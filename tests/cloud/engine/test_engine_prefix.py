@@ -195,7 +195,7 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
     def broken(*args: Any) -> torch.Tensor:
         logits = forward(*args)
         for values in rig.engine._pool.values:
-            values[rig.engine._slots["s"]._step_slots] = float("nan")
+            values[rig.engine._live["s"].slots._step_slots] = float("nan")
         if spoilt == "the forward":
             raise RuntimeError("out of memory")
         return torch.full_like(logits, float("nan"))
@@ -227,7 +227,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
 
     def has_no_odd_rows(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
         made = segment(slots, chain, batch)
-        if slots is rig.engine._slots.get("victim"):
+        if slots is getattr(rig.engine._live.get("victim"), "slots", None):
             raise ValueError("after its slots were taken")
         return made
 

@@ -210,17 +210,17 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
         attach_of(PROMPT, ignore_eos=True, max_tokens=20),
         LIMITS,
         Directive(draft_wait_ms=0),
-        draft="r1",
+        draft_release="r1",
         record=True,
     )
     rig.engine.append("s", nodes(wrong[0]))
     rig.engine.step()
     [first] = rig.engine.recording.take()
     stats = rig.engine.stats().sessions["s"]
-    assert (first.draft, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
+    assert (first.draft_release, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
 
     rig.engine.append("s", Append(1, 2, 1, (0,), (wrong[1],)))  # of the old draft, still
-    rig.engine.drafts_with("s", "r2")
+    rig.engine.set_draft_release("s", "r2")
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
     assert (stats.draft_release, stats.positions, stats.first_accepted) == ("r2", 0, 0)
@@ -230,15 +230,15 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
     assert (stats.positions, stats.first_accepted) == (3, 1)
-    assert rig.engine.recording.take()[0].draft == "r2"
-    rig.engine.drafts_with("nobody", "r3")  # of one that has gone
+    assert rig.engine.recording.take()[0].draft_release == "r2"
+    rig.engine.set_draft_release("nobody", "r3")  # of one that has gone
 
 
 def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what is recorded of each row: ids and log-probabilities `[n, K]`, tail `[n]`."""
     recording = Recording(top)
     protocol = SimpleNamespace(tree=TokenTree(), epoch=1, position=0)
-    session = cast(EngineSession, SimpleNamespace(session_id="s", draft="", protocol=protocol))
+    session = cast(EngineSession, SimpleNamespace(session_id="s", draft_release="", protocol=protocol))
     for row in range(len(logits)):
         recording.note(session, Verified((0,), ()), logits, row)
     recorded_tokens = recording.take()

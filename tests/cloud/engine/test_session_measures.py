@@ -38,7 +38,7 @@ def streaming(target: Target) -> Rig:
     """A device 40 ms away, none of whose draft tokens is evaluated; a step has been made."""
     rig = Rig(target("llama"))
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
-    rig.engine.tune("s", rtt_ms=40.0)
+    rig.engine.update("s", rtt_ms=40.0)
     return rig
 
 
@@ -103,7 +103,7 @@ def test_levels_that_come_together_share_the_time_and_what_came_before_the_first
     assert measured(streaming).draft_ms == pytest.approx(3.0, abs=0.1)
     rig = Rig(streaming.engine.model)
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
-    rig.engine.tune("s", rtt_ms=40.0)
+    rig.engine.update("s", rtt_ms=40.0)
     rig.clock.now += 0.4
     rig.engine.append("s", nodes(5))
     assert measured(rig).draft_ms == 0.0

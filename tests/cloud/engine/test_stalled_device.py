@@ -20,8 +20,8 @@ STREAMING = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
 PROMPT = prompt_of(9)
 
 
-def standing(rig: Rig) -> list[int]:
-    """Have `still` run until it stands; its tokens so far."""
+def stalled(rig: Rig) -> list[int]:
+    """Have `still` run until it is stalled; its tokens so far."""
     rig.engine.start("still", attach_of(PROMPT, max_tokens=80, ignore_eos=True), LIMITS, STREAMING)
     tokens: list[int] = []
     while len(tokens) < LIMITS.run_ahead:
@@ -35,8 +35,8 @@ def ends(rig: Rig) -> list[Failed]:
 
 
 def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Target, reference: Plain) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, standing_s=60.0))
-    tokens = standing(rig)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
+    tokens = stalled(rig)
     rig.clock.now += 59.0
     assert ends(rig) == []
     rig.clock.now += 2.0
@@ -57,8 +57,8 @@ def test_it_goes_after_the_stated_time_and_comes_back_for_the_rest(target: Targe
 
 
 def test_it_makes_room_for_others_within_seconds(target: Target) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=160, standing_s=60.0))
-    standing(rig)
+    rig = Rig(target("llama"), EngineConfig(kv_slots=160, stall_timeout_s=60.0))
+    stalled(rig)
     joining = client(prompt_of(20), nothing, max_tokens=20, ignore_eos=True)
     with pytest.raises(Overloaded):
         rig.attach("new", joining)
@@ -70,7 +70,7 @@ def test_it_makes_room_for_others_within_seconds(target: Target) -> None:
 
 
 def test_one_that_wakes_up_in_time_stays(target: Target, reference: Plain) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, standing_s=60.0))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
     joining = client(PROMPT, nothing, max_tokens=80, ignore_eos=True)
     rig.attach("s", joining)
     for _ in range(5):

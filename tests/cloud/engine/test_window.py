@@ -73,7 +73,7 @@ def test_a_node_outside_comes_in_when_the_root_comes_nearer_and_is_counted_once(
     counts = []
     for _ in range(2):
         for _ in range(3):  # asking changes nothing
-            rig.engine.tune("s", rtt_ms=1.0)
+            rig.engine.update("s", rtt_ms=1.0)
             rig.engine.next_deadline()
         counts.append(evaluated(rig.engine.step()))
     assert (counts, stats(rig).committed, stats(rig).ignored) == ([2, 2], 6, 5)
@@ -83,11 +83,11 @@ def test_a_window_made_smaller_ends_nobody_whose_nodes_were_under_way(target: Ta
     expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
     rig = started(target, DIRECTIVE)
     rig.engine.append("s", chain(*expected[:3]))
-    rig.engine.tune("s", directive=replace(DIRECTIVE, window_nodes=2, window_depth=1))
+    rig.engine.update("s", directive=replace(DIRECTIVE, window_nodes=2, window_depth=1))
     rig.engine.append("s", Append(1, first_id=4, base=0, parents=(3, 4), tokens=tuple(expected[3:5])))
     assert evaluated(rig.engine.step()) == 1
     assert (stats(rig).committed, stats(rig).ignored) == (2, 4)
-    rig.engine.tune("s", directive=DIRECTIVE)
+    rig.engine.update("s", directive=DIRECTIVE)
     assert evaluated(rig.engine.step()) == 3
     assert stats(rig).committed == 6
 

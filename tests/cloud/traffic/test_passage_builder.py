@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from passages import NOW, contents, passage, same
 
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.passage_builder import HELD, QUIET_S, PassageBuilder, RecordingCounts, Redact, load_hook
+from cloud_verifier.traffic.passage_builder import (
+    QUIET_S,
+    REDACTION_CONTEXT,
+    PassageBuilder,
+    RecordingCounts,
+    Redact,
+    load_hook,
+)
 from outrider.core.errors import BadRequest
 
 SECRET = (41, 42, 43)
@@ -102,7 +109,7 @@ def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], d
     hidden = secret(np.array(tokens[: len(known)]), "", "")
     assert not got & set(np.flatnonzero(hidden | ~known).tolist())
     gaps = np.flatnonzero(~known)
-    near = {i for gap in gaps for i in range(gap - HELD, gap + HELD + 1)}
+    near = {i for gap in gaps for i in range(gap - REDACTION_CONTEXT, gap + REDACTION_CONTEXT + 1)}
     assert got == set(np.flatnonzero(known & ~hidden).tolist()) - near
     assert counts.redacted == known.sum() - len(got)
 
@@ -126,9 +133,9 @@ def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_c
     gathered.add(text([1, *SECRET[:2]]))
     assert list(gathered.take(NOW)) == []
     failing.clear()
-    gathered.add(text([*SECRET[2:], *[1] * (HELD + 3)], start=3))
-    assert [(one.start, len(one)) for one in gathered.take(NOW, final=True)] == [(3 + HELD, 4)]
-    assert counts == RecordingCounts(redacted=HELD, refused=3)
+    gathered.add(text([*SECRET[2:], *[1] * (REDACTION_CONTEXT + 3)], start=3))
+    assert [(one.start, len(one)) for one in gathered.take(NOW, final=True)] == [(3 + REDACTION_CONTEXT, 4)]
+    assert counts == RecordingCounts(redacted=REDACTION_CONTEXT, refused=3)
 
 
 def test_the_message_of_a_failing_hook_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,17 +186,17 @@ def test_a_prompt_on_which_the_hook_fails_is_not_written() -> None:
         return np.zeros(len(tokens), dtype=bool)
 
     gathered, counts = builder(fails, prompt_tokens=8)
-    gathered.add(text([1] * (HELD + 2), prompt=np.array([99], dtype=np.int32)))
+    gathered.add(text([1] * (REDACTION_CONTEXT + 2), prompt=np.array([99], dtype=np.int32)))
     assert list(gathered.take(NOW, final=True)) == []
-    assert counts.refused == HELD + 2
+    assert counts.refused == REDACTION_CONTEXT + 2
 
 
 def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
     gathered, _ = builder(secret)
-    gathered.add(text([1] * (HELD + 5)))
+    gathered.add(text([1] * (REDACTION_CONTEXT + 5)))
     assert [len(one) for one in gathered.take(NOW)] == [5]
     assert list(gathered.take(NOW + QUIET_S - 1)) == []
-    assert [(one.start, len(one)) for one in gathered.take(NOW + QUIET_S)] == [(5, HELD)]
+    assert [(one.start, len(one)) for one in gathered.take(NOW + QUIET_S)] == [(5, REDACTION_CONTEXT)]
     assert list(gathered.take(NOW + QUIET_S)) == []
 
 

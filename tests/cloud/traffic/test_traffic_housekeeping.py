@@ -99,10 +99,10 @@ def test_a_verifiers_recorder_writes_to_the_configured_place(tmp_path: Path) -> 
     config = VerifierConfig(model=tmp_path, traffic=str(tmp_path / "log"), traffic_redact=f"{__name__}:nothing_of_5")
     recorder = recorder_of(config, "v7")
     recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
-    one = pb.Produced(
+    one = pb.RecordedTokens(
         start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), proposed_depths=b"\1\0"
     )
-    recorder.take(pb.EngineEvent(session_id="s", epoch=1, produced=one))
+    recorder.take(pb.EngineEvent(session_id="s", epoch=1, recorded=one))
     recorder.close()
     assert contents(list(SegmentLog(str(tmp_path / "log")).read())) == [("s", 2, [4])]
     [path] = files(tmp_path / "log")

@@ -12,7 +12,7 @@ import pytest
 from passages import NOW, contents
 
 from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine_process.loop import produced_to_proto
+from cloud_verifier.engine_process.loop import recorded_to_proto
 from cloud_verifier.traffic import recorder as module
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import RecordingCounts
@@ -52,13 +52,13 @@ class Disk:
         return dropped
 
 
-def produced(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
+def recorded(start: int, tokens: list[int], session_id: str = "s", epoch: int = 1, draft: str = "ab") -> pb.EngineEvent:
     """Return the engine's event of one step."""
     n = len(tokens)
     ids = np.arange(n * 2, dtype=np.uint32).reshape(n, 2)
     distributions = ids, np.full((n, 2), -0.5, np.float32), np.full(n, 0.25, np.float32)
     one = RecordedTokens(session_id, epoch, draft, start, tuple(tokens), bytes(range(n)), *distributions)
-    return pb.EngineEvent(session_id=session_id, epoch=epoch, produced=produced_to_proto(one))
+    return pb.EngineEvent(session_id=session_id, epoch=epoch, recorded=recorded_to_proto(one))
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -76,8 +76,8 @@ def test_what_the_engine_produced_is_written_unchanged() -> None:
     disk = Disk()
     recorder = TrafficRecorder(disk, clock=lambda: NOW)
     recorder.begin(SOURCE, 1)
-    recorder.take(produced(7, [5, 6]))
-    recorder.take(produced(9, [4]))
+    recorder.take(recorded(7, [5, 6]))
+    recorder.take(recorded(9, [4]))
     recorder.close()
     [one] = disk.written
     assert (one.session_id, one.tenant, one.traffic_class, one.weights_hash) == ("s", "acme", "code", "sha256:cd")
@@ -95,9 +95,9 @@ def test_a_prompt_is_written_with_the_texts_beginning_alone_and_only_its_end() -
     asked = np.array([91, 92, 93, 94], dtype=np.int32)
     for epoch, session_id in enumerate(("whole", "resumed"), 1):
         recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0, asked), epoch)
-    recorder.take(produced(0, [5], session_id="whole", epoch=1))
-    recorder.take(produced(1, [6], session_id="whole", epoch=1))
-    recorder.take(produced(9, [5], session_id="resumed", epoch=2))
+    recorder.take(recorded(0, [5], session_id="whole", epoch=1))
+    recorder.take(recorded(1, [6], session_id="whole", epoch=1))
+    recorder.take(recorded(9, [5], session_id="resumed", epoch=2))
     recorder.close()
     assert {one.session_id: one.prompt.tolist() for one in disk.written} == {"whole": [92, 93, 94], "resumed": []}
 
@@ -106,8 +106,8 @@ def test_of_a_session_that_did_not_begin_here_nothing_is_recorded() -> None:
     disk = Disk()
     recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 2)
-    recorder.take(produced(0, [5], epoch=1))
-    recorder.take(produced(0, [5], session_id="t", epoch=2))
+    recorder.take(recorded(0, [5], epoch=1))
+    recorder.take(recorded(0, [5], session_id="t", epoch=2))
     recorder.close()
     assert disk.written == []
 
@@ -119,8 +119,8 @@ def test_the_last_words_of_a_session_that_has_ended_are_recorded(monkeypatch: py
     for session_id in ("s", "t"):
         recorder.begin(RecordedSession(session_id, "acme", "", "w", 0.0, 60.0), 1)
         recorder.end(session_id, 1)
-    recorder.take(produced(0, [4], session_id="s"))  # too long ago
-    recorder.take(produced(0, [5], session_id="t"))
+    recorder.take(recorded(0, [4], session_id="s"))  # too long ago
+    recorder.take(recorded(0, [5], session_id="t"))
     recorder.close()
     assert texts(disk) == [("t", 0, [5])]
     assert len(recorder._sessions) == 1
@@ -131,7 +131,7 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
     recorder = TrafficRecorder(disk, flush_s=0.1, flush_tokens=3)
     recorder.begin(SOURCE, 1)
     began = time.monotonic()
-    recorder.take(produced(0, [5]))
+    recorder.take(recorded(0, [5]))
     until(lambda: disk.flushes == 1)
     assert time.monotonic() - began < 1.0
     recorder.close()
@@ -139,8 +139,8 @@ def test_what_is_recorded_is_written_in_time_or_when_there_is_enough() -> None:
     disk = Disk()
     recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=3)
     recorder.begin(SOURCE, 1)
-    recorder.take(produced(0, [5, 6]))
-    recorder.take(produced(2, [7]))
+    recorder.take(recorded(0, [5, 6]))
+    recorder.take(recorded(2, [7]))
     until(lambda: texts(disk) == [("s", 0, [5, 6, 7])])
     recorder.close()
 
@@ -151,12 +151,12 @@ def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monk
     disk.go_on.clear()
     recorder = TrafficRecorder(disk, flush_tokens=1)
     recorder.begin(SOURCE, 1)
-    recorder.take(produced(0, [1]))
+    recorder.take(recorded(0, [1]))
     until(lambda: recorder._jobs.empty())
     until(lambda: disk.pending == 1)
     began = time.monotonic()
     for start in range(1, 101):
-        recorder.take(produced(start, [1]))
+        recorder.take(recorded(start, [1]))
     assert time.monotonic() - began < 1.0
     disk.go_on.set()
     recorder.close()
@@ -171,15 +171,15 @@ def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_muc
     recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=2)
     recorder.begin(SOURCE, 1)
     with caplog.at_level(logging.WARNING):
-        recorder.take(produced(0, [1, 2]))
+        recorder.take(recorded(0, [1, 2]))
         until(lambda: "not yet in the traffic log" in caplog.text)
         disk.full = False
-        recorder.take(produced(2, [3, 4]))
+        recorder.take(recorded(2, [3, 4]))
         until(lambda: disk.flushes == 1)
     assert texts(disk) == [("s", 0, [1, 2]), ("s", 2, [3, 4])]
     disk.full = True
     for start in range(4, 24, 2):
-        recorder.take(produced(start, [1, 2]))
+        recorder.take(recorded(start, [1, 2]))
     until(lambda: recorder.counts.dropped == 18)  # more than eight times what is written at once
     recorder.close()
     assert recorder.counts == RecordingCounts(recorded=4, dropped=20)
@@ -189,10 +189,10 @@ def test_what_does_not_fit_together_is_left_out_and_harms_nothing_else(caplog: p
     disk = Disk()
     recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 1)
-    crooked = produced(0, [5])
+    crooked = recorded(0, [5])
     crooked.produced.tail = b""
     recorder.take(crooked)
-    recorder.take(produced(1, [6]))
+    recorder.take(recorded(1, [6]))
     recorder.close()
     assert texts(disk) == [("s", 1, [6])]
     assert "cannot be recorded" in caplog.text
