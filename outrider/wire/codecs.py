@@ -128,10 +128,9 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
     between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
     _check_ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
-    attach = attach_from_checked(message)
     for name in ("prompt", "tokens", "stop_token_ids"):
-        _check_ids(f"attach.{name}", getattr(attach, name), vocabulary_size)
-    return attach
+        _check_ids(f"attach.{name}", getattr(message, name), vocabulary_size)
+    return attach_from_checked(message)
 
 
 def attach_from_checked(message: pb.Attach) -> Attach:

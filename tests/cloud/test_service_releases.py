@@ -180,7 +180,7 @@ async def test_what_was_produced_goes_to_the_recorder_and_never_to_a_device(tmp_
     async with front(tmp_path, authorise=allowing(), recorder=Listening()) as running:
         running.host.on_recorded = taken.append
         stream = await running.open()
-        running.engine.say("s", 1, produced=engine_pb2.RecordedTokens(start=3, token=[4]))
+        running.engine.say("s", 1, recorded=engine_pb2.RecordedTokens(start=3, token=[4]))
         assert await quiet(running, stream)
         assert [(event.session_id, event.epoch, event.recorded.start) for event in taken] == [("s", 1, 3)]
         stream.call.cancel()

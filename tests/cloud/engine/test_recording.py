@@ -32,7 +32,7 @@ PROMPT = prompt_of(12)
 def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options: Any) -> None:
     """Attach a client as Rig.attach does, to a session that is recorded."""
     message = joining.device.attach(epoch, joining.limits)
-    options = {"record": True, "draft": "r1"} | options
+    options = {"record": True, "draft_release": "r1"} | options
     rig.engine.start(session_id, message, joining.limits, joining.directive, joining.salt, **options)
     rig.clients[session_id] = joining
 

@@ -190,7 +190,7 @@ def test_what_does_not_fit_together_is_left_out_and_harms_nothing_else(caplog: p
     recorder = TrafficRecorder(disk)
     recorder.begin(SOURCE, 1)
     crooked = recorded(0, [5])
-    crooked.produced.tail = b""
+    crooked.recorded.tail = b""
     recorder.take(crooked)
     recorder.take(recorded(1, [6]))
     recorder.close()
