@@ -49,7 +49,7 @@ class Job(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunFolder:
-    """Holds one run's files."""
+    """Holds the files of one run."""
 
     def __init__(self, runs: Path, number: int) -> None:
         self.path = runs / str(number)

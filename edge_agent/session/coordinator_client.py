@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.backoff import backoff_s
 from outrider.core.errors import OutriderError, Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
 from outrider.wire.status import error_from_rpc
@@ -25,6 +24,7 @@ from outrider.wire.v1.session_pb2 import TargetIdentity
 _TIMEOUT_S = 5.0
 _RECONNECT_TIMEOUT_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
+_LEAST_DELAY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,13 @@ class CoordinatorClient:
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
         )
-        deadline, failures = time.monotonic() + wait_s, 0
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 reply = await self._open(request)
                 return Placement(reply.session_id, _grants(reply), reply.target, _prior(reply), reply.release_serial)
             except Overloaded as error:
-                failures += 1
-                delay_s = max(error.retry_after_s, backoff_s(failures, first_s=0.1, max_s=1.0))
+                delay_s = max(error.retry_after_s, _LEAST_DELAY_S)
                 if not time.monotonic() + delay_s <= deadline:  # so that a NaN raises, too
                     raise
             await asyncio.sleep(delay_s)
