@@ -1,19 +1,19 @@
 """Measure the tokens per second of one verifier on one core, by who drafts: nobody, the verifier, the devices.
 
-Four verifiers and more stand on the same core and are asked in turn: `autoregression` streams, `co-located` drafts on
-that core itself, once for each depth of its chain, of which the best counts; `device` verifies what recorded devices
-draft (benchmarks.swarm: the recorded time of the draft passes, but on no core of the verifier's). 1, 4 and 16 sessions
-at once in a closed loop, greedy and sampled, outputs with more than 30% repeated 4-grams left out. A figure is the
-tokens delivered in a window by its length; ratios are made within a round and their median is given. Prompts are in
-the prefix cache: the figures are of generation, and of what it takes to open sessions. Windows are the verifier's own,
-made for the most tokens in all; in `device, steered` they are the coordinator's, by which nobody shall be slower than
-streaming.
+Four or more verifiers share one core and are measured in turn: `autoregression` streams; `server draft` drafts on that
+core itself, once for each depth of its chain, of which the best counts; `device` verifies what recorded devices draft
+(benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the verifier's). 1, 4 and
+16 sessions at once run in a closed loop, greedy and sampled; outputs with more than 30% repeated 4-grams are left out.
+A figure is the number of tokens delivered in a window divided by its length; ratios are taken within a round, and their
+median is given. Prompts are in the prefix cache, so the figures cover generation and the opening of sessions. Windows
+are the verifier's own, which maximise the tokens of all sessions together; in `device, controlled` they are the
+coordinator's, which keep every session at least as fast as streaming.
 
-Then the same with a draft that costs far more: the target itself in Q8_0.
+Then the same is measured with a draft that costs far more: the target itself in Q8_0.
 
-`server_draft_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft time / verify time of the best verifier
-that always drafts, both as it reports them; it is held against the best co-located verifier of all, and one of them
-stops where drafting does not pay. With a GPU, benchmarks.capacity_gpu follows.
+`server_draft_bound` is the gain expected from drafting elsewhere: 0.9 of 1 + draft time / verify time of the best
+verifier that always drafts, both as it reports them. It is compared with the best server draft of all, one of which
+pauses where drafting does not pay. With a GPU, benchmarks.capacity_gpu follows.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from coordinator.cluster import Child, Cluster
 from outrider.llama.model import quantize
 
 PAUSING = 4
-"""Depth of the co-located verifier that stops drafting where it does not pay; the others always draft."""
-PLAIN, DEVICE = "autoregression", "device"
-STEERED = "device, steered"
+"""Depth of the server draft that pauses where drafting does not pay; the others always draft."""
+PLAIN, DEVICE, SERVER = "autoregression", "device", "server draft"
+CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> least of device over autoregression."""
 SHARE_OF_BOUND = 0.9
@@ -59,7 +59,7 @@ class CapacitySize:
     rounds: int
     prompts: int
     depths: tuple[int, ...]
-    """Of the chains of co-located verifiers that always draft."""
+    """Depths of the chains of the server drafts that always draft."""
     levels: tuple[int, ...] = (1, 4, 16)
     """Sessions at once."""
     warm_s: float = 1.5
@@ -70,7 +70,7 @@ class CapacitySize:
     heavy: bool = True
     """Whether the draft that costs far more is measured too."""
     pausing: bool = True
-    """Whether one co-located verifier stops drafting where it does not pay."""
+    """Whether a server draft that pauses where drafting does not pay is measured too."""
 
 
 FULL = CapacitySize(rounds=3, prompts=18, depths=(1, 2, 4))
@@ -141,12 +141,12 @@ class CapacityClusters:
         self.pass_s = min(recorded.decodes)[1]
         swarm = await self._swarm(where)
         found = [ServingSetup(PLAIN, swarm, plain, False), ServingSetup(DEVICE, swarm, plain, True)]
-        controlled, where = await self._cluster(steered=True)
-        found.append(ServingSetup(STEERED, await self._swarm(where), controlled, True))
+        controlled, where = await self._cluster(controlled=True)
+        found.append(ServingSetup(CONTROLLED, await self._swarm(where), controlled, True))
         for depth in size.depths:
-            found.append(await self._server_draft(f"co-located {depth}", depth, pauses=False))
+            found.append(await self._server_draft(f"{SERVER} {depth}", depth, pauses=False))
         if size.pausing:
-            found.append(await self._server_draft(f"co-located {PAUSING}, pausing", PAUSING, pauses=True))
+            found.append(await self._server_draft(f"{SERVER} {PAUSING}, pausing", PAUSING, pauses=True))
         return found
 
     async def _server_draft(self, name: str, depth: int, pauses: bool) -> ServingSetup:
@@ -154,9 +154,9 @@ class CapacityClusters:
         cluster, where = await self._cluster(*options, *([] if pauses else ["--no-server-draft-pauses"]))
         return ServingSetup(name, await self._swarm(where), cluster, False)
 
-    async def _cluster(self, *options: str, steered: bool = False) -> tuple[Cluster, ServiceAddress]:
+    async def _cluster(self, *options: str, controlled: bool = False) -> tuple[Cluster, ServiceAddress]:
         cluster = await self._stack.enter_async_context(harness.cluster())
-        os.environ["OUTRIDER_COORDINATOR_WINDOW_CONTROL"] = str(steered)
+        os.environ["OUTRIDER_COORDINATOR_WINDOW_CONTROL"] = str(controlled)
         await cluster.start_coordinator(*harness.LOOPBACK, cores=[self._device_core])
         arguments = ["--model", str(self._pair.target), "--draft", str(self._draft), "--threads", "1", *options]
         verifier: Child = await cluster.start_verifier(*arguments, cores=[self._verifier_core])
@@ -228,7 +228,7 @@ def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE) -> list[float
 
 def best_server_draft(cells: Cells, level: int, always: bool = False) -> str:
     """The arm with the greatest median. always: of those that draft in every step."""
-    names = {name for name, _ in cells if name.startswith("co-located") and not (always and name.endswith("pausing"))}
+    names = {name for name, _ in cells if name.startswith(SERVER) and not (always and name.endswith("pausing"))}
     return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
 
 
@@ -243,22 +243,22 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
             row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
         print("  ".join(row))
-    keys = ("vs_autoregression", "steered_vs_autoregression", "vs_server_draft", "server_draft_bound")
+    keys = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
     found: dict[str, dict[str, float]] = {key: {} for key in keys}
     for level in levels:
         best = best_server_draft(cells, level)
         over_plain, over_best = ratios(cells, level, PLAIN), ratios(cells, level, best)
-        steered = ratios(cells, level, PLAIN, STEERED)
+        controlled = ratios(cells, level, PLAIN, CONTROLLED)
         always = best_server_draft(cells, level, always=True)
         drafting = cells[always, level].drafting
         bound = SHARE_OF_BOUND * (1.0 + drafting)
         print(
             f"{level:>3} sessions: device over autoregression {spread(over_plain)}, wanted >= {WANTED[level]};"
-            f" steered {spread(steered)}; over {best} {spread(over_best)}, wanted >= {bound:.2f};"
+            f" controlled {spread(controlled)}; over {best} {spread(over_best)}, wanted >= {bound:.2f};"
             f" {always} drafts for {drafting:.2f} of its verify time"
         )
         found["vs_autoregression"][str(level)] = round(statistics.median(over_plain), 3)
-        found["steered_vs_autoregression"][str(level)] = round(statistics.median(steered), 3)
+        found["controlled_vs_autoregression"][str(level)] = round(statistics.median(controlled), 3)
         found["vs_server_draft"][str(level)] = round(statistics.median(over_best), 3)
         found["server_draft_bound"][str(level)] = round(bound, 3)
     return found

@@ -8,7 +8,7 @@ there and the GPU is idle; the devices stand between two steps, all with their t
 apart. So a network's share is not in here: it is what a verifier can do, not what one device sees.
 
 `device`: swept over nodes per session, all of which every step evaluates; `pruned`: the engine takes of them what its
-cost model finds worth it, as in production. `co-located`: the same trees at the same seeds, pruned likewise, but before
+cost model finds worth it, as in production. `server draft`: the same trees at the same seeds, pruned likewise, but before
 each step a draft model on the same GPU computes as many depths as their spines have, one packed forward of all sessions
 for each; its time counts, its tokens are thrown away. Random weights agree with nothing, so acceptance is that of
 `device` at equal depth by construction, and what differs is the draft's time. What survives of a pruned tree is not
@@ -17,7 +17,7 @@ drafted again. The best of each sweep counts; ratios are made within a round.
 A continuation may come out otherwise in a tree's batch, where two tokens tie up to rounding. Such a session's trees
 agree with nothing from there on, which lowers its arm's figure; it is counted, and has another prompt from the next
 round on. The first round is not counted. `server_draft_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft
-time / verify time of the best co-located arm.
+time / verify time of the best server draft.
 
 With sdpa attention a step makes a kernel's launch per session and layer, and with many sessions waits for those: target
 and draft both, so such ratios say little about a GPU. Everything here was run on a CPU (`--device cpu --shape tiny`),
@@ -173,12 +173,12 @@ def measure(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("capacity_gpu", __doc__)
     parser.add_argument("--device", help="cuda or cpu (default: cuda)")
-    parser.add_argument("--shape", choices=DRAFTS, help="of the target (default: the greatest that fits)")
-    parser.add_argument("--draft", choices=SHAPES, help="shape of the co-located draft")
+    parser.add_argument("--shape", choices=DRAFTS, help="shape of the target (default: the greatest that fits)")
+    parser.add_argument("--draft", choices=SHAPES, help="shape of the server draft")
     parser.add_argument(
         "--attention", choices=["auto", *BACKENDS], default="auto", help="auto: triton on cuda, else sdpa"
     )
-    parser.add_argument("--rate", type=float, default=RATE, help="of draft tokens accepted at each depth")
+    parser.add_argument("--rate", type=float, default=RATE, help="share of draft tokens accepted at each depth")
     parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
     options = parser.parse_args(argv)
     plan = replace(workload(options.size), rate=options.rate)

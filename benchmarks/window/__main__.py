@@ -1,17 +1,18 @@
 """Compare adaptive windows with streaming, static windows and the model, by distance, draft, sessions and verifier.
 
-A coordinator, a verifier and recorded devices (benchmarks.swarm) behind an emulated link. `streaming` runs no drafter.
-`adaptive` is the product as it comes: devices draft, the coordinator steers. Both play the same prompts on the same
-verifier. The parts, each of which may be run alone with --only:
+A coordinator, a verifier and recorded devices (benchmarks.support.draft_replay) run behind an emulated link.
+`streaming` runs no drafter. `adaptive` is the product as it comes: devices draft, and the coordinator decides the
+windows. Both play the same prompts on the same verifier. Each part may be run alone with --only:
 
     cells        RTT x draft x sessions x verifier: adaptive over streaming (benchmarks.window.cells)
-    statics      eight cells against windows that never change (statics)
-    model        one session on the paced verifier against what the streaming model predicts (model)
-    turns        the round trip turns, and the draft fails and recovers, in mid-session (turns)
-    crowd        more sessions than speculation pays for
+    statics      eight cells against windows that never change (benchmarks.window.statics)
+    model        one session on the paced verifier against the streaming model's prediction (benchmarks.window.model)
+    changes      the round trip changes, and the draft fails and recovers, in mid-session
+                 (benchmarks.window.changing_links)
+    crowd        more sessions than speculation pays for (benchmarks.window.cells_part)
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
 
-Figures that are wanted stand beside what was got; NOT MET says that one was not reached, which is no
+The report lists each expected figure beside the measured one; NOT MET marks one that was not reached, which is no
 error.
 """
 
@@ -38,7 +39,7 @@ from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
 
-PARTS = ("cells", "statics", "model", "turns", "crowd", "calibration")
+PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration")
 KEYS = (
     "cells",
     "vs_best_single_static",
@@ -96,7 +97,7 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
                 result |= await play_statics(context)
             case "model":
                 result |= await play_model(context)
-            case "turns":
+            case "changes":
                 result |= await play_transitions(context)
             case "crowd":
                 result |= await cells_part.crowd(context)
@@ -115,7 +116,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("window", __doc__)
     parser.add_argument("--own", action="store_true", help="devices draft by their verifier's own setting")
     parser.add_argument("--apart", action="store_true", help="one paced verifier at a time, where two are too many")
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone; may be given more than once")
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part alone; may be given more than once")
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
     asked = parser.parse_args(argv)
     began = time.monotonic()
@@ -132,7 +133,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         recordings = RecordingLibrary(pair, plan, prompts, teaching, Path(scratch))
         context = RunContext(
-            WindowTestbed(pair, steered=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
+            WindowTestbed(pair, controlled=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
         )
         async with context.testbed.site(REAL, context.lanes[0]) as site:
             await recordings.make(site.where, parts)

@@ -11,7 +11,7 @@ from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.window.cell_player import watched
 from benchmarks.window.cells import ObservedWindow
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_TURN_TOKENS, TURN_S, TURN_TOKENS, TURNING, TURNS
+from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_CHANGE_TOKENS, CHANGE_S, CHANGE_TOKENS, CHANGING, CHANGES
 from benchmarks.window.testbed import CorePair, play
 from benchmarks.window.transitions import (
     AFTER_S,
@@ -35,17 +35,17 @@ class ChangingLink:
 
     name: str
     rtt_ms: float
-    turns: tuple[tuple[float, float], ...] = ()
+    changes: tuple[tuple[float, float], ...] = ()
     """Of the round trip, as in replay.Where."""
     spoiled: tuple[int, int] = (0, 0)
     """Of the output, as in replay.Job."""
 
     def periods(self, outcome: SessionOutcome) -> list[ChangePeriod]:
-        return periods_of_link(outcome, self.turns) if self.turns else periods_of_draft(outcome, self.spoiled)
+        return periods_of_link(outcome, self.changes) if self.changes else periods_of_draft(outcome, self.spoiled)
 
 
 LINES = (
-    ChangingLink("RTT 5, 300, 5 ms", 5.0, turns=TURNS),
+    ChangingLink("RTT 5, 300, 5 ms", 5.0, changes=CHANGES),
     ChangingLink(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, spoiled=COLLAPSE),
 )
 
@@ -61,13 +61,13 @@ class PlayedLink:
 
 async def play_transitions(context: RunContext) -> dict[str, Any]:
     playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
-    played = await context.each(playing, [TURNING])
+    played = await context.each(playing, [CHANGING])
     found = [each for line in played for each in line.transitions]
     worst_cases = summary(found)
     for each in worst_cases.values():
         settled = "was not seen to settle" if each.settle_s is None else f"settled in {each.settle_s:.1f} s"
         print(
-            f"{TURNING!s:<34}{each.name}: {each.vs_streaming:.2f} of streaming in the {AFTER_S:g} s after,"
+            f"{CHANGING!s:<34}{each.name}: {each.vs_streaming:.2f} of streaming in the {AFTER_S:g} s after,"
             f" {settled}, {each.changes} changes of the window; each of the worst session",
             flush=True,
         )
@@ -85,16 +85,16 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
 async def _play(context: RunContext, line: ChangingLink, lane: CorePair) -> PlayedLink:
     recordings, found = context.recordings, PlayedLink()
     async with (
-        context.testbed.site(TURNING, lane) as site,
-        site.swarm(recordings.file("turns"), line.turns) as swarm,
+        context.testbed.site(CHANGING, lane) as site,
+        site.swarm(recordings.file("changes"), line.changes) as swarm,
     ):
         await play(swarm, [SessionJob(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
-        for number in range(len(recordings.recorded("turns").recordings)):
-            plain = SessionJob(number, False, "cancel", PLAIN_TURN_TOKENS, rtt_ms=line.rtt_ms)
+        for number in range(len(recordings.recorded("changes").recordings)):
+            plain = SessionJob(number, False, "cancel", PLAIN_CHANGE_TOKENS, rtt_ms=line.rtt_ms)
             (streamed,) = await play(swarm, [plain], 1)
             sights: list[ObservedWindow] = []
             async with watched(site, sights, LOOK_S):
-                job = SessionJob(number, True, "cancel", TURN_TOKENS, line.rtt_ms, line.spoiled, TURN_S)
+                job = SessionJob(number, True, "cancel", CHANGE_TOKENS, line.rtt_ms, line.spoiled, CHANGE_S)
                 (outcome,) = await play(swarm, [job], 1)
             seen = [sight for sight in sights if sight.session_id == outcome.session_id]
             periods = line.periods(outcome)

@@ -44,17 +44,17 @@ RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 REAL, REALS = VerifierMachine(1), VerifierMachine(8)
 PACED, PACEDS = VerifierMachine(1, 30.0, 0.05), VerifierMachine(8, 80.0, 0.05)
 MACHINES = (REAL, REALS, PACED, PACEDS)
-TURNING = VerifierMachine(1, 80.0, 0.05)
+CHANGING = VerifierMachine(1, 80.0, 0.05)
 CROWD = VerifierMachine(32, 80.0, 3.0)
 """More sessions than pay: a plain row costs 3 ms, so a node takes from everybody."""
 CROWD_RTT_MS = 50.0
-TURNS = ((2.5, 300.0), (10.5, 5.0))
+CHANGES = ((2.5, 300.0), (10.5, 5.0))
 """Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Periods of eight seconds."""
-TURN_S = 20.0
+CHANGE_S = 20.0
 """Seconds after which a session on a line that changes is ended."""
-TURN_TOKENS = 700
+CHANGE_TOKENS = 700
 """More than come in that time: 12.5 a second streamed, up to about four times that while the line is short."""
-PLAIN_TURN_TOKENS = 60
+PLAIN_CHANGE_TOKENS = 60
 """Of the same by streaming, whose speed does not turn."""
 COLLAPSE = (80, 185)
 """Positions of the output at which the draft proposes wrong tokens: eight seconds' worth of streaming."""
@@ -72,7 +72,7 @@ STATIC_CELLS = (
 
 LONG_RTTS_MS = (20.0, 100.0)
 """Of the cells that have long prompts; of paced ones, which read them at the CPU's speed too, the first alone."""
-MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "turns": 1.5, "crowd": 1.0}
+MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "changes": 1.5, "crowd": 1.0}
 """Of a full run on two cores with nothing beside it, about."""
 
 
@@ -98,8 +98,8 @@ class WindowPlan:
     """Prompts that they are sought among, greedy and at T=0.8."""
     teaching: int = 8
     """Other prompts, from which devices have learned."""
-    turns: int = 3
-    """Sessions on each line that changes."""
+    changes: int = 3
+    """Sessions on each link that changes."""
     statics: tuple[StaticWindow, ...] = STATICS
     static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
@@ -138,7 +138,7 @@ QUICK = WindowPlan(
     static_prompts=(4, 8),
     near=4,
     candidates=8,
-    turns=1,
+    changes=1,
     statics=STATICS[2:3],
     static_cells=((PACED, (("good", 50.0),)),),
     model_rtts_ms=(50.0,),
@@ -154,7 +154,7 @@ SMOKE = WindowPlan(
     near=2,
     candidates=2,
     teaching=1,
-    turns=1,
+    changes=1,
     statics=STATICS[2:3],
     static_cells=((REAL, (("good", 1.0),)),),
     model_rtts_ms=(50.0,),

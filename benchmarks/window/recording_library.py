@@ -24,7 +24,7 @@ from benchmarks.window.draft_recordings import (
     record_draft,
     starting_plan,
 )
-from benchmarks.window.plan import PACED, TOKENS, TURN_TOKENS, WindowPlan
+from benchmarks.window.plan import PACED, TOKENS, CHANGE_TOKENS, WindowPlan
 
 LONG_OUTPUT = 16
 
@@ -32,7 +32,7 @@ LONG_OUTPUT = 16
 class RecordingLibrary:
     """The draft recordings by name.
 
-    `good` and `narrow` are for the cells, each with the long prompts at its end; `near` and `turns` are of `good`.
+    `good` and `narrow` are for the cells, each with the long prompts at its end; `near` and `changes` are of `good`.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class RecordingLibrary:
         """Record the drafts that these parts of the benchmark need."""
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
-        if not {"turns", "model"}.issuperset(parts):
+        if not {"changes", "model"}.issuperset(parts):
             requests, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
             requests += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
             for draft in plan.drafts:
                 await self._record(draft, draft, requests, ends)
-        if "turns" in parts:
-            requests, ends = await calls(where, self._first(plan.turns), options(TURN_TOKENS))
-            await self._record("turns", "good", requests, ends)
+        if "changes" in parts:
+            requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
+            await self._record("changes", "good", requests, ends)
         if "model" in parts:
             await self._near(where)
 

@@ -78,9 +78,9 @@ class RunningVerifier:
     """Of a paced verifier."""
 
     @contextlib.asynccontextmanager
-    async def swarm(self, recorded: Path, turns: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
+    async def swarm(self, recorded: Path, changes: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
         """Run devices that replay this recording here. Jobs without an RTT of their own have 1 ms."""
-        where = replace(self.where, rtt_ms=1.0, turns=turns)
+        where = replace(self.where, rtt_ms=1.0, changes=changes)
         async with Swarm(recorded, where, processes=1, cores=[self.lane.devices]) as swarm:
             yield swarm
 
@@ -93,19 +93,19 @@ class RunningVerifier:
 class WindowTestbed:
     """Start verifiers of one pair of target and draft."""
 
-    def __init__(self, pair: Pair, *, steered: bool = True) -> None:
-        """steered: False leaves windows to the verifier's own setting."""
+    def __init__(self, pair: Pair, *, controlled: bool = True) -> None:
+        """controlled: False leaves windows to the verifier's own setting."""
         self.pair = pair
-        self._steered = steered
+        self._controlled = controlled
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def site(
         self, machine: VerifierMachine, lane: CorePair, draft: Path | None = None
     ) -> AsyncIterator[RunningVerifier]:
-        """A verifier under a coordinator that steers."""
+        """Run a verifier under a coordinator that decides the windows."""
         async with (
-            self._cluster(lane, steered=self._steered) as cluster,
+            self._cluster(lane, controlled=self._controlled) as cluster,
             self._verifier(cluster, machine, lane, draft, {}) as site,
         ):
             yield site
@@ -124,17 +124,17 @@ class WindowTestbed:
         }
         environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
         async with (
-            self._cluster(lane, steered=False) as cluster,
+            self._cluster(lane, controlled=False) as cluster,
             self._verifier(cluster, machine, lane, None, environment) as site,
         ):
             yield site
 
     @contextlib.asynccontextmanager
-    async def _cluster(self, lane: CorePair, *, steered: bool) -> AsyncIterator[Cluster]:
+    async def _cluster(self, lane: CorePair, *, controlled: bool) -> AsyncIterator[Cluster]:
         async with harness.cluster(prefix_cache=False) as cluster:
             # Others may start meanwhile; a child has its environment when its process begins, in the task's first turn.
             async with self._starting:
-                with _environment({"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(steered)}):
+                with _environment({"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(controlled)}):
                     starting = asyncio.create_task(
                         cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[lane.devices])
                     )

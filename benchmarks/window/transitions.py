@@ -45,11 +45,11 @@ def began_s(outcome: SessionOutcome) -> float:
     return outcome.delivered_s[0] - (outcome.first_token_s or 0.0)
 
 
-def periods_of_link(outcome: SessionOutcome, turns: Sequence[tuple[float, float]]) -> list[ChangePeriod]:
-    """One after each turn of the round trip. turns: seconds since the session began -> ms from then on."""
+def periods_of_link(outcome: SessionOutcome, changes: Sequence[tuple[float, float]]) -> list[ChangePeriod]:
+    """Return a period for each change of the round trip. changes: seconds since the session began -> ms from then on."""
     begun, ends = began_s(outcome), outcome.delivered_s[-1]
-    times = [min(begun + at_s, ends) for at_s, _ in turns] + [ends]
-    spans = zip(turns, times, times[1:], strict=False)
+    times = [min(begun + at_s, ends) for at_s, _ in changes] + [ends]
+    spans = zip(changes, times, times[1:], strict=False)
     return [ChangePeriod(f"to {rtt_ms:g} ms", at, until) for (_, rtt_ms), at, until in spans if until > at]
 
 

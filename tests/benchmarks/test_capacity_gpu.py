@@ -180,7 +180,7 @@ def test_ratios_are_of_the_best_of_each_sweep_within_rounds() -> None:
     found.rounds[Configuration(SERVER, 2)] = rounds(6, 4, 8, draft_s=1.0)
     found.rounds[Configuration(SERVER, 8)] = rounds(6, 8, 8, draft_s=3.0)
     figures = summary({3: found})
-    assert figures["best"] == {"3": "device 8 pruned, co-located 2"}
+    assert figures["best"] == {"3": "device 8 pruned, server draft 2"}
     assert figures["vs_autoregression"] == {"3": 3.0}
     assert figures["vs_server_draft"] == {"3": 2.0}
     assert figures["server_draft_bound"] == {"3": 1.8}

@@ -183,16 +183,16 @@ async def test_capacity(
 ) -> None:
     start = CapacityClusters._cluster
 
-    async def shared(self: CapacityClusters, *options: str, steered: bool = False) -> tuple[Cluster, ServiceAddress]:
+    async def shared(self: CapacityClusters, *options: str, controlled: bool = False) -> tuple[Cluster, ServiceAddress]:
         """Start a verifier of its own only for a server draft."""
         if options:
-            return await start(self, *options, steered=steered)
+            return await start(self, *options, controlled=controlled)
         return coordinated, ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
 
     monkeypatch.setattr(CapacityClusters, "_cluster", shared)
     await capacity.main(SMOKE)
     last = last_line(capsys)
-    for ratio in ("vs_autoregression", "steered_vs_autoregression", "vs_server_draft", "server_draft_bound"):
+    for ratio in ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound"):
         assert list(last[ratio]) == ["1"]
         assert last[ratio]["1"] > 0
     assert last.keys() >= {"draft_over_target", "gpu"}

@@ -170,7 +170,7 @@ class ServiceAddress:
     coordinator: str = ""
     """Empty: straight to the verifier, without a ticket."""
     rtt_ms: float = 0.0
-    turns: tuple[tuple[float, float], ...] = ()
+    changes: tuple[tuple[float, float], ...] = ()
     """(seconds since a session began, the round trip in ms from then on)"""
     wait_s: float = 30.0
     """How long a session without a place goes on asking."""
@@ -249,7 +249,7 @@ class Player:
             where = replace(where, rtt_ms=job.rtt_ms)
         if not where.rtt_ms and job.ending not in ("drop", "silence"):
             return None
-        script = tuple((at_s, Link(rtt_ms=rtt_ms)) for at_s, rtt_ms in where.turns)
+        script = tuple((at_s, Link(rtt_ms=rtt_ms)) for at_s, rtt_ms in where.changes)
         return await stack.enter_async_context(DelayProxy(where.verifier, where.rtt_ms, script=script))
 
     async def _run(

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 
-PLAIN, DEVICE, SERVER = "autoregression", "device", "co-located"
+PLAIN, DEVICE, SERVER = "autoregression", "device", "server draft"
 SHARE_OF_BOUND = 0.9
 
 
