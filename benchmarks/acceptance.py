@@ -17,7 +17,7 @@ CHAIN = 6
 
 @dataclass(frozen=True)
 class TargetText:
-    """A text that the target wrote greedily after a prompt."""
+    """Hold a text that the target wrote greedily after a prompt."""
 
     kind: str
     prompt: list[int]
@@ -33,7 +33,7 @@ class DraftAcceptance:
 
 
 def measure(draft: Path, samples: Sequence[TargetText]) -> dict[str, DraftAcceptance]:
-    """Per kind of prompt. The draft reads the prompt, and the target's text as it comes."""
+    """Measure the draft for each kind of prompt. The draft reads the prompt, and then the target's text as it comes."""
     agreed: dict[str, list[NDArray[np.bool_]]] = {}
     with LlamaModel.load(draft) as model, TreeContext(model, n_ctx=model.n_ctx_train) as context:
         for sample in samples:
@@ -47,7 +47,7 @@ def measure(draft: Path, samples: Sequence[TargetText]) -> dict[str, DraftAccept
 
 
 def target_steps(agreed: NDArray[np.bool_], chain: int) -> int:
-    """Steps that the target takes for a text, when each verifies a chain of `chain` tokens and adds one of its own."""
+    """Return the target's steps for a text, if each verifies a chain of `chain` tokens and adds one of its own."""
     steps, place = 0, 0
     while place < len(agreed):
         proposal = agreed[place : place + chain]

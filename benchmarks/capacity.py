@@ -48,7 +48,7 @@ PAUSING = 4
 PLAIN, DEVICE, SERVER = "autoregression", "device", "server draft"
 CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
-"""Sessions -> least of device over autoregression."""
+"""Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
 SHARE_OF_BOUND = 0.9
 
 
@@ -63,10 +63,10 @@ class CapacitySize:
     levels: tuple[int, ...] = (1, 4, 16)
     """Sessions at once."""
     warm_s: float = 1.5
-    """Before counting."""
+    """Time before counting begins."""
     count_s: float = 3.0
     tokens: int = 96
-    """Of a session, at most."""
+    """Most tokens of a session."""
     heavy: bool = True
     """Whether the draft that costs far more is measured too."""
     pausing: bool = True
@@ -82,7 +82,7 @@ SMOKE = CapacitySize(
 
 @dataclass(frozen=True)
 class ServingSetup:
-    """One way to serve, ready to be asked."""
+    """Hold one way to serve, with its cluster and swarm running."""
 
     name: str
     swarm: Swarm
@@ -92,13 +92,13 @@ class ServingSetup:
 
 @dataclass
 class MeasuredCell:
-    """Hold the measurements of one arm at one number of sessions, by round."""
+    """Hold the measurements of one configuration at one number of sessions, by round."""
 
     windows: list[LoadWindow] = field(default_factory=list)
 
     @property
     def drafting(self) -> float:
-        """Draft time over verify time, of the verifier's own steps."""
+        """Return draft time over verify time in the verifier's own steps."""
         shares = []
         for window in self.windows:
             verify_ms = sum(ms for part, ms in window.parts_ms.items() if part not in ("between", "draft"))
@@ -117,7 +117,7 @@ Cells = dict[tuple[str, int], MeasuredCell]
 
 
 class CapacityClusters:
-    """The clusters of all configurations, at once, and a recording of the draft."""
+    """Start the clusters of all configurations, and record the draft."""
 
     def __init__(
         self, pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int], stack: contextlib.AsyncExitStack
@@ -129,7 +129,7 @@ class CapacityClusters:
         self._verifier_core, self._device_core = cores
         self.recordings = 0
         self.pass_s = 0.0
-        """A pass of the draft over one token, on the device."""
+        """Time that the draft needs on the device for a pass over one token."""
 
     async def configurations(self, prompts: Mapping[str, Sequence[int]], size: CapacitySize) -> list[ServingSetup]:
         """Start a verifier for each configuration and record the draft. The first one streams."""
@@ -179,7 +179,7 @@ class LoadWindow:
 
 
 async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: float, count_s: float) -> LoadWindow:
-    """A closed loop of `level` sessions. Raises RuntimeError where one fails or its output is not the recorded one."""
+    """Run a closed loop of `level` sessions. Raises RuntimeError if one fails or its output is not the recorded one."""
     outcomes: list[SessionOutcome] = []
     begin = time.monotonic() + warm_s
     end = begin + count_s
@@ -202,7 +202,7 @@ async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: fl
 
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
-    """Milliseconds of the parts of the verifier's recent steps."""
+    """Return the milliseconds of each part of the verifier's recent steps."""
     return dict((await harness.status(cluster.address)).verifiers[0].telemetry.timing_ms)
 
 
@@ -221,19 +221,19 @@ async def measure(setups: Sequence[ServingSetup], recordings: int, size: Capacit
 
 
 def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE) -> list[float]:
-    """Device-drafted over another arm, by round."""
+    """Return the speed with device drafts over that of another configuration, by round."""
     pairs = zip(cells[arm, level].tokens_per_s, cells[over, level].tokens_per_s, strict=True)
     return [device / other for device, other in pairs]
 
 
 def best_server_draft(cells: Cells, level: int, always: bool = False) -> str:
-    """The arm with the greatest median. always: of those that draft in every step."""
+    """Return the server draft with the greatest median; always: only of those that draft in every step."""
     names = {name for name, _ in cells if name.startswith(SERVER) and not (always and name.endswith("pausing"))}
     return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
 
 
 def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Print a table, and the ratios by level."""
+    """Print a table, and return the ratios by level."""
     print(f"\n{title}: tokens/s (tokens per step) [cores' worth of the swarm]")
     names = list(dict.fromkeys(name for name, _ in cells))
     for name in names:
@@ -284,7 +284,7 @@ async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) 
 
 
 def on_gpu(size: Size) -> dict[str, Any] | None:
-    """Return what benchmarks.capacity_gpu measures; None, with a line that says so, without a GPU."""
+    """Return the result of benchmarks.capacity_gpu; without a GPU print that nothing was measured and return None."""
     from benchmarks import capacity_gpu
 
     found = capacity_gpu.measure(size=size)

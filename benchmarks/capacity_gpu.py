@@ -1,27 +1,27 @@
 """Measure the tokens per second of one verifier with a GPU, by who drafts: nobody, the verifier, the devices.
 
-The real Engine, a target of 1B to 8B with random weights, 1 to 128 greedy sessions at once, prompts of 256 random
-tokens. The target's own continuations come first, by plain steps; then each device sends up trees that agree with its
-continuation with probability `rate` at every depth (benchmarks.support.engine_driver.scripted_trees), and the engine
-verifies them as it does any. The time of a step is from the first Append handed to the engine until its commits are
-there and the GPU is idle; the devices stand between two steps, all with their trees ready, and their time is reported
-apart. So a network's share is not in here: it is what a verifier can do, not what one device sees.
+The real Engine serves a target of 1B to 8B with random weights to 1 to 128 greedy sessions at once, with prompts of
+256 random tokens. The target's own continuations are generated first, by plain steps; then each device sends trees that
+agree with its continuation with probability `rate` at every depth (benchmarks.support.engine_driver.scripted_trees),
+and the engine verifies them as any others. The time of a step lasts from the first Append handed to the engine until
+its commits are there and the GPU is idle; devices act between two steps, and their time is reported apart. So the
+figures show what a verifier can do, without a network.
 
-`device`: swept over nodes per session, all of which every step evaluates; `pruned`: the engine takes of them what its
-cost model finds worth it, as in production. `server draft`: the same trees at the same seeds, pruned likewise, but before
-each step a draft model on the same GPU computes as many depths as their spines have, one packed forward of all sessions
-for each; its time counts, its tokens are thrown away. Random weights agree with nothing, so acceptance is that of
-`device` at equal depth by construction, and what differs is the draft's time. What survives of a pruned tree is not
-drafted again. The best of each sweep counts; ratios are made within a round.
+`device` is swept over nodes per session, all of which every step evaluates; with `pruned` the engine takes those of
+them that its cost model finds worth it, as in production. `server draft` verifies the same trees at the same seeds,
+pruned likewise, but before each step a draft model on the same GPU computes as many depths as their spines have, with
+one packed forward of all sessions for each; its time counts, and its tokens are discarded. Random weights agree with
+nothing, so acceptance equals that of `device` at equal depth by construction, and only the draft's time differs. The
+rest of a pruned tree is not drafted again. The best of each sweep counts; ratios are taken within a round.
 
-A continuation may come out otherwise in a tree's batch, where two tokens tie up to rounding. Such a session's trees
-agree with nothing from there on, which lowers its arm's figure; it is counted, and has another prompt from the next
-round on. The first round is not counted. `server_draft_bound` is what drafting elsewhere should gain: 0.9 of 1 + draft
-time / verify time of the best server draft.
+A continuation may differ in a tree's batch where two tokens tie up to rounding. Such a session's trees agree with
+nothing from there on, which lowers the figure; it is counted, and gets another prompt in the next round. The first
+round is not counted. `server_draft_bound` is the gain expected from drafting elsewhere: 0.9 of 1 + draft time / verify
+time of the best server draft.
 
-With sdpa attention a step makes a kernel's launch per session and layer, and with many sessions waits for those: target
-and draft both, so such ratios say little about a GPU. Everything here was run on a CPU (`--device cpu --shape tiny`),
-never yet on a GPU.
+With sdpa attention a step launches a kernel per session and layer, and with many sessions waits for those launches, in
+target and draft alike, so such ratios say little about a GPU. So far all of this has only been run on a CPU
+(`--device cpu --shape tiny`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from benchmarks.support.harness import Size
 from cloud_verifier.engine.model import BACKENDS
 
 PRUNED_FROM = 4
-"""Nodes per session; of fewer there is little to leave out."""
+"""Nodes per session; with fewer there is little to leave out."""
 SPARE = 1.2
-"""Memory asked for over what is accounted for: activations, workspaces, graphs."""
+"""Factor for memory that is not accounted for: activations, workspaces, CUDA graphs."""
 
 
 def workload(size: Size) -> Workload:
@@ -72,7 +72,7 @@ def arms(nodes: Sequence[int]) -> list[Configuration]:
 
 
 def level(bench: SteppedEngine, sessions: int) -> LoadLevel:
-    """Every arm once a round, from another one on each time; one round more than is counted."""
+    """Measure every configuration once per round, in rotated order; the first round is not counted."""
     rng = Random(sessions)
     found = LoadLevel()
 
@@ -98,7 +98,7 @@ def level(bench: SteppedEngine, sessions: int) -> LoadLevel:
 
 
 def memory_needed(target: ModelShape, draft: ModelShape, plan: Workload, device: torch.device) -> int:
-    """Bytes: weights, keys and values, and a step's logits."""
+    """Return the bytes of the weights, of keys and values, and of a step's logits."""
     size = dtype_on(device).itemsize
     slots = plan.engine.kv_slots, max(plan.batches) * plan.room
     held = target.parameters + draft.parameters + slots[0] * target.kv_values + slots[1] * draft.kv_values
@@ -116,7 +116,7 @@ def memory_free(device: torch.device) -> int:
 def fitting(
     shapes: Sequence[str], draft: str | None, plan: Workload, device: torch.device
 ) -> tuple[ModelShape, ModelShape] | None:
-    """The first target, and its draft, for which there is memory; a line for each that is passed over."""
+    """Return the first target, with its draft, that fits into the memory; print a line for each that does not."""
     free = memory_free(device)
     for name in shapes:
         pair = SHAPES[name], SHAPES[draft or DRAFTS[name]]
@@ -137,7 +137,7 @@ def measure(
     rate: float = RATE,
     plan: Workload | None = None,
 ) -> dict[str, Any] | None:
-    """Run it all; return None without a CUDA device, unless one is named, or if no shape fits its memory.
+    """Run all measurements; return None without a CUDA device, unless one is named, or if no shape fits its memory.
 
     shape: one of DRAFTS; without it the greatest that fits. plan: instead of that of `size` and `rate` (0 to 1).
     """

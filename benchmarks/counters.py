@@ -1,4 +1,4 @@
-"""Measure what metrics cost: microseconds for what is counted per step, message and call, and for a scrape.
+"""Measure the cost of metrics: microseconds of counting per step, message and call, and of a scrape.
 
 Each number is the least of several rounds of many calls. The keys of the last line are `step_us` (a step of 16
 sessions), `message_us` (a message with nodes and its commit, at the front), `snapshot_us` (what the engine sends to the

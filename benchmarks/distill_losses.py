@@ -46,13 +46,13 @@ KINDS = ("arithmetic", "code")
 class LossesSize:
     prompts: dict[str, int]
     steps: int
-    """Of 2,048 tokens."""
+    """Steps of 2,048 tokens."""
     heldout: int
-    """Prompts measured, of each kind."""
+    """Held-out prompts of each kind."""
     loras: tuple[int, ...] = (0, 16)
     losses: tuple[Loss, ...] = ("kl", "tv", "hybrid")
     length: int = 128
-    """Tokens that the target writes after each prompt, at most."""
+    """Most tokens that the target writes after each prompt."""
 
 
 RATES = {False: 3e-3, True: 1e-2}
@@ -63,7 +63,7 @@ SMOKE = LossesSize({"arithmetic": 8, "code": 8}, 2, 1, loras=(0,), losses=("hybr
 
 
 class MemoryLog:
-    """The traffic, as a log that is read from memory."""
+    """Provide the traffic as a log that is read from memory."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._passages = passages
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
-    """Write the traffic, train every variant on it, measure all."""
+    """Write the traffic, train every variant on it and measure all of them."""
     torch.set_num_threads(2)
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
@@ -158,7 +158,7 @@ def greedy(target: Any, tokenizer: PreTrainedTokenizerFast, kind: str, count: in
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[tuple[list[list[int]], np.ndarray]]:
-    """Prompts of about equal length, alone and as rows: the shorter ones stand behind the end of an earlier text."""
+    """Yield batches of prompts of about equal length: their token ids, and the rows padded on the left with END_ID."""
     heads = sorted((tokenizer(text, add_special_tokens=False)["input_ids"][-256:] for text in texts), key=len)
     for start in range(0, len(heads), ROWS):
         some = heads[start : start + ROWS]
@@ -169,7 +169,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterato
 
 
 def until_end(written: np.ndarray) -> int:
-    """Tokens up to and including the first end of text."""
+    """Return the number of tokens up to and including the first end of text."""
     ends = np.flatnonzero(written == END_ID)
     return int(ends[0]) + 1 if len(ends) else len(written)
 
@@ -201,7 +201,7 @@ def train(pair: Pair, scale: LossesSize, folder: Path, loss: Loss, rank: int) ->
 
 
 def compared(found: dict[str, DraftAcceptance], others: dict[str, dict[str, DraftAcceptance]]) -> dict[str, float]:
-    """Return how much of the gap from the narrow draft to the general one is closed, and how much code lost."""
+    """Return how much of the gap between the drafts is closed, and how much acceptance on code is lost."""
     before, reference = others["before"], others["reference"]
     gap = reference["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step
     won = found["arithmetic"].tokens_per_step - before["arithmetic"].tokens_per_step

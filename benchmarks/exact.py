@@ -1,4 +1,4 @@
-"""Compare bits: what `exact` attention keeps, what it costs, and what `sdpa` does in its place.
+"""Compare bit for bit the results of `exact` and `sdpa` attention, and measure the cost of `exact`.
 
 Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
 see benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, against one-token decode, in
@@ -31,15 +31,15 @@ from cloud_verifier.engine.model import TargetModel
 
 DTYPES = ("float32", "bfloat16")
 TREE = (0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 9, 10, 10, 12)
-"""Rows of the parents of 14 nodes; row 0 is the last known token."""
+"""Parent rows of 14 nodes; row 0 is the last committed token."""
 PREFIX = 500
-"""Tokens before a timed step."""
+"""Tokens in the cache before a timed step."""
 AT_ONCE = 3
 """Sessions of one composition."""
 FULL = EngineConfig.token_budget
 """Rows of a full step."""
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""By which oneDNN chooses its kernels."""
+"""Instruction sets by which oneDNN chooses its kernels."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ def texts(pair: Pair, positions: int, length: int) -> list[list[int]]:
 def tally(
     model: TargetModel, sequences: Sequence[list[int]], expected: Sequence[torch.Tensor], compositions: int
 ) -> BitComparison:
-    """Hold every composition, and full steps, against the logits expected, `[T, V]` for each sequence."""
+    """Compare every composition, and full steps, with the logits expected, `[T, V]` for each sequence."""
     found = BitComparison()
     rng = np.random.default_rng(0)
     for first in range(0, len(sequences), AT_ONCE):
@@ -80,7 +80,7 @@ def tally(
 
 
 def step(pool: KVPool, prefix: np.ndarray, parents: Sequence[int]) -> Segment:
-    """The last token and a random tree below it."""
+    """Return a segment of the last token and a random tree below it."""
     depths = [0]
     for parent in parents:
         depths.append(depths[parent] + 1)
@@ -95,10 +95,10 @@ def step(pool: KVPool, prefix: np.ndarray, parents: Sequence[int]) -> Segment:
     )
 
 
-def min_acceptance(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) -> list[list[float]]:
-    """Seconds of `rounds` steps of each model on a prefix of PREFIX tokens, plan included, interleaved.
+def step_seconds(models: Sequence[TargetModel], parents: Sequence[int], rounds: int) -> list[list[float]]:
+    """Return the seconds that each model needs for `rounds` interleaved steps, plan included, after PREFIX tokens.
 
-    The one thread's own time: what else runs on the machine is not in it.
+    They are the thread's own CPU time, so that other work on the machine does not count.
     """
     pools = [pool_for(model, PREFIX + 64) for model in models]
     segments = [step(pool, pool.allocate(PREFIX), parents) for pool in pools]
@@ -114,7 +114,7 @@ def min_acceptance(models: Sequence[TargetModel], parents: Sequence[int], rounds
 
 
 def failure(differing: Mapping[str, int], control: BitComparison) -> str | None:
-    """Why the run shows no exactness; differing: bits by dtype."""
+    """Return why the run shows no exactness, if so; differing: number of bits by dtype."""
     if any(differing.values()):
         found = ", ".join(f"{bits} bits in {dtype}" for dtype, bits in differing.items())
         return f"exact attention does not hold on this processor ({processor()}): {found} differ, must be 0"
@@ -124,7 +124,7 @@ def failure(differing: Mapping[str, int], control: BitComparison) -> str | None:
 
 
 def processor() -> str:
-    """Describe the processor, which decides on the kernels: bits compared on one processor say nothing of another."""
+    """Describe the processor, since its kernels decide on the bits: a comparison holds for one processor only."""
     flags: set[str] = set()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{dtype} sdpa against exact: {flips.flips} of {flips.rows} argmax flips", flush=True)
         ratios[dtype] = {}
         for name, parents in (("1", ()), ("14", TREE)):
-            slow, fast = (statistics.median(times) for times in min_acceptance((exact, sdpa), parents, rounds))
+            slow, fast = (statistics.median(times) for times in step_seconds((exact, sdpa), parents, rounds))
             ratios[dtype][name] = round(slow / fast, 3)
             print(f"{dtype} N={name:<2} on {PREFIX}: {slow * 1e3:.2f} ms exact, {fast * 1e3:.2f} ms sdpa", flush=True)
     failed = failure(differing, control)

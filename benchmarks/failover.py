@@ -40,7 +40,7 @@ SETTLE_S = 60.0
 
 @dataclass(frozen=True)
 class FailoverTrial:
-    """One request, and the signal that its verifier gets once `point` tokens were delivered."""
+    """Describe one request, and the signal that its verifier gets once `point` tokens were delivered."""
 
     kind: str
     setting: str
@@ -87,7 +87,7 @@ def compare(got: Sequence[int], expected: Sequence[int]) -> tuple[int, int, int]
 
 
 class FailoverRun:
-    """A cluster of two verifiers on one core, and a device on another."""
+    """Run a cluster of two verifiers on one core, and a device on another."""
 
     def __init__(self, cluster: Cluster, pair: Pair, cache: Path) -> None:
         self._cluster = cluster

@@ -1,19 +1,20 @@
 """Simulate a fleet around the real window controller: 10,000 devices and 100 verifiers of no real hardware.
 
-What is simulated: devices with a distance, a drafting speed and a kind of text; sessions that come and go; verifiers
-whose steps take `a + b n` until they are full and more beyond. What is real: coordinator.window.controller, which sees
-of a session what a verifier reports of it: the acceptance history of its last positions, round trip, drafting time.
+Devices with a distance, a drafting speed and a kind of text are simulated, as are sessions that come and go, and
+verifiers whose steps take `a + b n` until they are full and more beyond. coordinator.window.controller is real; of a
+session it sees what a verifier reports: the acceptance history of its last positions, round trip and drafting time.
 
-Two loads. Crowded: every device has a session open, about 100 to a verifier. Light: one device in five has, about 20
-to a verifier. Every fourth verifier is judged once, right after its second decision (at its first nothing sticks yet),
-with five sets of windows: one static window for all, the controller's, the controller's if it were asked for goodput
-alone, which shows what it costs that nobody pays for others, and the optimum of either (fleet_optimum.py), which shares
-nothing with the controller and knows the true acceptances. The judge is fleet_optimum's too, on the long run of each
-text; what the streaming model says of the next second of text, which the controller has not seen, stands beside it.
-The whole fleet, decided about every few seconds, shows fairness and stability over time.
+There are two loads. Crowded: every device has a session open, about 100 to a verifier. Light: one device in five has
+one, about 20 to a verifier. Every fourth verifier is judged once, right after its second decision (the first one has no
+former window to keep), with five sets of windows: one static window for all; the controller's; the controller's if it
+maximised goodput alone, which shows the cost of slowing nobody down; and the optimum of either
+(benchmarks.support.fleet_simulation.optimum), which shares nothing with the controller and knows the true acceptances.
+The same module judges the long run of each text; the streaming model's figure for the next second of text, which the
+controller has not seen, is reported beside it. The whole fleet, whose windows are decided every few seconds, shows
+fairness and stability over time.
 
-Nothing here says how fast Outrider is. It says whether the controller's decisions stay fair, steady, near what could be
-had, and better than one window for everybody, where a thousand sessions differ.
+The benchmark does not show how fast Outrider is. It shows whether the controller's decisions are fair, steady, close to
+the optimum, and better than one window for everybody if a thousand sessions differ.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from coordinator.records import Window, WindowDecision
 from coordinator.window.controller import TOLERANCE, decide
 
 STATIC = Window(6, 24, nodes_per_level=1.6)
-"""For everybody: what a near device with a good draft likes."""
+"""A static window for everybody, chosen for a near device with a good draft."""
 DECIDED_EVERY = 4
-"""Seconds; a verifier's turn comes with its number."""
+"""Seconds between decisions; a verifier's offset follows from its number."""
 JUDGED = 4
-"""Of so many verifiers one is judged."""
+"""One verifier of so many is judged."""
 LOADS = {"crowded": 1.0, "light": 0.2}
 """Share of the devices that have a session open at once."""
 KEYS = ("devices", "seconds", "vs_optimum")
-"""Of the last line."""
+"""Keys of the last line."""
 FLEETS = ("static", "controller", "goodput alone")
 BOUNDS = {"controller": "optimum", "goodput alone": "optimum alone"}
-"""What could have been had instead."""
+"""Fleet -> the optimum that bounds it."""
 
 
 @dataclass(frozen=True)
 class JudgedVerifier:
-    """One verifier right after a decision: by name, each session's speed over streaming."""
+    """Hold each session's speed over streaming on one verifier right after a decision, by set of windows."""
 
     streaming: float
     """Tokens per second, all sessions together."""
@@ -79,15 +80,15 @@ class JudgedVerifier:
 
 @dataclass
 class FleetTally:
-    """Hold what was found in one region, or in several."""
+    """Hold the figures of one region, or of several."""
 
     judged: list[JudgedVerifier] = field(default_factory=list)
     over_streaming: list[float] = field(default_factory=list)
-    """Of every session and second after the first decisions."""
+    """Speed over streaming of every session and second after the first decisions."""
     decided_s: list[float] = field(default_factory=list)
     """CPU time of one verifier's decisions."""
     changes: int = 0
-    """Of k, after the first decisions."""
+    """Changes of k after the first decisions."""
     verifiers: int = 0
 
     @classmethod
@@ -101,7 +102,7 @@ class FleetTally:
         )
 
     def shares(self, name: str, of: str = "long_run") -> list[float]:
-        """Each session's speed over streaming, rising."""
+        """Return each session's speed over streaming, in ascending order."""
         return sorted(share for one in self.judged for share in getattr(one, of)[name])
 
     def goodput(self, name: str, of: str = "long_run") -> float:
@@ -114,7 +115,7 @@ class FleetTally:
 
 
 def simulate(fleet: SimulatedFleet) -> FleetTally:
-    """Simulate a fleet. The first seconds, in which every verifier is decided about once, are left out."""
+    """Simulate a fleet. The first seconds, in which every verifier decides once, are left out."""
     tally = FleetTally(verifiers=len(fleet.verifiers))
     for second in range(fleet.scale.seconds):
         fleet.turn(float(second))
@@ -147,7 +148,7 @@ def _second(verifier: SimulatedVerifier, second: int, seconds: int, tally: Fleet
 
 
 def report(load: str, tally: FleetTally) -> dict[str, Any]:
-    """Print a table; what the last line says of this load."""
+    """Print a table; return the figures of the last line for this load."""
     count = sum(len(one.long_run["controller"]) for one in tally.judged)
     print(
         f"\n{load}: {len(tally.judged)} of {tally.verifiers} verifiers judged once, {count} sessions; over streaming:"

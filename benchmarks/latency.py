@@ -30,7 +30,7 @@ SEED = 20_260_731
 
 @dataclass
 class Throughput:
-    """Tokens and seconds of one configuration in one round."""
+    """Hold the tokens and seconds of one configuration in one round."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class Throughput:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second; None if nothing was measured."""
+        """Return the tokens per second; None if nothing was measured."""
         return self.tokens / self.seconds if self.seconds else None
 
 
@@ -50,22 +50,22 @@ class SettingResult:
     """Hold the measurements of one sampling setting over all rounds."""
 
     rounds: list[dict[str, Throughput]] = field(default_factory=list)
-    """By configuration."""
+    """Throughput of each configuration, by round."""
     drafted: list[Completion] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By the prompt's id, those left out included."""
+    """Outputs by the prompt's id, those left out included."""
 
     @property
     def excluded(self) -> set[str]:
-        """The prompts whose output is repetitive."""
+        """Return the ids of prompts whose output is repetitive."""
         return {name for name, tokens in self.outputs.items() if repetitive(tokens)}
 
     def rates(self, configuration: str) -> list[float]:
-        """Tokens per second of each round that measured something."""
+        """Return the tokens per second of each round that measured something."""
         return [rate for sums in self.rounds if (rate := sums[configuration].rate) is not None]
 
     def ratio(self, configuration: str, over: str) -> list[float]:
-        """The ratio of two configurations' rates in each round that measured both."""
+        """Return the ratio of two configurations' rates in each round that measured both."""
         rates = [(sums[configuration].rate, sums[over].rate) for sums in self.rounds]
         return [a / b for a, b in rates if a is not None and b is not None]
 
@@ -81,11 +81,11 @@ class LatencyRun:
     """Hold the clients and the baseline that are compared."""
 
     clients: Mapping[str, AsyncClient]
-    """`drafted` and `streamed`."""
+    """The clients `drafted` and `streamed`."""
     baseline: JsonWorker
-    """benchmarks.support.hf_worker."""
+    """A process of benchmarks.support.hf_worker."""
     tokens: int
-    """Generated for each prompt."""
+    """Tokens generated for each prompt."""
 
     async def measure(self, rounds: int, prompts: Mapping[str, list[int]], temperature: float) -> SettingResult:
         result = SettingResult()

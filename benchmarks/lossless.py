@@ -1,4 +1,4 @@
-"""Compare every token of the running system with what the target alone produces.
+"""Compare every token of the running system with the output of the target alone.
 
 40 held-out prompts, greedy and sampled, go through coordinator, verifier and device; then again with the narrow draft,
 with no draft, with eight sessions at once, and behind a round trip of 30 ms. The reference, which is
@@ -43,7 +43,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """One way to run the system: which draft, how many sessions at once, behind which round trip."""
+    """Describe a way to run the system: the draft, the number of sessions at once, and the round trip."""
 
     name: str
     draft: str | Path | None
@@ -91,7 +91,7 @@ async def generate(deployment: Deployment, cluster: Cluster, prompts: dict[str, 
 
 @dataclass
 class TokenComparison:
-    """Outputs against the reference, over all deployments."""
+    """Compare outputs with the reference, over all deployments."""
 
     reference: Reference
     prompts: dict[str, list[int]]
@@ -100,7 +100,7 @@ class TokenComparison:
     mismatches: int = 0
     ties: list[str] = field(default_factory=list)
     _known: dict[tuple[str, str, tuple[int, ...]], list[TokenDifference]] = field(default_factory=dict)
-    """The same output of the same request is compared once."""
+    """Results by output and request, so that equal outputs of one request are compared once."""
 
     def add(self, deployment: Deployment, outputs: Outputs) -> int:
         """Compare every output with the reference; return how many tokens differ, ties included."""

@@ -1,4 +1,4 @@
-"""Measure what the layers cost: the SDK over the bare session stream, and `outrider-edge serve` over the SDK.
+"""Measure the overhead of the SDK over the bare session stream, and of `outrider-edge serve` over the SDK.
 
 All three ask the same verifier, directly, for the same tokens without a draft, one request at a time: `stream` opens
 the gRPC stream itself and answers Commits as the protocol asks, `sdk` is AsyncClient, `http` reads server-sent events
@@ -38,7 +38,7 @@ from outrider.wire.codecs import Open, Opened
 Timing = tuple[float, float]
 """Seconds from a request to its first token, and from there to the last for each token."""
 Layer = Callable[[tuple[int, ...]], Awaitable[Timing]]
-"""Sends a prompt through one layer and times it."""
+"""A function that sends a prompt through one layer and times it."""
 
 
 def timing(begun: float, first: float, count_after: int) -> Timing:

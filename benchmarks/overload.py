@@ -36,14 +36,14 @@ from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
 
 TIMES = 5.0
-"""What is offered, over what was finished at the peak."""
+"""Factor by which the offered rate exceeds the rate of finished sessions at the peak."""
 WANTED = 0.8
 PROCESSES = 2
 PROMPT_TOKENS = 1_000
 STALLED_TOKENS = 128
-"""Asked for by a session that stands still, which it does after `run_ahead` of them, 64."""
+"""Tokens requested by a session that will stall, which it does after `run_ahead` of them, 64."""
 FILLED_S = 60.0
-"""For all places to be taken by sessions that stand still."""
+"""Longest time until stalled sessions have taken all places."""
 SEED = 20_261_121
 
 
@@ -54,17 +54,17 @@ class LoadSizes:
     levels: tuple[int, ...]
     """Sessions in the closed loop."""
     places: int
-    """Sessions that the verifier serves at once; its default is 64."""
+    """Most sessions that the verifier serves at once; its default is 64."""
     warm_s: float
-    """Before counting, at every level."""
+    """Time before counting, at every level."""
     count_s: float
-    """Counted of every level."""
+    """Time that is counted at every level."""
     overload_warm_s: float
-    """Longer than a session takes where every place is taken: before that none can have ended."""
+    """Longer than a session takes while every place is taken, because none can have ended before."""
     overload_s: float
-    """Counted of the open loop."""
+    """Time that is counted in the open loop."""
     tokens: int
-    """Of a session, at most."""
+    """Most tokens of a session."""
     prompts: int
     refusals: int = 100
     """Prompts that are refused while every place is taken."""
@@ -77,7 +77,7 @@ SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 
 @dataclass(frozen=True)
 class EndedSession:
-    """A session that has ended, and when it did."""
+    """Hold the outcome of a session, and when it ended."""
 
     at: float
     outcome: SessionOutcome
@@ -97,7 +97,7 @@ class Goodput:
 
 
 class LoadGenerator:
-    """Sends a swarm to work and keeps what became of it."""
+    """Run the sessions of a load on a swarm, and keep their outcomes."""
 
     def __init__(self, swarm: Swarm, recorded: DraftRecording) -> None:
         self._swarm = swarm
@@ -106,7 +106,7 @@ class LoadGenerator:
         self.ended: list[EndedSession] = []
 
     async def closed(self, level: int, lengths: LoadSizes) -> Goodput:
-        """`level` sessions at once, each followed by the next."""
+        """Run `level` sessions at once, each followed by the next, and return the goodput."""
         begin = time.monotonic() + lengths.warm_s
         end = begin + lengths.count_s
 
@@ -118,7 +118,10 @@ class LoadGenerator:
         return Goodput.of(self.ended, begin, end)
 
     async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
-        """Arrivals at random times, `per_s` on average; how many there were, too. What still runs is left running."""
+        """Start sessions at random times, `per_s` on average; return the goodput and the number of sessions.
+
+        Sessions that are unfinished at the end are not waited for.
+        """
         began = time.monotonic()
         begin = began + lengths.overload_warm_s
         end = begin + lengths.overload_s
@@ -146,18 +149,18 @@ class RefusalCost:
     """Compare the cost of refusing a session with the cost of admitting it."""
 
     refusal_ms: float
-    """CPU time of the engine process for one refusal of a long prompt."""
+    """CPU time that the engine process spends on refusing a long prompt."""
     front_ms: float
-    """CPU time of the front for it."""
+    """CPU time that the front spends on refusing it."""
     prompt_ms: float
-    """CPU time of the engine process for one such prompt that is let in."""
+    """CPU time that the engine process spends on such a prompt that is admitted."""
     refused: int
     asked: int = 100
     """Prompts that had to be refused."""
 
 
 async def refusal_cost(where: ServiceAddress, front: int, engine: int, sizes: LoadSizes) -> RefusalCost:
-    """Fill every place, be refused, then take one place. front, engine: process ids.
+    """Fill every place, request more sessions, then free one place and take it. front, engine: process ids.
 
     Raises RuntimeError if a place that was given back is not to be had.
     """
@@ -184,7 +187,7 @@ async def refusal_cost(where: ServiceAddress, front: int, engine: int, sizes: Lo
 
 
 class StalledSession:
-    """A session that has come to a stand: its device answers pings and confirms no token, so no more are committed."""
+    """Run a session whose device answers pings but confirms no token, so that it stalls after `run_ahead` tokens."""
 
     def __init__(self, raw: RawStream) -> None:
         self._raw = raw
@@ -223,7 +226,7 @@ class StalledSession:
 
 
 async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
-    """Ask for one token; whether that was refused for want of room. Raises what else goes wrong."""
+    """Request one token; return whether it was refused as Overloaded. Raises any other error."""
     async with RawStream(where) as raw:
         try:
             await raw.open(prompt, 1)
@@ -286,7 +289,7 @@ async def _peak(load: LoadGenerator, lengths: LoadSizes) -> tuple[int, Goodput]:
 
 
 def _check(outcomes: Sequence[SessionOutcome]) -> None:
-    """Raises for a session that ended otherwise than by its end or for want of room."""
+    """Raise RuntimeError if a session failed, other than by being refused as Overloaded."""
     wrong = Counter(o.error for o in outcomes if o.error and not o.error.startswith("Overloaded"))
     if wrong:
         raise RuntimeError(f"sessions failed: {wrong.most_common(3)}")

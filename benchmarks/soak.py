@@ -1,13 +1,13 @@
 """Load a verifier for ten minutes with 32 sessions that join, finish, cancel, die and hang, and one attacker.
 
-The clients are light ones (benchmarks.swarm) in four processes, of which one is killed every 20 s; the plan is drawn
-from a seed. Beside them a hostile client goes through its attacks (benchmarks.support.malicious_client), in every other
-phase of PHASE_S: what it does to its neighbours is the difference, on one machine in one run, between the phases
-with it and those without. It runs on the devices' core, so that its own work is part of that difference. The prefix
-cache is on. Once a second the verifier's processes and what it reports to its coordinator are sampled. When all clients
-have gone, those KV slots are counted that the engine will not promise to new sessions any more: as many as it can hold
-are opened, to the last slot. Every honest output is held against the target's, recorded before.
-benchmarks.soak_findings says what is wanted of all this.
+The light clients (benchmarks.support.draft_replay) run in four processes, of which one is killed every 20 s; the plan
+is drawn from a seed. Beside them a malicious client goes through its attacks (benchmarks.support.malicious_client) in
+every other phase of PHASE_S: its effect on its neighbours is the difference, on one machine in one run, between the
+phases with it and those without. It runs on the devices' core, so that its own work is part of that difference. The
+prefix cache is on. Once a second the verifier's processes and its reports to the coordinator are sampled. After all
+clients have gone, sessions are opened until the engine is full to the last slot; KV slots that it no longer promises
+are counted as missing. Every honest output is compared with the target's, recorded before. benchmarks.soak_findings has
+the criteria.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 KV_SLOTS = 16_384
 MAX_SEQUENCE = 2_048
 TREE_NODES = 64
-"""Slots that a session is promised beside prompt and answer, the verifier's default."""
+"""Slots promised to a session beside prompt and answer: the verifier's default."""
 PHASE_S = 30.0
-"""With the attacker, and as long without; a shorter run is cut into LEAST_PHASES."""
+"""Length of a phase with the attacker, and of one without; a shorter run is cut into LEAST_PHASES."""
 LEAST_PHASES = 6
 SETTLE_S = 8.0
-"""For what a session held to come back after its end."""
+"""Time after a session's end in which its slots must come back."""
 SEED = 20_261_121
 ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
 
@@ -55,11 +55,11 @@ class SoakSize:
     processes: int = 4
     prompts: int = 12
     tokens: int = 96
-    """Of a session, at most."""
+    """Most tokens of a session."""
     kill_every_s: float = 20.0
-    """Between two kills of a process of clients."""
+    """Time between two kills of a process of clients."""
     warm_s: float = 8.0
-    """Until all sessions have joined: counts for neither kind of phase."""
+    """Time until all sessions have joined, which counts for neither kind of phase."""
 
 
 FULL = SoakSize()
@@ -68,7 +68,7 @@ SMOKE = SoakSize(minutes=0.4, sessions=4, processes=2, prompts=1, tokens=32, kil
 
 
 def draw(rng: random.Random, recorded: DraftRecording) -> SessionJob:
-    """Draw what a session does and how it ends."""
+    """Draw a session's job and how it ends."""
     (ending,) = rng.choices(list(ENDINGS), list(ENDINGS.values()))
     recording = rng.randrange(len(recorded.recordings))
     after = rng.randint(1, len(recorded.recordings[recording].call.output))
@@ -95,7 +95,7 @@ async def killer(swarm: Swarm, rng: random.Random, size: SoakSize, until: float)
 
 
 class VerifierMonitor:
-    """Samples the verifier until it is cancelled."""
+    """Sample the verifier until cancelled."""
 
     def __init__(self, coordinator: str, pid: int) -> None:
         self._coordinator = coordinator
@@ -129,7 +129,7 @@ class VerifierMonitor:
 
 
 async def unpromised(where: ServiceAddress, capacity: int) -> int:
-    """Slots that the engine, which holds nothing, will not promise. 0 where sessions fill it to the last one."""
+    """Return the number of slots that an empty engine does not promise; 0 if sessions can fill it to the last one."""
     async with contextlib.AsyncExitStack() as held:
         left, most = capacity, MAX_SEQUENCE + TREE_NODES
         while left > most and await _holds(held, where, most):
@@ -147,7 +147,7 @@ async def unpromised(where: ServiceAddress, capacity: int) -> int:
 
 
 async def _holds(stack: contextlib.AsyncExitStack, where: ServiceAddress, slots: int) -> bool:
-    """Open a session that is promised so many slots and hold it; False where the engine refuses."""
+    """Open a session that is promised so many slots and hold it; return False if the engine refuses."""
     if slots < TREE_NODES + 2:
         return True
     raw = await stack.enter_async_context(RawStream(where))

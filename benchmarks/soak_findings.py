@@ -1,4 +1,4 @@
-"""Compare what a soak has seen with what is wanted of it."""
+"""Compare the observations of a soak run with the criteria."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from benchmarks.support.malicious_client import RIGHT, MaliciousClient
 from benchmarks.support.phases import AlternatingPhases, DeliveryGap
 
 LONG_S = 600.0
-"""From this length on memory must have stopped growing."""
+"""Length of a run from which on memory must have stopped growing."""
 SPAN_S = 300.0
-"""Over so long at the end."""
+"""Span at the end of a run over which memory growth is measured."""
 MOST_GROWTH_MB = 20.0
 MOST_HARM = 2.0
-"""p99 of the phases with the hostile client, in the middle, over that of those without."""
+"""Greatest allowed ratio of p99 in the phases with the malicious client to p99 in those without, each the median."""
 
 
 @dataclass(frozen=True)
 class VerifierSample:
-    """The memory and sessions of the verifier at one moment."""
+    """Hold the memory and sessions of the verifier at one moment."""
 
     at: float
     front_mb: float
     """Resident memory of the front."""
     engine_mb: float
-    """And of the engine process."""
+    """Resident memory of the engine process."""
     kv_used: int
     live: int
 
@@ -49,7 +49,7 @@ class SessionTally:
     """Sessions that delivered a token which is not the target's, or finished with too few or too many."""
     errors: Counter[str] = field(default_factory=Counter)
     gaps: list[DeliveryGap] = field(default_factory=list)
-    """Of all sessions, however they ended."""
+    """Delivery gaps of all sessions, however they ended."""
     tokens: int = 0
 
     def add(self, job: SessionJob, outcome: SessionOutcome) -> None:
@@ -68,14 +68,14 @@ class SessionTally:
 
 @dataclass(frozen=True)
 class DeliveryPace:
-    """Milliseconds between deliveries, over all phases of one kind."""
+    """Hold milliseconds between deliveries over all phases of one kind."""
 
     p50: float | None
     p99: float | None
     typical: float
-    """Median of the phases' own p99: one phase on a machine that was busy elsewhere decides nothing."""
+    """Median of each phase's p99, so that one phase on a busy machine decides nothing."""
     by_phase: str
-    """The same with its range."""
+    """The same with its range, as text."""
 
     @classmethod
     def of(cls, phases: Sequence[Sequence[float]]) -> DeliveryPace:
@@ -91,7 +91,7 @@ class DeliveryPace:
 
 @dataclass(frozen=True)
 class SoakFindings:
-    """Hold all that one run has seen. `kv_used`, `live`: at rest. `missing`: slots that are not promised any more."""
+    """Hold the observations of one run. `kv_used`, `live`: at rest. `missing`: slots that are no longer promised."""
 
     tally: SessionTally
     hostile: MaliciousClient
@@ -132,7 +132,7 @@ class SoakFindings:
             yield Criterion.bound(growth_name, self.growth_mb, at_most=MOST_GROWTH_MB, strict=True)
 
     def report(self, size: Size = Size.FULL) -> None:
-        """Print what was seen, the criteria and the last line; exits with status 1 if a criterion is not met."""
+        """Print observations, criteria and the last line; exit with status 1 if a criterion is not met."""
         for line in (*self._sessions(), *self._attacks(), *self._memory(), *self._neighbours()):
             print(line)
         attacked, alone = self.pace(attacked=True), self.pace(attacked=False)
@@ -188,7 +188,7 @@ class SoakFindings:
 
 
 def growth(samples: Sequence[VerifierSample], span_s: float) -> float:
-    """MB from the beginning of the last `span_s` to the end; medians over a tenth of it, so that one sample is none."""
+    """Return the growth in MB over the last `span_s`, between medians over a tenth of it."""
     last = samples[-1].at
     span = [sample for sample in samples if sample.at >= last - span_s]
     tenth = max(1, len(span) // 10)

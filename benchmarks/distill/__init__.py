@@ -1,1 +1,1 @@
-"""The whole of distillation, shown on the running system: see `__main__`."""
+"""Run the whole distillation loop on the running system; `__main__` describes the run."""

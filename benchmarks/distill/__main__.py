@@ -34,13 +34,13 @@ from outrider.artifacts.store import file_digest
 from outrider.core.errors import OutriderError, Unavailable
 
 GAP_CLOSED, CODE_LOSS = 0.8, 0.05
-"""What is wanted: at least so much of the gap, at most so much of code."""
+"""Least share of the gap that should be closed, and greatest loss on code."""
 _ADOPT_S = 90.0
 
 
 @dataclass
 class DistillResult:
-    """The last line of the output, with what the run has measured so far."""
+    """Hold the last line of the output, with the figures measured so far."""
 
     tokens_per_step: dict[str, float | None] = field(
         default_factory=lambda: {"before": None, "after": None, "reference": None}
@@ -57,7 +57,7 @@ class DistillResult:
 
 @dataclass
 class PlotData:
-    """Keep what the plots show."""
+    """Hold the data of the plots."""
 
     answers: list[DeviceAnswer] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class PlotData:
 
 
 async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult, kept: PlotData) -> None:
-    """Run everything, in the order of time. What is known stands in `result`, even where this raises."""
+    """Run all parts in the order of time. `result` holds the figures measured so far, even if this raises."""
     cache, pair = system.folder / "devices", system.pair
     devices = DeviceFleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
     kept.names[file_digest(pair.narrow)] = "narrow draft"
@@ -112,7 +112,7 @@ async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result
 
 
 async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, kept: PlotData) -> str:
-    """Part 1, with the kills of trainer and coordinator on the way; returns the digest of the stable release."""
+    """Run part 1, in which trainer and coordinator are killed; return the digest of the stable release."""
     number = await learning.turn(system, fleet, scale, story)
     fleet.order("arithmetic", scale.pause_s)
     await learning.train(system, number, scale, story)
@@ -130,7 +130,7 @@ async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, s
 
 
 def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], story: RunLog) -> DraftGain:
-    """Before, after and the reference, as devices load them."""
+    """Measure the draft before and after training, and the reference, in the files that devices load."""
     after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
     reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
     low, high = gain.interval(before, after, reference)
@@ -139,7 +139,7 @@ def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], 
 
 
 def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
-    """Part 1's figures beside what is wanted."""
+    """Compare the figures of part 1 with those expected."""
     for name, values in (("before", found.before), ("after", found.after), ("reference", found.reference)):
         figures = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
         story.log(f"tokens per step with the tree, held-out prompts, {name}: {figures}")

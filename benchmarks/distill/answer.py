@@ -1,4 +1,4 @@
-"""Carry what a device reports of one request as a line of JSON."""
+"""Encode the answer to a device's request as a line of JSON."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """One finished request, or one that failed. Times are Unix seconds."""
+    """Hold one finished or failed request. Times are Unix seconds."""
 
     device: int
     kind: str
     prompt: str
     options: dict[str, Any]
-    """As given to `AsyncClient.generate`: the same again gives the same tokens."""
+    """The options given to `AsyncClient.generate`; the same options give the same tokens again."""
     begun: float
     ended: float
     first: float = 0.0
-    """When its first token was there."""
+    """When its first token arrived."""
     tokens: list[int] = field(default_factory=list)
     guessed: int = 0
-    """Of the tokens, those that the device had proposed."""
+    """Number of its tokens that the device had proposed."""
     steps: int = 0
     attaches: int = 0
     swaps_s: list[float] = field(default_factory=list)
     release: str = ""
-    """Draft at the end: hex digits of its file's SHA-256."""
+    """Draft at the end of the request: hex digits of its file's SHA-256."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Of the device so far: releases not taken, by kind."""
+    """Releases that the device has refused so far, by kind of refusal."""
     error: str = ""
 
     @classmethod

@@ -30,15 +30,15 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 _CALL_S = 10.0
 _WAIT_S = 40.0
 _SERIAL = 1 << 62
-"""Above any of the real coordinator's, which grow with the clock."""
+"""A serial above all of the real coordinator's, which grow with the clock."""
 OLD, NEW = 9, 10
-"""Versions: of a release that is offered after a newer one, and of that."""
+"""Version of a release that is offered after a newer one, and the version of that newer one."""
 PROMPT = "Question: A baker fills 6 trays with 12 rolls each and sells 40 of them. How many rolls are left?\nAnswer:"
 TOKENS = 160
 
 
 class TamperingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Passes every call on to the real coordinator but answers OfferRelease itself. An async context manager."""
+    """Pass calls on to the real coordinator, but answer OfferRelease itself. Use it as an async context manager."""
 
     def __init__(self, real: str) -> None:
         self.offer = pb.OfferReleaseResponse(serial=_SERIAL)
@@ -91,7 +91,7 @@ class TamperingCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 @dataclass
 class FileServer:
-    """Serves files over HTTP, whole or cut off after `cut` bytes. An async context manager."""
+    """Serve files over HTTP, whole or cut off after `cut` bytes. Use it as an async context manager."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """Path -> content."""
@@ -125,17 +125,17 @@ class FileServer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Hold what one device did with one bad release."""
+    """Hold the reaction of one device to one bad release."""
 
     what: str
     wanted: str
-    """Kind of refusal."""
+    """The kind of refusal that is expected."""
     got: tuple[str, ...]
     message: str
     identical: bool
-    """Whether its text meanwhile was that of plain streaming."""
+    """Whether its text is that of plain streaming."""
     kept: bool
-    """Whether it never drafted with what it refused."""
+    """Whether it never drafted with the release that it refused."""
 
     @property
     def held(self) -> bool:
@@ -144,13 +144,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class BadRelease:
-    """A release that a device must refuse."""
+    """Describe a release that a device must refuse."""
 
     what: str
     wanted: str
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest
     forged: bool = False
-    """Signed by somebody else."""
+    """Whether somebody else has signed it."""
     flipped: bool = False
     cut: bool = False
     before: int = 0
@@ -167,7 +167,7 @@ BAD_RELEASES = (
 
 
 class BadReleaseTrials:
-    """Offers devices bad releases. Each is derived from ``draft``, a good file."""
+    """Offer bad releases to devices. Each is derived from ``draft``, a good file."""
 
     def __init__(self, coordinator: str, draft: Path, signer: Signer, folder: Path) -> None:
         self._coordinator = coordinator
@@ -233,7 +233,7 @@ def flipped(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def logged_warnings(name: str) -> Iterator[list[str]]:
-    """Collect the warnings of a logger and those below it."""
+    """Collect the warnings of a logger and of those below it."""
     messages: list[str] = []
 
     class Collector(logging.Handler):

@@ -25,12 +25,12 @@ from edge_agent.sdk.types import Completion
 from outrider.core.errors import OutriderError
 
 PROMPTS = 2_000
-"""Of each kind that a device has."""
+"""Number of prompts that a device has of each kind."""
 MAX_PROMPT = 1_200
-"""Letters, the last ones."""
+"""Most characters of a prompt; the last ones are kept."""
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 _REST_S = 0.5
-"""After a failure."""
+"""Pause after a failure."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DevicePlan:
     keys: str
     devices: list[int]
     tokens: int
-    """Of each request."""
+    """Tokens of each request."""
 
 
 class DeviceOrders:
@@ -64,7 +64,7 @@ class DeviceOrders:
         self._notify()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for another order, at most so many seconds."""
+        """Wait at most this many seconds for another order."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -87,7 +87,7 @@ async def main() -> None:
 
 
 async def device(plan: DevicePlan, number: int, orders: DeviceOrders) -> None:
-    """Ask what is ordered, until there are no more orders."""
+    """Send the requests that are ordered, until there are no more orders."""
     prompts = {kind: prompts_of(kind, number) for kind in ("code", "arithmetic")}
     settings = EdgeSettings(release_keys=plan.keys, release_spread_s=0.5)
     cache = Path(plan.cache) / f"device-{number}"
@@ -106,7 +106,7 @@ async def device(plan: DevicePlan, number: int, orders: DeviceOrders) -> None:
 
 
 async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options: dict[str, Any]) -> DeviceAnswer:
-    """One request, whatever comes of it."""
+    """Send one request, and return its answer even if it fails."""
     begun = time.time()
     try:
         done: Completion = await client.generate(prompt, traffic_class=kind, **options)
@@ -128,7 +128,7 @@ async def ask(client: AsyncClient, number: int, kind: str, prompt: str, options:
 
 
 def options_of(number: int, asked: int, tokens: int) -> dict[str, Any]:
-    """Every other request is sampled, each with a seed of its own."""
+    """Return the options of a request: every other one is sampled, each with a seed of its own."""
     chosen = SAMPLED if asked % 2 else {}
     return {"max_tokens": tokens, "seed": 1_000_000 * number + asked, **chosen}
 

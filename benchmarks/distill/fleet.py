@@ -23,7 +23,7 @@ _END_S = 20.0
 
 
 async def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Raises Unavailable where it does not come true within `seconds`."""
+    """Wait for a condition. Raises Unavailable if it is not met within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 (files and processes send no event)
@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool], seconds: float, what: str) -> Non
 
 
 class DeviceFleet:
-    """An async context manager; the devices are gone when it is left."""
+    """Run the processes of devices. Use it as an async context manager; they end when it is left."""
 
     def __init__(self, plans: Sequence[DevicePlan], logs: Path) -> None:
         self.answers: list[DeviceAnswer] = []
@@ -54,7 +54,7 @@ class DeviceFleet:
         devices: int = DEVICES,
         processes: int = PROCESSES,
     ) -> Self:
-        """Return a fleet whose devices are spread over the processes. tokens: of each request."""
+        """Return a fleet whose devices are spread over the processes. tokens: length of each request."""
         shares = [list(range(first, devices, processes)) for first in range(processes)]
         return cls([DevicePlan(coordinator, str(cache), keys, share, tokens) for share in shares], logs)
 
@@ -102,11 +102,11 @@ class DeviceFleet:
         return sum(len(answer.tokens) for answer in self.answers)
 
     def using(self) -> dict[int, str]:
-        """Release in use by device, at the end of its last request."""
+        """Return the release in use by each device at the end of its last request."""
         return {answer.device: answer.release for answer in self.answers if answer.release}
 
     async def quiet(self, seconds: float = 60.0) -> None:
-        """No more requests, and those under way are over."""
+        """Send no more requests, and wait for those under way."""
         self.order("")
         count = -1
         async with asyncio.timeout(seconds):

@@ -26,19 +26,19 @@ from edge_agent import AsyncClient
 KINDS = ("arithmetic", "code")
 _DRAWS = 1_000
 LEAST_GAP = 0.5
-"""Tokens per step between the first draft and the reference below which there is no judgement."""
+"""Smallest gap between the first draft and the reference, in tokens per step, at which the gain is judged."""
 
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """A prompt and what the target wrote after it."""
+    """Hold a prompt and the text that the target wrote after it."""
 
     traffic_class: str
     tokens: NDArray[np.int32]
     first: int
-    """Of the written tokens."""
+    """Position of the first written token."""
     session: int = 0
-    """Not distinguished: no bound is asked for here."""
+    """All texts count as one session, because no confidence bound is computed here."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class DraftGain:
 
     @property
     def gap_closed(self) -> float:
-        """Share of the gap; 0 where there is none."""
+        """Return the share of the gap that is closed; 0 without a gap."""
         return (self.after["arithmetic"] - self.before["arithmetic"]) / self.gap if self.gap > 0 else 0.0
 
     @property
     def code_loss(self) -> float:
-        """Share by which tokens per step are fewer on code; below 0 for more."""
+        """Return the share by which tokens per step fell on code; negative if they rose."""
         return 1.0 - self.after["code"] / self.before["code"]
 
 
 async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> list[HeldOutText]:
-    """The target's greedy text after `count` held-out prompts of each kind. plain: a client without a draft."""
+    """Return the target's greedy text after `count` held-out prompts of each kind. plain: a client without a draft."""
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     asked = [
         (kind, tokenizer.encode(prompt.text, add_special_tokens=False).ids)
@@ -86,7 +86,7 @@ async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> li
 
 
 Counted = list[tuple[str, int, DraftCounts]]
-"""(kind, tokens, steps) of each text"""
+"""The (kind, tokens, steps) of each text."""
 
 
 def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:

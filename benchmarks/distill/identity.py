@@ -1,4 +1,4 @@
-"""Whether what devices got is what the target writes: asked again, as plain streaming, and compared token for token."""
+"""Generate the devices' answers again by plain streaming, and compare them token for token."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ AT_ONCE = 8
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Over all that were asked again."""
+    """Count what was found in all answers that were generated again."""
 
     requests: int
     swapped: int
-    """Of them, those during which the draft changed."""
+    """Answers during which the draft changed."""
     tokens: int
     lost: int
-    """Tokens that differ, are missing or too many, from the first such place of each request on."""
+    """Tokens that differ, are missing or are too many, counted from the first difference of each request."""
     ties: int
-    """Requests that part where two tokens' scores are so near to one another that rounding decides."""
+    """Requests whose texts part where the scores of two tokens are so close that rounding decides."""
 
     @property
     def identical(self) -> bool:
@@ -37,14 +37,14 @@ class OutputComparison:
 
 
 def chosen(answers: Sequence[DeviceAnswer], count: int) -> list[DeviceAnswer]:
-    """`count` finished requests drawn from all, and every one with a swap."""
+    """Return `count` finished requests drawn from all, and every one during which the draft changed."""
     done = [answer for answer in answers if not answer.error]
     drawn = {id(answer) for answer in random.Random(0).sample(done, min(count, len(done)))}
     return [answer for answer in done if answer.swaps_s or id(answer) in drawn]
 
 
 def astray(got: Sequence[int], wanted: Sequence[int]) -> int:
-    """Tokens from the first place on at which the two differ; 0 for equal ones."""
+    """Return the number of tokens from the first difference on; 0 for equal texts."""
     same = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return max(len(got), len(wanted)) - same
 
@@ -70,7 +70,7 @@ async def compare(plain: AsyncClient, answers: Sequence[DeviceAnswer], pair: Pai
 
 
 def _is_tie(answer: DeviceAnswer, pair: Pair) -> bool:
-    """Whether every token of the device's is one that the reference gives too, but for rounding."""
+    """Return whether every token of the device's is one that the reference gives too, but for rounding."""
     ids = Tokenizer.from_file(str(pair.target / "tokenizer.json")).encode(answer.prompt, add_special_tokens=False).ids
     limit = int(answer.options["max_tokens"])
     found = Reference(str(pair.target)).differences(ids, answer.tokens, settings(answer.options), limit)

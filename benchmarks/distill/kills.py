@@ -14,19 +14,19 @@ from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.core.errors import Unavailable
 
 AWAY_S = 1.0
-"""Between a kill and the new start."""
+"""Time between a kill and the restart."""
 _BACK_S = 40.0
-"""More than the pause of a device that has asked just before."""
+"""Longer than the pause of a device that has asked just before."""
 _OPENING_S = 2.0
-"""A request that began so long before a kill may not have had a session yet."""
+"""A request that began less than this before a kill may not have had a session yet."""
 _SETTLING_S = 5.0
-"""After a new start, until verifiers have registered with it."""
+"""Time after a restart in which verifiers register again."""
 _ANSWERS = 8
-"""Requests begun after a new start that must be answered; and before a kill, which comes in the midst of others."""
+"""Requests begun after a restart that must be answered; also requests before a kill, so that it falls among others."""
 
 
 def lines(known: Mapping[str, ReleaseRecord]) -> dict[str, tuple[int, str]]:
-    """Return what must not be lost of each release: version and state."""
+    """Return the fields of each release that must not be lost: version and state."""
     return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
 
 
@@ -42,7 +42,7 @@ async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: Run
 
 
 async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
-    """Kill Redis, whose data is lost, start it again, and judge what follows."""
+    """Kill Redis, which loses its data, start it again, and check the recovery."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
     killed = story.log(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
@@ -61,7 +61,7 @@ async def _judge(
     fleet: DeviceFleet,
     story: RunLog,
 ) -> None:
-    """Every release is what it was, or was decided meanwhile; new requests are answered; the loop lives.
+    """Check that releases are kept or were decided, that new requests are answered, and that the loop lives.
 
     What was asked while nobody could answer may fail, since a device does not wait for ever; what had begun may not.
     """
@@ -85,7 +85,7 @@ async def _judge(
 
 
 async def _restored(before: dict[str, tuple[int, str]], system: DistillSystem) -> dict[str, tuple[int, str]]:
-    """The releases, as soon as all are there again, or after the longest wait."""
+    """Return the releases once all are there again, or as they are after the longest wait."""
     after: dict[str, tuple[int, str]] = {}
     until = time.time() + _BACK_S
     while time.time() < until and not (before and kept(before, after)):
@@ -98,7 +98,7 @@ async def _restored(before: dict[str, tuple[int, str]], system: DistillSystem) -
 
 
 async def _answered(began: float, fleet: DeviceFleet) -> int:
-    """Requests begun since and answered, as soon as there are enough."""
+    """Return the requests begun since then and answered, as soon as there are enough."""
     until = time.time() + _BACK_S
     count = 0
     while time.time() < until and count < _ANSWERS:
@@ -108,17 +108,17 @@ async def _answered(began: float, fleet: DeviceFleet) -> int:
 
 
 def went_through(answers: Sequence[DeviceAnswer], killed: float) -> int:
-    """Requests that had tokens at `killed`, in Unix seconds, and were answered after it."""
+    """Return the requests that had tokens at `killed`, in Unix seconds, and were answered after it."""
     return sum(not a.error and 0.0 < a.first < killed < a.ended for a in answers)
 
 
 def unexcused(answers: Sequence[DeviceAnswer], outages: Sequence[tuple[float, float]]) -> list[DeviceAnswer]:
-    """Failed requests that did not begin while coordinator or Redis were away. outages: (begin, end), Unix seconds."""
+    """Return failed requests that did not begin in one of the `outages`, each (begin, end) in Unix seconds."""
     return [a for a in answers if a.error and not any(begin <= a.begun <= end for begin, end in outages)]
 
 
 def kept(before: Mapping[str, tuple[int, str]], after: Mapping[str, tuple[int, str]]) -> bool:
-    """Whether no release is lost or changed, but that a trial may have been decided meanwhile."""
+    """Return whether no release is lost or changed, apart from a trial that was decided meanwhile."""
     return all(
         digest in after
         and after[digest][0] == version

@@ -20,20 +20,20 @@ from cloud_verifier.distill.state import RunOutcome
 from outrider.core.errors import Unavailable
 
 _STEPS_FIRST = 3
-"""Of the training, beyond its first checkpoint, before it is killed."""
+"""Training steps after the first checkpoint before the trainer is killed."""
 _STAGE_S = 300.0
 
 
 @dataclass(frozen=True)
 class TrainingCut:
-    """A training that was killed."""
+    """Describe a training run that was killed."""
 
     at_step: int
     """Last step in its curve."""
     from_step: int
-    """Where it went on."""
+    """Step from which it resumed."""
     lost_s: float
-    """Training that was done twice."""
+    """Training time that was spent twice."""
 
     @classmethod
     def of(cls, before: Sequence[dict[str, Any]], from_step: int) -> TrainingCut:
@@ -61,7 +61,7 @@ async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, st
 
 
 async def train(system: DistillSystem, number: int, scale: DistillSize, story: RunLog) -> None:
-    """Wait for the training, kill it twice, see it go on; returns when it is over."""
+    """Wait for the training, kill it twice and wait for its end."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
     await until(saved.exists, _STAGE_S, "the training's first checkpoint")
@@ -95,7 +95,7 @@ async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scal
 
 
 async def published(system: DistillSystem, scale: DistillSize, story: RunLog) -> str:
-    """Wait for the gate; returns the release's digest. Raises Unavailable where the gate refused it."""
+    """Wait for the gate; return the digest of the release. Raises Unavailable if the gate refused it."""
     await until(lambda: _stage(system) in ("", "canary"), scale.start_s, "the gate and the publishing")
     run = system.state().run
     if run is None:
@@ -105,7 +105,7 @@ async def published(system: DistillSystem, scale: DistillSize, story: RunLog) ->
 
 
 async def decided(system: DistillSystem, scale: DistillSize, story: RunLog) -> RunOutcome:
-    """Wait for what the canary says."""
+    """Wait for the canary's decision."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
     story.log(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
@@ -113,7 +113,7 @@ async def decided(system: DistillSystem, scale: DistillSize, story: RunLog) -> R
 
 
 async def adopted(fleet: DeviceFleet, release: str, seconds: float, story: RunLog) -> float:
-    """Wait until every device drafts with it; returns how long that took, in seconds."""
+    """Wait until every device drafts with the release; return how many seconds that took."""
     began = asyncio.get_running_loop().time()
     await until(lambda: set(fleet.using().values()) == {release}, seconds, f"all devices draft with {release[:12]}")
     took = asyncio.get_running_loop().time() - began
@@ -127,7 +127,7 @@ def outcome(history: Sequence[RunOutcome]) -> str:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """The training's, as far as it is written."""
+    """Return the training's curve as far as it is written."""
     path = folder / "curve.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -139,7 +139,7 @@ def last_step(folder: Path) -> int:
 
 
 def resumed(log: Path) -> list[int]:
-    """Steps from which a training that was begun again went on, by its own words."""
+    """Return the steps from which resumed trainings continued, as they logged them."""
     found = re.findall(r"going on from step (\d+)", log.read_text(errors="replace") if log.exists() else "")
     return [int(step) for step in found]
 

@@ -1,4 +1,4 @@
-"""Draw the run: acceptance over time by release, and the training's curve. Needs matplotlib, of `dev`."""
+"""Draw the acceptance over time by release, and the training's curve. Needs matplotlib, of the `dev` extra."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIN_S = 10.0
 def acceptance(
     answers: Sequence[DeviceAnswer], events: Sequence[RunEvent], names: Mapping[str, str], begun: float, path: Path
 ) -> Path:
-    """Share of tokens that devices had proposed, in steps of `BIN_S`, by release and kind. names: of releases."""
+    """Draw the share of tokens that devices had proposed, in bins of `BIN_S`, by release (see `names`) and kind."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots()
     for (release, kind), points in sorted(binned(answers, begun).items()):
@@ -41,7 +41,7 @@ def acceptance(
 
 
 def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Overlap of draft and target while it learns: of the batches, and of validation text by class."""
+    """Draw the overlap of draft and target during training: of the batches, and of validation text by class."""
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
     stepped = [line for line in lines if line.get("validation_overlap") is None]
@@ -58,7 +58,7 @@ def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def binned(answers: Sequence[DeviceAnswer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """(release, kind) -> (seconds, share proposed) of each time span that has answers."""
+    """Return (release, kind) -> (seconds, share proposed) of each bin that has answers."""
     sums: dict[tuple[str, str], dict[int, list[int]]] = {}
     for answer in answers:
         if answer.tokens and not answer.swaps_s:  # a request with a swap belongs to no release

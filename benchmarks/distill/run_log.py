@@ -10,23 +10,23 @@ from benchmarks.support.harness import Criterion
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something at a time, for people and for the plots."""
+    """Describe an event for the log and the plots."""
 
     unix: float
     text: str
     mark: str
-    """What it is called in a plot; empty where it is none of its milestones."""
+    """Its label in a plot; empty if the plot does not show it."""
 
 
 class RunLog:
-    """Print what happens with the seconds since the begin, and keep it for the plots."""
+    """Print events with the seconds since the beginning, and keep them for the plots."""
 
     def __init__(self) -> None:
         self.begun = time.time()
         self.events: list[RunEvent] = []
         self.checks: list[Criterion] = []
         self.outages: list[tuple[float, float]] = []
-        """(begin, end) in Unix seconds of what was killed on purpose."""
+        """The (begin, end), in Unix seconds, of each outage that the benchmark caused."""
 
     def log(self, text: str, mark: str = "") -> float:
         """Print a line with the time since the begin, and return the time in Unix seconds."""

@@ -24,22 +24,22 @@ from outrider.artifacts.store import file_digest
 from outrider.wire.ticket import Signer
 
 _GRACE_S = 10.0
-"""Beyond a window: a coordinator decides at the next report after it."""
+"""Time added to a window, because a coordinator decides at the next report after its end."""
 _BACK_S = 60.0
 _ON_EVIDENCE = " for what verifiers measured"
 
 
 @dataclass(frozen=True)
 class WorseDraft:
-    """A draft that is worse on purpose."""
+    """Publish a draft that was made worse on purpose."""
 
     file: Path
     figures: str
-    """How much worse, in words."""
+    """Its figures, in words."""
 
 
 def prepare(system: DistillSystem, scale: DistillSize, texts: Sequence[HeldOutText], stable: str) -> WorseDraft:
-    """Make it out of the stable release's file."""
+    """Make the draft out of the stable release's file."""
     good = system.artifacts / f"{stable}.gguf"
     bad = spoiled(good, system.pair.target, system.folder / "worse", scale.noise)
     new, old = map(gain.per_step, gain.measured((bad, good), texts))
@@ -49,7 +49,7 @@ def prepare(system: DistillSystem, scale: DistillSize, texts: Sequence[HeldOutTe
 async def worse(
     system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, bad: WorseDraft, stable: str
 ) -> bool:
-    """Publish it; returns whether it was rolled back within its window."""
+    """Publish the draft; return whether it was rolled back within its window."""
     digest = file_digest(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
     began = story.log(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
@@ -79,14 +79,14 @@ async def worse(
 
 
 def judged_worse(known: ReleaseRecord | None) -> bool:
-    """Whether samples decided: a trial that finds nothing out ends as rolled back, too, with its window."""
+    """Return whether samples decided; a trial that finds nothing is also rolled back when its window ends."""
     return known is not None and known.state == ROLLED_BACK and known.reason.startswith("worse")
 
 
 async def refusals(
     system: DistillSystem, draft: Path, story: RunLog, bad_releases: tuple[BadRelease, ...] = BAD_RELEASES
 ) -> list[Refusal]:
-    """Offer each bad release to a real device of its own. draft: a good file, of which they are made."""
+    """Offer each bad release to a real device of its own. draft: the good file from which they are made."""
     trials = BadReleaseTrials(system.address, draft, Signer.load(system.key), system.folder / "trapped")
     found = await trials.offer_all(bad_releases)
     for refusal in found:
@@ -113,7 +113,7 @@ def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], story
 
 
 def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]:
-    """p50 and p99 in milliseconds, over all swaps of live sessions."""
+    """Return p50 and p99 in milliseconds over all swaps of live sessions."""
     gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
     p50, p99 = quantile(gaps, 0.5) or 0.0, quantile(gaps, 0.99) or 0.0
     story.log(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")

@@ -11,43 +11,44 @@ class DistillSize:
     """Set the sizes and times of one run."""
 
     alarm_tokens: int = 40_000
-    """Of a class, after which the loop judges its acceptance."""
+    """Tokens of a class after which the loop judges its acceptance."""
     run_tokens: int = 110_000
-    """Of sums, with which it begins: what the draft learns from."""
+    """Tokens of sums with which a run begins, and from which the draft learns."""
     steps: int = 420
-    """Of the training."""
+    """Steps of the training."""
     dataset: dict[str, Any] = field(default_factory=lambda: {"copies": 100, "heldout_share": 0.15})
     training: dict[str, Any] = field(
         default_factory=lambda: {"learning_rate": 3e-3, "batch_tokens": 2_048, "save_seconds": 10.0, "report_steps": 2}
     )
     gate: dict[str, Any] = field(default_factory=dict)
-    """Settings of the loop's gate where they are not the default."""
+    """Settings of the loop's gate that are not the default."""
     flush_s: float = 4.0
-    """The most traffic that a killed verifier loses."""
+    """Longest time whose traffic a killed verifier loses."""
     request_tokens: int = 128
     pause_s: float = 30.0
-    """What a device waits between two requests while a draft is trained: two cores serve both."""
+    """Pause of a device between two requests while a draft is trained, since two cores serve both."""
     canary_s: float = 240.0
-    """Window of a trial."""
+    """Length of a trial's window."""
     canary_bound: float = 0.05
     canary_alpha: float = 0.01
     session_samples: int = 4
     heldout: int = 60
-    """Prompts of each kind that are measured with."""
+    """Held-out prompts of each kind."""
     heldout_tokens: int = 128
     compared: int = 150
-    """Requests that are asked again as plain streaming, beside every one with a swap."""
+    """Requests that are generated again by plain streaming, beside every one during which the draft changed."""
     noise: float = 0.28
-    """Of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves, each
-    after a few hundred draft tokens, and the canary has few samples; with little of it the canary must find out."""
+    """Noise of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves,
+    each after a few hundred draft tokens, and the canary has few samples; with little of it the canary must find
+    out."""
     start_s: float = 900.0
     """The longest wait for the loop to go from the turn of traffic to a decision."""
     minutes: float = 25.0
-    """That all of it may take."""
+    """Longest time of the whole run."""
     learns: bool = True
     """Whether a draft is trained at all, put on trial, and followed by a worse one."""
     promised: bool = True
-    """Whether what is wanted of the learnt draft can be wanted of this run: learning takes traffic and steps."""
+    """Whether the expected gain can be asked of this run, since learning takes traffic and steps."""
 
 
 FULL = DistillSize()

@@ -27,15 +27,15 @@ from outrider.processes import tied_to_this_process
 _TRAINER = b"cloud_verifier.distill.training.run"
 _RETRY_S = 2.0
 _ALARM_FALL = 0.05
-"""From code to sums the narrow draft falls by 0.1 to 0.3, the less the idler the machine."""
+"""Fall of acceptance that raises the alarm. From code to sums the narrow draft falls by 0.1 to 0.3."""
 _CANARY_SHARE = 0.5
-"""Of eight devices: with less there would be one or two."""
+"""Share of eight devices that get a trial; a smaller one would choose one or two."""
 _DAILY_MINUTES = 0.5
-"""Of stages: the first run takes more, and so no second one gets in the way of what is measured next."""
+"""Daily budget of training, which the first run exceeds, so that no second one disturbs what is measured next."""
 
 
 class DistillSystem:
-    """An async context manager; everything has stopped when it is left."""
+    """Run the system. Use it as an async context manager; everything has stopped when it is left."""
 
     def __init__(self, pair: Pair, scale: DistillSize, folder: Path) -> None:
         self.pair = pair
@@ -79,7 +79,7 @@ class DistillSystem:
 
     @property
     def address(self) -> str:
-        """The coordinator's, which it keeps over restarts."""
+        """Return the coordinator's address, which it keeps over restarts."""
         return f"127.0.0.1:{self._ports[0]}"
 
     async def start_coordinator(self) -> Child:
@@ -95,7 +95,7 @@ class DistillSystem:
 
     @property
     def unusual(self) -> str:
-        """Settings that decide what is measured and are other than a cluster's own, in words."""
+        """Describe the settings that affect the measurement and differ from a cluster's own."""
         scale = self._scale
         gate = ", ".join(f"{name} {value}" for name, value in scale.gate.items())
         return (
@@ -107,7 +107,7 @@ class DistillSystem:
 
     @property
     def loop_runs(self) -> bool:
-        """Whether its process, the one that was started last, still lives."""
+        """Return whether the latest process of the loop still runs."""
         return self._loop is not None and self._loop.returncode is None
 
     def state(self) -> LoopState:
@@ -118,7 +118,7 @@ class DistillSystem:
         return self.state_dir / "runs" / str(number)
 
     async def kill_loop(self) -> int:
-        """SIGKILL to the loop, and a new one in its place, as its supervisor would; returns the pid of the old one."""
+        """Send SIGKILL to the loop and start it again, as a supervisor would; return the killed process's id."""
         process = self._running_loop()
         process.kill()
         await process.wait()
@@ -126,7 +126,7 @@ class DistillSystem:
         return process.pid
 
     async def kill_trainer(self) -> int:
-        """SIGKILL to the loop's child that trains; returns its pid. Raises Unavailable where there is none."""
+        """Send SIGKILL to the loop's child that trains; return its process id. Raises Unavailable if there is none."""
         for pid in proc.children(self._running_loop().pid):
             with contextlib.suppress(OSError):
                 if _trains(pid):
@@ -143,7 +143,7 @@ class DistillSystem:
                 return {}
 
     async def distill(self, *arguments: str) -> str:
-        """`outrider-distill` as a child; returns what it wrote. Raises Unavailable where it fails."""
+        """Run `outrider-distill` as a child; return its output. Raises Unavailable if it fails."""
         process = await asyncio.create_subprocess_exec(
             *(*_program(), *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
@@ -218,7 +218,7 @@ def _trains(pid: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at the moment."""
+    """Return ports on which nothing listens at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -19,7 +19,7 @@ _SEED = 20_260_801
 
 
 def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
-    """Call `spoil` in a process of its own, which keeps what libraries print to itself."""
+    """Call `spoil` in a process of its own, so that the output of libraries does not reach this one's."""
     command = [sys.executable, "-m", __spec__.name, str(draft), str(tokenizer), str(folder), str(noise)]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:
@@ -28,7 +28,7 @@ def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
 
 
 def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
-    """A GGUF file like `draft`, with noise of so many of a matrix's standard deviations on each of them.
+    """Write a GGUF file like `draft`, with noise added to each matrix, in multiples of its standard deviation.
 
     tokenizer: the target's folder.
     """

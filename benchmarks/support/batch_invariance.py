@@ -1,4 +1,4 @@
-"""Compute the same tokens in random ways (chunks, trees, other sessions' rows) and one at a time."""
+"""Compute the same tokens in random compositions (chunks, trees, other sessions' rows) and one at a time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cloud_verifier.engine.kv_pool import KVPool, SlotTable
 from cloud_verifier.engine.model import TargetModel
 
 CHAINS = (1, 4, 40, 256)
-"""Greatest lengths of a step's chain: a plain step, what a tree has accepted, a chunk of a prompt, a long one."""
+"""Greatest lengths of a step's chain: a plain step, accepted tokens of a tree, a chunk of a prompt, a long chunk."""
 LONGEST_PATH = 6
 LONELY = 0.3
-"""Share of the steps in which a session is alone."""
+"""Share of the steps that hold one session only."""
 
 
 @dataclass(frozen=True)
 class ComputedRow:
-    """One row of a composition that stands for a position of a sequence."""
+    """Hold one row of a composition, which stands for a position of a sequence."""
 
     sequence: int
     position: int
@@ -30,7 +30,7 @@ class ComputedRow:
 
 
 def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
-    """`[T, V]`: one-token decode, the reference."""
+    """Return the reference logits, `[T, V]`, by one-token decode."""
     pool = pool_for(model, len(tokens))
     slots = pool.allocate(len(tokens))
     rows = []
@@ -41,7 +41,7 @@ def decode(model: TargetModel, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.random.Generator) -> Iterator[ComputedRow]:
-    """Every sequence in random chunks and trees, several in one step; every position comes at least once."""
+    """Compute every sequence in random chunks and trees, several to a step; every position occurs at least once."""
     pool = pool_for(model, 2 * sum(map(len, sequences)) + 64 * len(sequences))
     readers = [_SequenceReader(model, pool, tokens, rng) for tokens in sequences]
     while left := [i for i, reader in enumerate(readers) if not reader.done]:
@@ -55,7 +55,7 @@ def compose(model: TargetModel, sequences: Sequence[Sequence[int]], rng: np.rand
 
 
 def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> Iterator[ComputedRow]:
-    """One step of exactly `rows` rows: every sequence from its beginning, the first ones again until it is full."""
+    """Compute one step of exactly `rows` rows: every sequence from its beginning, repeated until the step is full."""
     pool = pool_for(model, rows)
     chosen: list[int] = []
     segments: list[Segment] = []
@@ -69,7 +69,7 @@ def crowd(model: TargetModel, sequences: Sequence[Sequence[int]], rows: int) -> 
 
 
 def _chain(tokens: np.ndarray, prefix: np.ndarray, slots: np.ndarray) -> Segment:
-    """Tokens that follow what the prefix holds."""
+    """Return a segment of the tokens that follow those in the prefix."""
     return Segment(
         tokens=tokens,
         chain=len(tokens),
@@ -94,14 +94,14 @@ def pool_for(model: TargetModel, slots: int) -> KVPool:
 
 
 def differing_bits(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Bits in which two tensors of one floating type differ."""
+    """Return the number of bits in which two tensors of one floating type differ."""
     kind = torch.int32 if a.dtype == torch.float32 else torch.int16
     difference = (a.contiguous().view(kind) ^ b.contiguous().view(kind)).cpu().numpy()
     return int(np.unpackbits(difference.view(np.uint8)).sum())
 
 
 class _SequenceReader:
-    """A sequence that is read into the pool in several segments."""
+    """Read a sequence into the pool in several segments."""
 
     def __init__(self, model: TargetModel, pool: KVPool, tokens: Sequence[int], rng: np.random.Generator) -> None:
         self._vocab = model.vocab_size
@@ -117,7 +117,7 @@ class _SequenceReader:
         return len(self._table) == len(self._tokens)
 
     def segment(self) -> Segment:
-        """Some tokens as a chain; below it the next ones as a path, among random other nodes."""
+        """Return a segment of a chain of tokens and, below it, the next ones as a path among random other nodes."""
         start, rng = len(self._table), self._rng
         left = len(self._tokens) - start
         chain = int(rng.integers(1, min(left, int(rng.choice(CHAINS))) + 1))
@@ -147,7 +147,7 @@ class _SequenceReader:
         )
 
     def keep(self, segment: Segment) -> None:
-        """The chain and some of the path; what is left of the path is computed again."""
+        """Keep the chain and some of the path; the rest of the path will be computed again."""
         count = int(self._rng.integers(segment.chain, len(self.followed) + 1))
         rows = self.followed[:count]
         self._table.extend(segment.slots[rows])

@@ -1,4 +1,4 @@
-"""An allocation policy to compare with the product's: every session gets as many rows for nodes as every other one."""
+"""Allocate as many rows to every session as to every other one: a policy to compare with the product's."""
 
 from __future__ import annotations
 

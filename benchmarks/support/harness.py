@@ -51,7 +51,7 @@ class Size(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Criterion:
-    """A condition that a run should meet, beside the value that was found.
+    """State a condition that a run should meet, beside the value that was found.
 
     A run fails if it does not meet a criterion and its size is at least `enforced_from`; with None it never does, and
     the criterion is only printed. That is the one place which decides what a smoke run enforces: correctness, which
@@ -75,7 +75,7 @@ class Criterion:
         strict: bool = False,
         enforced_from: Size | None = Size.QUICK,
     ) -> Criterion:
-        """Hold a figure against one bound or two. found: None if nothing was measured, which meets no bound.
+        """Compare a figure with one bound or two. found: None if nothing was measured, which meets no bound.
 
         strict: a bound itself does not meet the criterion.
         """
@@ -103,7 +103,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that ships with the benchmarks. kind: `code` or `arithmetic`."""
+    """Hold a prompt that ships with the benchmarks. kind: `code` or `arithmetic`."""
 
     id: str
     kind: str
@@ -112,7 +112,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Pair:
-    """The models under test: a target, its draft, and a draft that knows less."""
+    """Hold the models under test: a target, its draft, and a draft that knows less."""
 
     target: Path
     draft: Path
@@ -136,7 +136,10 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Return a parser of the options that all benchmarks have; `size` is a Size, `models` a folder."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
     sizes = parser.add_mutually_exclusive_group()
-    for size, meaning in ((Size.QUICK, "a short version, for a look"), (Size.SMOKE, "seconds: a test that it runs")):
+    for size, meaning in (
+        (Size.QUICK, "a few minutes, for a first impression"),
+        (Size.SMOKE, "a few seconds: run every check on as little as possible"),
+    ):
         flag = f"--{size.name.lower()}"
         sizes.add_argument(flag, dest="size", action="store_const", const=size, default=Size.FULL, help=meaning)
     parser.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the pair under test")

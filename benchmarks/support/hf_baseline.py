@@ -30,7 +30,7 @@ from transformers import (
 from benchmarks.support.harness import spread
 
 PAD = 0
-"""Stands where the mask hides it, so any id will do."""
+"""Padding id; the mask hides it, so any id will do."""
 STATIC_STEP = 64
 """A static cache's length is a multiple of this."""
 TENSORS = {
@@ -53,7 +53,7 @@ TENSORS = {
 class GenerateRequest:
     prompt: tuple[int, ...]
     tokens: int
-    """To generate."""
+    """Number of tokens to generate."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class TimedOutput:
     """The outputs that one configuration gave for some requests, and their times."""
 
     outputs: tuple[tuple[int, ...], ...]
-    """As long as was asked for."""
+    """Tokens of each output, as many as were requested."""
     seconds: float
-    """Prompts included."""
+    """Time with prompts included."""
     decode_tokens: int
     decode_seconds: float
-    """Of those tokens, while all requests generated."""
+    """Tokens generated while all requests were generating."""
 
     @property
     def tokens(self) -> int:
@@ -79,12 +79,12 @@ class TimedOutput:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second between the last first token and the first last one; 0 where there is no such time."""
+        """Return the tokens per second between the last first token and the first last one; 0 without such a time."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def total(parts: Sequence[TimedOutput]) -> TimedOutput:
-    """Requests that were answered one after another."""
+    """Sum up requests that were answered one after another."""
     return TimedOutput(
         outputs=tuple(output for part in parts for output in part.outputs),
         seconds=sum(part.seconds for part in parts),
@@ -94,7 +94,7 @@ def total(parts: Sequence[TimedOutput]) -> TimedOutput:
 
 
 class ForwardTimestamps(StoppingCriteria):  # type: ignore[misc]
-    """Stops nothing; notes when every forward's tokens were there."""
+    """Record when each forward pass had its tokens; never stop the generation."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -108,7 +108,7 @@ class ForwardTimestamps(StoppingCriteria):  # type: ignore[misc]
 
 
 class HuggingFaceBaseline:
-    """The target, and the draft if there is one, as transformers runs them."""
+    """Run the target, and the draft if there is one, in transformers."""
 
     def __init__(self, target: Any, draft: Any = None, clock: Callable[[], float] = time.thread_time) -> None:
         self._target = _without_end(target)
@@ -165,13 +165,13 @@ class HuggingFaceBaseline:
 
 
 Answer = Callable[[Sequence[GenerateRequest], str], TimedOutput]
-"""All requests at once; what has another name finds nothing of theirs in a cache."""
+"""A function that answers all requests at once; requests of another name find nothing of theirs in a cache."""
 
 
 def compared(
     engine: Answer, hf: HuggingFaceBaseline, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
 ) -> dict[str, dict[str, list[TimedOutput]]]:
-    """Return and print the results of the requests, by their kind and by arm, for each round.
+    """Print and return the results of the requests, by their kind and by configuration, for each round.
 
     ids: a text for each request. shape: tokens of prompt and output where they are equal; the outputs are the longest.
     """
@@ -212,7 +212,7 @@ def compared(
 
 
 def ragged(ids: Sequence[Sequence[int]], output: int) -> list[GenerateRequest]:
-    """Prompts from 32 tokens to whole texts, outputs from an eighth of `output` to all of it, in no relation."""
+    """Return prompts of 32 tokens to whole texts, and independently outputs of an eighth of `output` to all of it."""
     last = len(ids) - 1
     prompts = [round(32 + (len(text) - 32) * i / last) for i, text in enumerate(ids)]
     outputs = [max(1, round(output * (1 + 7 * i / last) / 8)) for i in range(len(ids))]
@@ -221,7 +221,7 @@ def ragged(ids: Sequence[Sequence[int]], output: int) -> list[GenerateRequest]:
 
 
 def in_turn(arms: Mapping[str, Callable[[int], TimedOutput]], rounds: int) -> dict[str, list[TimedOutput]]:
-    """Every arm once a round, from another one on each time."""
+    """Run every configuration once per round, beginning with another one each time."""
     found: dict[str, list[TimedOutput]] = {name: [] for name in arms}
     names = list(arms)
     for number in range(rounds):
@@ -234,7 +234,7 @@ def in_turn(arms: Mapping[str, Callable[[int], TimedOutput]], rounds: int) -> di
 def over_best(
     found: Mapping[str, Sequence[TimedOutput]], rate: Callable[[TimedOutput], float] = lambda timed: timed.rate
 ) -> float:
-    """The engine's rate over the best of the others in the same round; the median of rounds."""
+    """Return the engine's rate over the best of the others in the same round; the median of rounds."""
     others = [timed for name, timed in found.items() if name != "engine"]
     ratios = [rate(ours) / max(map(rate, theirs)) for ours, *theirs in zip(found["engine"], *others, strict=True)]
     return round(statistics.median(ratios), 3)
@@ -249,7 +249,7 @@ def show(label: str, found: Mapping[str, Sequence[TimedOutput]]) -> None:
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, int64 `[B, longest]`, padded on the left."""
+    """Return ids and mask, int64 `[B, longest]`, padded on the left."""
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), PAD)
     mask = torch.zeros_like(ids)
@@ -260,13 +260,13 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _without_end(module: Any) -> Any:
-    """No token ends a text, in `generate` or for an assistant."""
+    """Return the model without end tokens, in `generate` and for an assistant."""
     module.generation_config.eos_token_id = None
     return module.eval()
 
 
 def draft_from_gguf(path: Path) -> Any:
-    """A Qwen3 draft as transformers has it, float32, from a GGUF. Raises ValueError for another architecture."""
+    """Load a Qwen3 draft from a GGUF into transformers, in float32. Raises ValueError for another architecture."""
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(path)
@@ -303,7 +303,7 @@ def _config(fields: Mapping[str, Any], *, tied: bool) -> Qwen3Config:
 
 
 def _name(tensor: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    """Translate a tensor's name, such as `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
     top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
     first, *rest = tensor.split(".")
     if first in top:

@@ -26,15 +26,15 @@ from outrider.wire.v1 import session_pb2 as pb
 
 METHOD = "/outrider.wire.v1.Verifier/Session"
 ATTACK_S = 25.0
-"""An attack that the verifier lets go on for so long is ended."""
+"""Time after which an attack that the verifier tolerates is ended."""
 FLOOD_S = 2.0
 STARE_S = 6.0
 HALF_OPEN_S = 12.0
-"""Longer than a verifier's `open_timeout_s` of 10."""
+"""Time that a half-open connection stays: longer than a verifier's `open_timeout_s` of 10."""
 
 
 class RawStream:
-    """One stream whose messages are bytes. Its place comes from the coordinator, if there is one."""
+    """Open one stream whose messages are bytes. Its place comes from the coordinator, if there is one."""
 
     def __init__(self, where: ServiceAddress) -> None:
         self._where = where
@@ -64,7 +64,7 @@ class RawStream:
             await self._control.close()
 
     async def place(self, wait_s: float = 0.0) -> None:
-        """Take a place. Raises Overloaded where there is none."""
+        """Take a place. Raises Overloaded if there is none."""
         if self._control is None:
             return
         placement = await CoordinatorClient(self._control, None, asyncio.ensure_future).open("", wait_s=wait_s)
@@ -80,7 +80,7 @@ class RawStream:
         self.call = stream()
 
     async def open(self, prompt: list[int], max_tokens: int, **changes: Any) -> None:
-        """A stream, and a well-formed Open but for `changes`."""
+        """Open a stream with a well-formed Open, apart from `changes`."""
         self.begin()
         attach = pb.Attach(
             epoch=self.epoch,
@@ -99,7 +99,7 @@ class RawStream:
         await self.send(append=pb.Append(**{"first_id": 1} | fields))
 
     async def receive(self) -> pb.ServerMessage | None:
-        """The next message; None at the end. Raises the stream's error."""
+        """Return the next message; None at the end. Raises the stream's error."""
         message = await self.call.read()
         return None if message is grpc.aio.EOF else message
 
@@ -113,7 +113,7 @@ Attack = Callable[["MaliciousClient", RawStream], Awaitable[None]]
 
 
 class MaliciousClient:
-    """Attacks without pause. `answers` counts (attack, how it ended)."""
+    """Attack without pause. `answers` counts (attack, its ending)."""
 
     def __init__(self, where: ServiceAddress, rng: random.Random, prompt: list[int], max_sequence: int = 2048) -> None:
         self._where = where
@@ -121,7 +121,7 @@ class MaliciousClient:
         self._prompt = prompt
         self._most = max_sequence - len(prompt)
         self._queues: tuple[list[Attack], list[Attack]] = ([], [])
-        """What is left of this round, of attacks that act and of those that wait."""
+        """The attacks left of this round: those that act and those that wait."""
         self.answers: Counter[tuple[str, str]] = Counter()
 
     async def run(self, until: float = math.inf) -> None:
@@ -140,7 +140,7 @@ class MaliciousClient:
             await asyncio.sleep(self._rng.uniform(0.0, 0.2))
 
     async def one(self, attack: Attack) -> str:
-        """Carry one out; how it ended: a status, or what this side saw."""
+        """Carry out one attack; return its ending: a status, or what this side saw."""
         async with RawStream(self._where) as raw:
             try:
                 async with asyncio.timeout(ATTACK_S):
@@ -161,12 +161,12 @@ class MaliciousClient:
 
     @property
     def wrong(self) -> Counter[tuple[str, str]]:
-        """Return those of `answers` that are not right for their attack."""
+        """Return the `answers` that are not expected of their attack."""
         return Counter({key: count for key, count in self.answers.items() if key[1] not in RIGHT[key[0]]})
 
     @property
     def unmade(self) -> list[str]:
-        """Attacks that have not been made: not tried, or there was no place whenever they were."""
+        """Return the attacks that were not made, because they were not tried or always lacked a place."""
         made = {attack for attack, ended in self.answers if ended not in NO_PLACE}
         return [attack for attack in RIGHT if attack not in made]
 
@@ -190,7 +190,7 @@ class MaliciousClient:
                 pass
 
     async def flood(self, raw: RawStream) -> None:
-        """Empty Appends as fast as they go; nothing is read."""
+        """Send empty Appends as fast as they go, and read nothing."""
         await self._opened(raw)
         until = time.monotonic() + FLOOD_S
         with contextlib.suppress(TimeoutError):
@@ -199,7 +199,7 @@ class MaliciousClient:
                     await raw.append()
 
     async def flood_of_nodes(self, raw: RawStream) -> None:
-        """Single nodes below the root, more than are allowed."""
+        """Send single nodes below the root, more than are allowed."""
         await self._opened(raw)
         for i in range(1000):
             await raw.append(first_id=i + 1, up=[0], token=[i])
@@ -246,7 +246,7 @@ class MaliciousClient:
         await raw.read_to_end()
 
     async def never_reads(self, raw: RawStream) -> None:
-        """A long answer is asked for, confirmed and not read."""
+        """Request and confirm a long answer without reading it."""
         await raw.place()
         await raw.open(self._prompt, self._most)
         await asyncio.sleep(STARE_S)
@@ -257,7 +257,7 @@ class MaliciousClient:
         await raw.read_to_end()
 
     async def all_the_room(self, raw: RawStream) -> None:
-        """The longest sequence allowed, left as soon as it has begun."""
+        """Request the longest sequence allowed, and leave as soon as it begins."""
         await raw.place()
         await raw.open(self._prompt, self._most)
         for _ in range(3):
@@ -268,7 +268,7 @@ class MaliciousClient:
         await raw.read_to_end()
 
     async def half_open(self, raw: RawStream) -> None:
-        """Connections that say hello in HTTP/2 and nothing else."""
+        """Open connections that say hello in HTTP/2 and nothing else."""
         sockets = [await asyncio.open_connection(*split_address(self._where.verifier)) for _ in range(8)]
         for _, writer in sockets:
             writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
@@ -287,7 +287,7 @@ class MaliciousClient:
         await raw.read_to_end()
 
     async def epoch_after_epoch(self, raw: RawStream) -> None:
-        """Attach on attach, each fencing the one before it."""
+        """Attach again and again, each time fencing the attach before."""
         await raw.place()
         calls = []
         try:
@@ -324,22 +324,21 @@ class MaliciousClient:
         await raw.read_to_end()
 
     async def _opened(self, raw: RawStream) -> None:
-        """A session that has begun."""
+        """Begin a session."""
         await raw.place()
         await raw.open(self._prompt, 256)
         await raw.receive()
 
 
 OK = "OK"
-"""The stream, or the attack, came to its end and no error with it."""
+"""The stream, or the attack, ended without an error."""
 ENDED_BEFORE = "ended before"
-"""Our own library's word for a write on a stream that has just ended; the status is then lost."""
+"""Our own library's error for a write on a stream that has just ended; the status is then lost."""
 NO_PLACE = frozenset({"Overloaded", "RESOURCE_EXHAUSTED"})
-"""From the coordinator and from the verifier: right for whatever needs a place."""
+"""Refusals of the coordinator and of the verifier, which any attack that needs a place may meet."""
 _REFUSED = frozenset({"INVALID_ARGUMENT"})
 _SILENT = frozenset({"UNAVAILABLE"})
-"""For nodes that came too late to be an offence, below a position that was committed meanwhile: the device is ended for
-its silence then."""
+"""The ending for nodes that came too late to be an offence: the device is then ended for its silence."""
 
 ATTACKS: Mapping[Attack, frozenset[str]] = {
     MaliciousClient.garbage: _REFUSED,
@@ -367,9 +366,9 @@ ATTACKS: Mapping[Attack, frozenset[str]] = {
     MaliciousClient.somebody_elses_session: NO_PLACE | {"PERMISSION_DENIED"},
     MaliciousClient.nonsense_sampling: _REFUSED | NO_PLACE,
 }
-"""Attack -> the endings that are right for it."""
+"""Attack -> the endings that are expected of it."""
 RIGHT: Mapping[str, frozenset[str]] = {attack.__name__: endings for attack, endings in ATTACKS.items()}
 WAITING: frozenset[Attack] = frozenset(
     {MaliciousClient.never_reads, MaliciousClient.no_open, MaliciousClient.half_open}
 )
-"""Attacks that are nothing but waiting."""
+"""Attacks that only wait."""

@@ -24,7 +24,7 @@ _CHUNK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The state of a link, shared by all of its connections. Raises BadRequest for a value outside its bound."""
+    """Describe the state of a link, shared by its connections. Raises BadRequest for a value outside its bound."""
 
     rtt_ms: float = 0.0
     """Round trip; each way takes half of it."""
@@ -57,7 +57,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A pause in which nothing passes and nothing is lost, as in a radio handover."""
+    """Pause a link: nothing passes and nothing is lost, as in a radio handover."""
 
     seconds: float
 
@@ -67,7 +67,7 @@ class Stall:
 
 
 class LinkEvent(enum.Enum):
-    """A change that happens to all connections at once."""
+    """Name a change that happens to all connections at once."""
 
     DROP = "drop"
     """Close all connections orderly."""
@@ -85,7 +85,7 @@ Script: TypeAlias = tuple[tuple[float, Change], ...]
 
 
 def check_script(script: Script) -> None:
-    """Raise BadRequest for times that go back or are out of bounds, and for what is no change."""
+    """Raise BadRequest for times that go back or are out of bounds, and for entries that are no change."""
     if len(script) > MAX_SCRIPT_STEPS:
         raise BadRequest.bound("steps in script", len(script), f"at most {MAX_SCRIPT_STEPS}")
     earlier = 0.0
@@ -98,7 +98,7 @@ def check_script(script: Script) -> None:
 
 
 class LinkDirection:
-    """One direction of a link, for all connections: it says when a chunk that has arrived leaves.
+    """Model one direction of a link, for all connections: it computes when a chunk that has arrived leaves.
 
     A chunk waits for its jitter, then for the line, takes `8 * size / bps` on it, and leaves `rtt / 2` after that. So
     over every window of time a direction takes no more than its bandwidth and one chunk.
@@ -121,7 +121,7 @@ class LinkDirection:
 
 
 class LinkClock:
-    """The link's own time, which stands still while the link is held, so that chunks keep their distances."""
+    """Keep the link's own time, which stands still while the link is held, so that chunks keep their distances."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

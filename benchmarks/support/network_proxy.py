@@ -44,7 +44,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class DelayProxy:
-    """A proxy on a loopback port that passes bytes to and from `target` as `link` says, in order.
+    """Pass bytes from a loopback port to and from `target` as `link` says, in order.
 
     Use it as an async context manager. `link`, or `rtt_ms` alone, may be changed at any time: it holds for bytes that
     arrive from then on; those that wait for a slow line keep their times, and later ones their place behind them.

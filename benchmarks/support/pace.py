@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 PASS_MS, ROW_MS, COUNTS = "PACED_PASS_MS", "PACED_ROW_MS", "PACED_COUNTS"
-"""The environment of a paced verifier."""
+"""Environment variables of a paced verifier."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The least time of a pass, in milliseconds: `pass_ms + row_ms * rows`."""
+    """Define the least time of a pass, in milliseconds: `pass_ms + row_ms * rows`."""
 
     pass_ms: float
     row_ms: float = 0.0
@@ -41,7 +41,7 @@ class Pace:
 
 
 class PassCounts:
-    """The passes of a paced verifier that were judged, and those of them that took longer by themselves.
+    """Count the passes of a paced verifier that were judged, and those of them that took longer by themselves.
 
     path: a file that the engine process counts in and others read; without one the counts are this process's own.
     """
@@ -58,7 +58,7 @@ class PassCounts:
         return cls(Path(environment[COUNTS]) if COUNTS in environment else None)
 
     def begin(self) -> None:
-        """Count for `overran` from this moment."""
+        """Begin to count for `overran`."""
         self._begun = self._counts.copy()
 
     def add(self, *, overran: bool) -> None:
@@ -66,7 +66,7 @@ class PassCounts:
 
     @property
     def overran(self) -> float:
-        """Share of the passes since `begin`, those that read prompts left out, that took longer by themselves."""
+        """Return the share of passes since `begin`, prompt reading left out, that took longer by themselves."""
         passes, overran = (self._counts - self._begun).tolist()
         return overran / passes if passes else 0.0
 

@@ -1,4 +1,4 @@
-"""Run the engine process of a paced verifier: the product's own, with forward passes that take their time.
+"""Run the engine process of a paced verifier: the product's own, with slower forward passes.
 
 Nothing is held up before the numerics check has passed; what steps cost is measured with the pace.
 """
@@ -15,7 +15,7 @@ from cloud_verifier.engine_process.main import main
 
 
 def pace_targets(pace: Pace, counts: PassCounts) -> None:
-    """Have every target of this process that has passed its numerics check take its time."""
+    """Pace every target of this process that has passed its numerics check."""
     forward = TargetModel.forward
 
     def paced(model: TargetModel, batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:

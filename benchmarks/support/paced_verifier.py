@@ -1,4 +1,4 @@
-"""Serve a target as a slower machine would: `outrider-verifier`, with its options, around an engine that is paced.
+"""Serve a target as a slower machine would: run `outrider-verifier`, with its options, around a paced engine.
 
     PACED_PASS_MS=30 PACED_ROW_MS=0.05 python -m benchmarks.support.paced_verifier --model DIR ...
 

@@ -1,4 +1,4 @@
-"""Divide a run into phases with and without a disturbance, in turn; other work on the machine meets both alike."""
+"""Divide a run into phases with and without a disturbance, so that other work on the machine affects both."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Phase:
-    """The time from `begin` to `end`, in seconds of time.monotonic."""
+    """Hold the span from `begin` to `end`, in seconds of time.monotonic."""
 
     begin: float
     end: float
     disturbed: bool
-    """Whether it was there."""
+    """Whether the disturbance was active."""
 
 
 @dataclass(frozen=True)
 class DeliveryGap:
-    """The time between two deliveries to one device."""
+    """Hold the time between two deliveries to one device."""
 
     end: float
     """Seconds of time.monotonic."""
@@ -33,7 +33,7 @@ class DeliveryGap:
 
 @dataclass
 class AlternatingPhases:
-    """Keep the phases so far, in order. Times in no phase, of warming up and of running out, count for neither side."""
+    """Keep the phases so far, in order. Times outside them, of warming up and running out, count for neither kind."""
 
     phases: list[Phase] = field(default_factory=list)
 

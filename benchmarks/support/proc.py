@@ -67,7 +67,7 @@ def stat_fields(line: str) -> list[str]:
 
 
 class JsonWorker:
-    """A process that reads requests from stdin and answers them on stdout, each a line of JSON with an `id`.
+    """Run a process that reads requests from stdin and answers them on stdout, each a line of JSON with an `id`.
 
     Its first line says that it is ready. Any number of requests may be pending.
     """
@@ -102,12 +102,12 @@ class JsonWorker:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has closed its output."""
+        """Return whether the process has closed its output."""
         return self._reading.done()
 
     @property
     def pending(self) -> int:
-        """Number of requests that have no answer yet."""
+        """Return the number of requests that have no answer yet."""
         return len(self._pending)
 
     async def ask(self, **request: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class JsonWorker:
         return await answer
 
     async def kill(self) -> None:
-        """Send SIGKILL; what is pending fails."""
+        """Send SIGKILL; pending requests fail."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

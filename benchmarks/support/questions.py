@@ -97,7 +97,7 @@ def arithmetic(count: int, seed: int) -> list[str]:
 
 
 def code(count: int, seed: int) -> list[str]:
-    """Beginnings of functions of the standard library, with up to eight lines before them."""
+    """Return beginnings of functions of the standard library, with up to eight lines before them."""
     rng = random.Random(seed)
     starts = list(_functions(Path(sysconfig.get_path("stdlib"))))
     rng.shuffle(starts)

@@ -1,4 +1,4 @@
-"""Generate what the target alone produces, without a line of Outrider, for benchmarks.lossless to compare with.
+"""Generate the output of the target alone, without a line of Outrider, for benchmarks.lossless to compare with.
 
 Only torch, transformers, numpy and the standard library. Hash, processors and argmax are written again from
 docs/protocol.md; the model runs through Hugging Face's own forward, one token at a time over a DynamicCache.
@@ -22,7 +22,7 @@ WORD = 2**64
 
 @dataclass(frozen=True)
 class ReferenceSampling:
-    """The sampling parameters of a request, as in the wire contract's Sampling."""
+    """Hold the sampling parameters of a request, as in the wire contract's Sampling."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -38,16 +38,16 @@ class TokenDifference:
     got: int
     expected: int
     gap: float
-    """By how much the token is behind the best one in the reference's perturbed scores."""
+    """Distance of the token from the best one in the reference's perturbed scores."""
 
     @property
     def tie(self) -> bool:
-        """Closer than rounding can tell: then the two best scores are as close, and the token is one of those."""
+        """Return whether rounding may decide: the two best scores are closer than TIE, and the token is one of them."""
         return self.gap <= TIE
 
 
 class Reference:
-    """One target, in float32 on one CPU core, which the benchmark shares with the device."""
+    """Run one target, in float32 on one CPU core, which the benchmark shares with the device."""
 
     def __init__(self, folder: str) -> None:
         torch.set_num_threads(1)
@@ -59,7 +59,7 @@ class Reference:
     def differences(
         self, prompt: list[int], output: list[int], settings: ReferenceSampling, max_tokens: int
     ) -> list[TokenDifference]:
-        """Hold `output` against the reference at every position, teacher-forced on `output` itself."""
+        """Compare `output` with the reference at every position, teacher-forced on `output` itself."""
         found = []
         cache = DynamicCache()
         fed = prompt

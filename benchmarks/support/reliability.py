@@ -27,7 +27,7 @@ class Reliability:
 
 
 def reliability(predicted: Sequence[float], happened: Sequence[bool], bins: int = 10) -> Reliability:
-    """Measure how far `predicted` probabilities agree with what happened.
+    """Measure how far `predicted` probabilities agree with the outcomes.
 
     Raises ValueError where there are fewer predictions than bins, or not one outcome for each.
     """

@@ -20,7 +20,7 @@ from outrider.wire.v1 import session_pb2
 
 @dataclass
 class FailoverTrace:
-    """Trace what one disturbed session went through. Times are of the monotonic clock, 0 before they are known."""
+    """Hold the times of one disturbed session, on the monotonic clock; 0 before they are known."""
 
     signalled: float = 0.0
     noticed: float = 0.0
@@ -30,13 +30,13 @@ class FailoverTrace:
     resumed: float = 0.0
     """When its first Commit was read."""
     addresses: list[str] = field(default_factory=list)
-    """Of the verifiers attached to, one per attach."""
+    """Address of the verifier, for each attach."""
     late_commits: int = 0
-    """Commits of the old epoch that came after the device had gone elsewhere."""
+    """Commits of the old epoch that arrived after the device had moved on."""
 
 
 class StreamSniffer:
-    """Keeps a device's streams open, and hands the device what an abandoned verifier still sends."""
+    """Keep a device's streams open, and hand the device what an abandoned verifier still sends."""
 
     def __init__(self) -> None:
         self.trace = FailoverTrace()
@@ -61,7 +61,7 @@ class StreamSniffer:
         self._streams.append(stream)
 
     def on_message(self, stream: _SniffedStream, message: Any) -> None:
-        """Note when the stream after the broken one was opened, and when its first tokens came."""
+        """Record when the stream after the broken one was opened, and when its first tokens came."""
         if len(self._streams) > 1 and self.trace.signalled and stream is self._streams[-1]:
             now = time.monotonic()
             self.trace.attached = self.trace.attached or now
@@ -79,7 +79,7 @@ class StreamSniffer:
 
 
 class _SniffedChannel:
-    """A channel that observes its streams and passes everything else on."""
+    """Wrap a channel: observe its streams and pass everything else on."""
 
     def __init__(self, sniffer: StreamSniffer, channel: grpc.aio.Channel) -> None:
         self._sniffer = sniffer
@@ -94,7 +94,7 @@ class _SniffedChannel:
 
 
 class _SniffedStream:
-    """One stream. Cancelled by the device, it stays open to its verifier: pings are answered, Commits are kept."""
+    """Observe one stream. If the device cancels it, it stays open: pings are answered and Commits are kept."""
 
     def __init__(self, sniffer: StreamSniffer, call: Any) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -158,7 +158,7 @@ class _SniffedStream:
 
 
 class SniffedClient(AsyncClient):
-    """A client whose session streams go through a sniffer; bulk channels do not."""
+    """Send a client's session streams through a sniffer, but not its bulk channels."""
 
     def __init__(self, sniffer: StreamSniffer, **options: Any) -> None:
         super().__init__(**options)
@@ -173,7 +173,7 @@ class SniffedClient(AsyncClient):
 
 @dataclass
 class StaleCommits:
-    """Commits of an older epoch that reached the device's session."""
+    """Count Commits of an older epoch that reached the device's session."""
 
     refused: int = 0
     accepted: int = 0

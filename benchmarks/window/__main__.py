@@ -51,7 +51,7 @@ KEYS = (
     "brier_skill",
     "predicted_over_measured",
 )
-"""Of the last line."""
+"""Keys of the last line."""
 CELL_KEYS = (
     "rtt_ms",
     "draft",
@@ -80,7 +80,8 @@ def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> dict[str, Any]:
-    """The keys of the last line, and what the plots need, as far as these parts know it.
+    """Run the parts in order; return the keys of the last line and the data of the plots, as far as these parts yield
+    them.
 
     out: an existing folder for them, written after each part.
     """
@@ -114,9 +115,13 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
 
 async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("window", __doc__)
-    parser.add_argument("--own", action="store_true", help="devices draft by their verifier's own setting")
-    parser.add_argument("--apart", action="store_true", help="one paced verifier at a time, where two are too many")
-    parser.add_argument("--only", action="append", choices=PARTS, help="run this part alone; may be given more than once")
+    parser.add_argument(
+        "--own", action="store_true", help="windows by the verifier's own setting instead of the coordinator's"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="play one paced verifier at a time, for machines on which two are too many"
+    )
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part alone (repeatable)")
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
     asked = parser.parse_args(argv)
     began = time.monotonic()

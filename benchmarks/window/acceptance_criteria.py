@@ -8,10 +8,10 @@ from typing import Any
 from benchmarks.support.harness import Criterion, Size
 
 PACED = {1.0: 2.6, 20.0: 2.2, 50.0: 1.7, 100.0: 1.35, 200.0: 1.1}
-"""RTT in ms -> speed over streaming at a match near 0.8."""
+"""RTT in ms -> expected speed over streaming, at a match rate near 0.8."""
 
 SLOW = 0.97
-"""Of streaming: less is slower."""
+"""Share of streaming's speed below which a session counts as slower."""
 
 
 def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
@@ -43,7 +43,7 @@ def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
 
 
 def summed_up(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many cells may be slower than streaming, and how many have no wanted first token."""
+    """Report how many cells may be slower than streaming, and how many have no first-token target."""
     slow = sum(cell["vs_streaming"] < SLOW for cell in cells)
     low = sum(cell["vs_streaming_lower95"] < SLOW for cell in cells)
     without = sum(not cell["ttft_wanted"] for cell in cells)
@@ -73,6 +73,6 @@ def _wanted(name: str, found: float | None, **bounds: Any) -> Criterion:
 
 
 def valid(invalid: Sequence[str]) -> Criterion:
-    """Return the criterion that everything was measured properly; a run fails if not. invalid: what was not."""
+    """Return the criterion that everything was measured properly. invalid: descriptions of what was not."""
     found = "; ".join(invalid) or "nothing"
     return Criterion("not measured properly", "nothing", found, not invalid, enforced_from=Size.QUICK)

@@ -1,4 +1,4 @@
-"""Play the two arms of a cell, and watch what is decided meanwhile."""
+"""Play the two arms of a cell, and record the window decisions meanwhile."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 FIRST_TOKENS = 4
-"""Of a long prompt; then it is cancelled."""
+"""Tokens of a session with a long prompt, which is then cancelled."""
 AROUND_TOKENS = 32
-"""Of those that generate beside a long prompt; others take their places."""
+"""Tokens of the sessions that generate beside a long prompt; others take their places."""
 AROUND_S = 0.5
-"""Until they generate."""
+"""Time until those sessions generate."""
 LOOK_S = 0.25
 WARM_TOKENS = 16
 
 
 class CellPlayer:
-    """Plays cells at one site. numbers: the recordings of its prompts; long: those of long prompts."""
+    """Play cells at one site. numbers: the recordings of its prompts; long: those of long prompts."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class CellPlayer:
         tokens: int,
         rounds: int,
     ) -> None:
-        """tokens: of each session; it is cancelled then."""
+        """Set up a player. tokens: number after which each session is cancelled."""
         self._site = site
         self._swarm = swarm
         self.numbers = numbers
@@ -47,11 +47,11 @@ class CellPlayer:
         self._rounds = rounds
 
     async def warm(self) -> None:
-        """Play a short session, for whatever is slow the first time."""
+        """Play a short session first, because first requests are slow."""
         await play(self._swarm, [SessionJob(self.numbers[0], ending="cancel", after=WARM_TOKENS)], 1)
 
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
-        """Both arms in turn: by prompt where there is one session at once, else by round."""
+        """Play both arms in turn: by prompt with one session at once, else by round."""
         at_once = self._site.machine.sessions
         async with watched(self._site, cell.sights):
             for turn in range(self._rounds):
@@ -66,7 +66,7 @@ class CellPlayer:
     async def _pair(
         self, numbers: Sequence[int], rtt_ms: float, at_once: int, turn: int
     ) -> tuple[list[SessionOutcome], list[SessionOutcome]]:
-        """Streaming, adaptive; in the other order in every second turn."""
+        """Return the outcomes of the arms, streaming first; which arm is played first alternates."""
         arms = {}
         for drafted in (True, False) if turn % 2 else (False, True):
             jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
@@ -74,7 +74,7 @@ class CellPlayer:
         return arms[False], arms[True]
 
     async def some(self, numbers: Sequence[int], rtt_ms: float, *, drafted: bool) -> list[SessionOutcome]:
-        """These prompts once, in either arm. Sessions arrive in half of the time that they do in a cell."""
+        """Play these prompts once in one arm. Sessions arrive in half of the time that they do in a cell."""
         jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
         return await play(self._swarm, jobs, self._site.machine.sessions, self._over_s / 2)
 
@@ -88,7 +88,7 @@ class CellPlayer:
         return self._tokens * machine.plain_ms / 1e3 if machine.sessions > 1 else 0.0
 
     async def first_tokens(self, rtt_ms: float, cell: Cell) -> None:
-        """Each long prompt in both arms, one after the other; in the other order at every second prompt."""
+        """Play each long prompt in both arms, one after the other; which arm is first alternates."""
         arms = {False: cell.long_streaming, True: cell.long_adaptive}
         turns = [(n, drafted) for i, n in enumerate(self._long) for drafted in ((True, False) if i % 2 else arms)]
         for drafted, numbers in itertools.groupby(turns, key=lambda turn: turn[1]):
@@ -101,7 +101,7 @@ class CellPlayer:
 
     @contextlib.asynccontextmanager
     async def _around(self, rtt_ms: float, drafted: bool) -> AsyncIterator[None]:
-        """Others generate meanwhile, in all places but one."""
+        """Let other sessions generate meanwhile, in all places but one."""
         over = asyncio.Event()
 
         async def keep_playing(number: int) -> None:
@@ -124,7 +124,7 @@ class CellPlayer:
 
 @contextlib.asynccontextmanager
 async def watched(site: RunningVerifier, sights: list[ObservedWindow], every_s: float = LOOK_S) -> AsyncIterator[None]:
-    """Collects what is decided meanwhile."""
+    """Collect the window decisions that are made meanwhile."""
 
     async def look() -> None:
         async with channel(site.cluster.address) as link:

@@ -22,7 +22,7 @@ from benchmarks.window.testbed import VerifierMachine
 
 DRAWS = 1_000
 STEPS = 16
-"""Of a session under one decision, before its predicted tokens per step are compared."""
+"""Steps of a session under one decision before its predicted tokens per step are compared."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class CellKey:
 
 @dataclass(frozen=True)
 class ObservedWindow:
-    """The window decision about a session as it stood at one moment."""
+    """Hold the window decision about a session as it stood at one moment."""
 
     at_s: float
-    """On the clock of Outcome.delivered_s."""
+    """Time on the clock of SessionOutcome.delivered_s."""
     session_id: str
     k: int
     depth: int
     tokens_per_step: float
-    """Predicted."""
+    """Predicted tokens per step."""
     speedup: float
     first_acceptance: float
     rtt_ms: float
@@ -67,13 +67,13 @@ class Cell:
     streaming: list[list[SessionOutcome]] = field(default_factory=list)
     adaptive: list[list[SessionOutcome]] = field(default_factory=list)
     long_streaming: list[SessionOutcome] = field(default_factory=list)
-    """With prompts of about a thousand tokens, in the order of `long_adaptive`."""
+    """Outcomes with prompts of about a thousand tokens, in the order of `long_adaptive`."""
     long_adaptive: list[SessionOutcome] = field(default_factory=list)
     sights: list[ObservedWindow] = field(default_factory=list)
 
     @property
     def ratios(self) -> dict[int, list[float]]:
-        """Prompt -> adaptive over streaming, one for each round."""
+        """Return prompt -> adaptive over streaming, one ratio for each round."""
         found: dict[int, list[float]] = {}
         for slow, fast in zip(self.streaming, self.adaptive, strict=True):
             for number, (a, b) in enumerate(zip(slow, fast, strict=True)):
@@ -101,7 +101,7 @@ def speed(outcome: SessionOutcome) -> float:
 
 
 def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float]:
-    """Median of the prompts' medians, and its bootstrapped 95% interval over prompts."""
+    """Return the median of the prompts' medians, and its bootstrapped 95% interval over prompts."""
     each = [statistics.median(values) for values in ratios.values()]
     rng = random.Random(1)
     draws = sorted(statistics.median(rng.choices(each, k=len(each))) for _ in range(DRAWS))
@@ -109,7 +109,7 @@ def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float
 
 
 def gaps_s(outcomes: Iterable[SessionOutcome]) -> list[float]:
-    """Between each token and the one before; 0 within a delivery."""
+    """Return the seconds between each token and the one before; 0 within a delivery."""
     return [b - a for outcome in outcomes for a, b in itertools.pairwise(outcome.delivered_s)]
 
 
@@ -133,7 +133,7 @@ def predicted_over_measured(cell: Cell) -> list[float]:
 
 
 def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
-    """The cell's figures; None if there are none."""
+    """Return the cell's figures; None for each that was not measured."""
     middle, low, high = interval(cell.ratios)
     played, decided = cell.played, list(cell.decided.values())
     tokens = sum(outcome.tokens for outcome in played)
@@ -168,7 +168,7 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
 
 
 def _first_tokens(cell: Cell) -> list[tuple[float, float]]:
-    """Seconds of each long prompt, streamed and adaptive, where both came to a first token."""
+    """Return the seconds to the first token of each long prompt, streamed and adaptive, if both arms have one."""
     pairs = zip(cell.long_streaming, cell.long_adaptive, strict=True)
     each = ((slow.first_token_s, fast.first_token_s) for slow, fast in pairs)
     return [(slow, fast) for slow, fast in each if slow is not None and fast is not None]

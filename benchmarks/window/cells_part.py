@@ -1,4 +1,4 @@
-"""Play the parts that consist of whole cells: the grid, a crowd, and how good the predictions were."""
+"""Play the parts that consist of whole cells: the grid, a crowd, and the calibration of predictions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks.window.plan import CROWD, CROWD_RTT_MS, PACED
 from benchmarks.window.testbed import RunningVerifier
 
 CALIBRATED = CellKey(PACED, "good", 50.0)
-"""The cell that calibration plays where it runs alone."""
+"""The cell that calibration plays if it runs alone."""
 BINS = 10
 CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "min_acceptance", "predicted")
 
 
 async def grid(context: RunContext) -> dict[CellKey, Cell]:
-    """Every cell. Verifiers start two at a time."""
+    """Play every cell. Verifiers start two at a time."""
     found: dict[CellKey, Cell] = {}
     for group in context.plan.sites():
         found |= await _group(context, group)
@@ -32,12 +32,12 @@ async def grid(context: RunContext) -> dict[CellKey, Cell]:
 
 
 async def calibrated(context: RunContext) -> dict[CellKey, Cell]:
-    """One cell, to calibrate by where the grid is not played."""
+    """Play one cell for the calibration if the grid is not played."""
     return await _group(context, [[CALIBRATED]])
 
 
 async def _group(context: RunContext, group: Sequence[Sequence[CellKey]]) -> dict[CellKey, Cell]:
-    """The cells of one or two verifiers, each with its draft and machine."""
+    """Play the cells of one or two verifiers, each with its draft and machine."""
     found: dict[CellKey, Cell] = {}
     async with contextlib.AsyncExitStack() as stack:
         starting = (
@@ -55,7 +55,7 @@ async def _group(context: RunContext, group: Sequence[Sequence[CellKey]]) -> dic
 async def _site(
     context: RunContext, site: RunningVerifier, keys: Sequence[CellKey], found: dict[CellKey, Cell]
 ) -> None:
-    """Long prompts come last: a paced verifier needs longer for them than its pace says."""
+    """Play a verifier's cells. Long prompts come last: a paced verifier needs longer for them than its pace says."""
     cells = {key: Cell() for key in keys}
     draft = keys[0].draft
     async with site.swarm(context.recordings.file(draft)) as swarm:
@@ -77,7 +77,7 @@ async def _site(
 
 
 async def crowd(context: RunContext) -> dict[str, Any]:
-    """More sessions than speculation pays for."""
+    """Play more sessions than speculation pays for."""
     key, cell = CellKey(CROWD, "good", CROWD_RTT_MS), Cell()
     async with (
         context.testbed.site(CROWD, context.lanes[0]) as site,
@@ -99,7 +99,7 @@ async def crowd(context: RunContext) -> dict[str, Any]:
 
 
 def calibration(cells: Mapping[CellKey, Cell]) -> dict[str, Any]:
-    """Devices' estimates against what became of them, and the coordinator's of tokens per step."""
+    """Compare devices' estimates of acceptance, and the coordinator's of tokens per step, with the outcomes."""
     judged = _judged(cells.values(), "all drafts")
     drafts = dict.fromkeys(key.draft for key in cells)
     by_draft = {d: _judged([cell for key, cell in cells.items() if key.draft == d], f"{d} draft") for d in drafts}

@@ -1,4 +1,4 @@
-"""Plays the lines on which something changes in mid-session, both at once on a core each."""
+"""Play the links on which something changes in mid-session, both at once on a core each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.window.cell_player import watched
 from benchmarks.window.cells import ObservedWindow
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import COLLAPSE, COLLAPSE_RTT_MS, PLAIN_CHANGE_TOKENS, CHANGE_S, CHANGE_TOKENS, CHANGING, CHANGES
+from benchmarks.window.plan import (
+    CHANGE_S,
+    CHANGE_TOKENS,
+    CHANGES,
+    CHANGING,
+    COLLAPSE,
+    COLLAPSE_RTT_MS,
+    PLAIN_CHANGE_TOKENS,
+)
 from benchmarks.window.testbed import CorePair, play
 from benchmarks.window.transitions import (
     AFTER_S,
@@ -31,14 +39,14 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class ChangingLink:
-    """The link over which sessions are played, and what changes on the way."""
+    """Describe the link over which sessions are played, and the change in mid-session."""
 
     name: str
     rtt_ms: float
     changes: tuple[tuple[float, float], ...] = ()
-    """Of the round trip, as in replay.Where."""
+    """Changes of the round trip, as in ServiceAddress."""
     spoiled: tuple[int, int] = (0, 0)
-    """Of the output, as in replay.Job."""
+    """Positions of the output with wrong proposals, as in SessionJob."""
 
     def periods(self, outcome: SessionOutcome) -> list[ChangePeriod]:
         return periods_of_link(outcome, self.changes) if self.changes else periods_of_draft(outcome, self.spoiled)
@@ -52,11 +60,11 @@ LINES = (
 
 @dataclass
 class PlayedLink:
-    """Collect what was played over one changing link."""
+    """Hold what was measured over one changing link."""
 
     transitions: list[Transition] = field(default_factory=list)
     series: list[dict[str, Any]] = field(default_factory=list)
-    """Of the first session, for the plot."""
+    """Speed and window of the first session over time, for the plot."""
 
 
 async def play_transitions(context: RunContext) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class RunContext:
     together: bool = True
     """Whether paced verifiers may be played two at a time."""
     invalid: list[str] = field(default_factory=list)
-    """What was not measured properly: paced verifiers that could not keep their pace."""
+    """Descriptions of paced verifiers that could not keep their pace."""
 
     def player(
         self, site: RunningVerifier, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
@@ -44,7 +44,7 @@ class RunContext:
         return CellPlayer(site, swarm, numbers, long, tokens=self.plan.tokens_of(machine), rounds=rounds)
 
     def check(self, site: RunningVerifier, arm: str = "") -> None:
-        """Say so where a paced verifier needed longer by itself. arm: what it served, where there are several."""
+        """Record and print if a paced verifier missed its pace. arm: its configuration, if there are several."""
         overran, name = site.overran, f"{site.machine}{arm and ', '}{arm}"
         if overran > OVERRAN:
             self.invalid.append(f"{name}: {overran:.1%} of the passes took longer by themselves")

@@ -28,11 +28,11 @@ from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.vocabulary import token_table
 
 Lessons = tuple[tuple[Observation, ...], ...]
-"""As in a DraftRecording."""
+"""Observations, as in a DraftRecording."""
 LONG = 1_000
 """Tokens of a long prompt."""
 NEAR = (0.75, 0.85)
-"""Match rates of the recordings that the model is held to."""
+"""Match rates of the recordings that are compared with the model."""
 
 
 def options(tokens: int, temperature: float = 0.8) -> Options:
@@ -40,7 +40,7 @@ def options(tokens: int, temperature: float = 0.8) -> Options:
 
 
 def long_prompts(prompts: Sequence[Sequence[int]], count: int, tokens: int = LONG) -> list[list[int]]:
-    """Prompts of about so many tokens, by joining others; each begins with another one.
+    """Return prompts of about so many tokens, by joining others; each begins with another one.
 
     Raises ValueError where all of them together are shorter.
     """
@@ -53,7 +53,7 @@ def long_prompts(prompts: Sequence[Sequence[int]], count: int, tokens: int = LON
 async def calls(
     where: ServiceAddress, prompts: Mapping[str, Sequence[int]], asked: Options, at_once: int = 8
 ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
-    """The target's output for each prompt, by plain streaming; and its end tokens."""
+    """Generate each prompt's output by plain streaming; return the requests and the target's end tokens."""
     places = asyncio.Semaphore(at_once)
     async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
         description = (await client.prepare()).description
@@ -81,7 +81,7 @@ async def record_draft(
 
 
 def lessons_from(pair: Pair, draft: Path, requests: Sequence[RecordedRequest], ends: Sequence[int]) -> Lessons:
-    """Return what a device with this draft learns from the requests, going through them once."""
+    """Return the observations of a device with this draft after it has gone through the requests once."""
     return _once(replace(pair, draft=draft), requests, ends, depth=None).lessons
 
 
@@ -100,7 +100,7 @@ def _once(pair: Pair, requests: Sequence[RecordedRequest], ends: Sequence[int], 
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:
-    """Which to take: all within the bounds, up to `most`, or else those nearest to their middle; and how many were."""
+    """Return the indices within the bounds, up to `most`, or else the nearest ones; and how many were within."""
     middle = sum(within) / 2
     order = sorted(range(len(shares)), key=lambda i: abs(shares[i] - middle))
     inside = sum(within[0] <= share <= within[1] for share in shares)
@@ -136,7 +136,7 @@ def _acceptance_history(
 
 
 def _outcome(token: int, proposals: Sequence[int]) -> int:
-    """Return how the proposals met the token. proposals: the likeliest first."""
+    """Return the outcome of the proposals for the token. proposals: the likeliest first."""
     if token not in proposals:
         return MISS
     return HIT if proposals[0] == token else SIBLING

@@ -1,4 +1,4 @@
-"""Compare what the streaming model predicts for a recording with what is measured, with one window per session.
+"""Compare the streaming model's prediction for a recording with the measurement, with one window per session.
 
 The model is coordinator.window.streaming, given the recording's acceptance history, the step that streaming took on
 the same line, the round trip that the coordinator received, and the time of a decode in the recording; it may choose
@@ -32,17 +32,17 @@ class ModelComparison:
 
     rtt_ms: float
     vs_streaming: float
-    """Measured."""
+    """Measured speed over streaming."""
     predicted: float
-    """Over streaming, by the model."""
+    """Speed over streaming as the model predicts it."""
     vs_model: float
     """Measured over predicted speed, prompt by prompt."""
     predicted_as_told: float
-    """As `predicted`, with the drafting time that the coordinator received."""
+    """Like `predicted`, with the drafting time that the coordinator received."""
 
 
 def after_first(outcome: SessionOutcome) -> float:
-    """Tokens per second that follow the first delivery."""
+    """Return the tokens per second after the first delivery."""
     begun = outcome.delivered_s[0]
     later = sum(at > begun for at in outcome.delivered_s)
     return later / (outcome.delivered_s[-1] - begun)
@@ -101,7 +101,7 @@ def _otherwise(one: ModelComparison) -> str:
 
 
 async def play_model(context: RunContext) -> dict[str, Any]:
-    """One session at once on the paced verifier, recordings whose match is near 0.8.
+    """Play one session at once on the paced verifier, with recordings whose match rate is near 0.8.
 
     One line at a time: with as many draft tokens as here two verifiers at once do not keep their pace.
     """

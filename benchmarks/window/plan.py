@@ -1,4 +1,4 @@
-"""Set what the windows' benchmark plays: the full run takes under 40 minutes, the quick one about five."""
+"""Define what the windows benchmark plays: the full run takes under 40 minutes, the quick one about five."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from outrider.core.protocol.messages import Directive
 
 @dataclass(frozen=True)
 class StaticWindow:
-    """A window by levels, as operators are shown it."""
+    """Describe a window by levels, as operators see it."""
 
     k: int
     depth: int
     nodes_per_level: int
     draft_wait: float
-    """Of a plain step."""
+    """Draft wait as a share of a plain step."""
 
     def __str__(self) -> str:
         return f"k {self.k}, depth {self.depth}, {self.nodes_per_level} a level, {self.draft_wait:g} of a step"
@@ -38,7 +38,7 @@ STATICS = (
     StaticWindow(8, 24, 2, 0.25),
     StaticWindow(16, 24, 2, 0.0),
 )
-"""Beside streaming, in every cell: from shallow to deep, slim and broad, with and without a draft wait."""
+"""Static windows, played beside streaming: shallow to deep, slim and broad, with and without a draft wait."""
 
 RTTS_MS = (1.0, 20.0, 50.0, 100.0, 200.0)
 REAL, REALS = VerifierMachine(1), VerifierMachine(8)
@@ -46,22 +46,22 @@ PACED, PACEDS = VerifierMachine(1, 30.0, 0.05), VerifierMachine(8, 80.0, 0.05)
 MACHINES = (REAL, REALS, PACED, PACEDS)
 CHANGING = VerifierMachine(1, 80.0, 0.05)
 CROWD = VerifierMachine(32, 80.0, 3.0)
-"""More sessions than pay: a plain row costs 3 ms, so a node takes from everybody."""
+"""A machine with more sessions than pay: a plain row costs 3 ms, so a node takes time from everybody."""
 CROWD_RTT_MS = 50.0
 CHANGES = ((2.5, 300.0), (10.5, 5.0))
 """Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Periods of eight seconds."""
 CHANGE_S = 20.0
-"""Seconds after which a session on a line that changes is ended."""
+"""Time after which a session on a changing link is ended."""
 CHANGE_TOKENS = 700
-"""More than come in that time: 12.5 a second streamed, up to about four times that while the line is short."""
+"""More tokens than arrive in that time: 12.5 a second streamed, up to four times that on a short round trip."""
 PLAIN_CHANGE_TOKENS = 60
-"""Of the same by streaming, whose speed does not turn."""
+"""Tokens of the same prompt by streaming, whose speed does not change."""
 COLLAPSE = (80, 185)
 """Positions of the output at which the draft proposes wrong tokens: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64}
-"""Of a session, which the coordinator steers after a second at most: paced ones stream for about two and a half
-seconds or longer, those on the real CPU for about two."""
+"""Tokens of a session. The coordinator decides its windows after a second at most: paced ones stream for about two and
+a half seconds or longer, those on the real CPU for about two."""
 STATIC_CELLS = (
     (REAL, (("good", 1.0), ("good", 50.0))),
     (REALS, (("good", 20.0), ("narrow", 50.0))),
@@ -71,9 +71,9 @@ STATIC_CELLS = (
 
 
 LONG_RTTS_MS = (20.0, 100.0)
-"""Of the cells that have long prompts; of paced ones, which read them at the CPU's speed too, the first alone."""
+"""Round trips of the cells with long prompts; on paced machines, which read at the CPU's speed, only the first."""
 MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "changes": 1.5, "crowd": 1.0}
-"""Of a full run on two cores with nothing beside it, about."""
+"""Minutes of each part of a full run, on two cores with nothing beside it."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ class WindowPlan:
 
     drafts: tuple[str, ...] = ("good", "narrow")
     prompts: int = 16
-    """Recorded, beside the long ones."""
+    """Recorded prompts, beside the long ones."""
     several: int = 12
-    """Of a cell with several sessions."""
+    """Prompts of a cell with several sessions."""
     singles: int = 6
-    """Of a cell with one, played one after the other."""
+    """Prompts of a cell with one session, played one after the other."""
     rounds: int = 1
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
     static_prompts: tuple[int, int] = (6, 16)
-    """Of a cell with one session, and with several, in each of its arms; of the latter half at a time."""
+    """Prompts in each arm of a static cell with one session, and with several (played in two halves)."""
     near: int = 8
-    """Recordings whose match is near 0.8."""
+    """Recordings whose match rate is near 0.8."""
     candidates: int = 40
-    """Prompts that they are sought among, greedy and at T=0.8."""
+    """Prompts from which those are chosen, greedy and at T=0.8."""
     teaching: int = 8
     """Other prompts, from which devices have learned."""
     changes: int = 3
@@ -106,7 +106,7 @@ class WindowPlan:
     only: frozenset[tuple[VerifierMachine, float]] = frozenset()
     """(machine, RTT in ms) of the cells that are played; empty for all."""
     tokens: int | None = None
-    """Of a session, if other than TOKENS says."""
+    """Tokens of a session if not those of TOKENS."""
 
     def cells(self, draft: str, machine: VerifierMachine) -> list[CellKey]:
         """Return the cells of this draft and machine."""
@@ -117,12 +117,12 @@ class WindowPlan:
         return self.tokens or TOKENS[machine]
 
     def has_long(self, key: CellKey) -> bool:
-        """Whether long prompts are played in this cell."""
+        """Return whether long prompts are played in this cell."""
         rtts_ms = LONG_RTTS_MS[:1] if key.machine.pass_ms else LONG_RTTS_MS
         return key.rtt_ms in rtts_ms or bool(self.only and not key.machine.pass_ms)
 
     def sites(self) -> list[tuple[list[CellKey], ...]]:
-        """Cells of up to two verifiers that are started together."""
+        """Return the cells of up to two verifiers that are started together."""
         each = [self.cells(draft, machine) for machine in MACHINES for draft in self.drafts]
         each = [cells for cells in each if cells]
         return [tuple(each[i : i + 2]) for i in range(0, len(each), 2)]
@@ -161,4 +161,4 @@ SMOKE = WindowPlan(
     only=frozenset({(REAL, 1.0)}),
     tokens=24,
 )
-"""One cell on this CPU, by default."""
+"""Play one cell, by default on this CPU."""

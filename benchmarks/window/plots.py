@@ -1,4 +1,4 @@
-"""Draw the windows' figures: each function takes what `benchmarks.window` saved, and writes one PNG.
+"""Draw the figures of the windows benchmark: each function takes what `benchmarks.window` saved, and writes one PNG.
 
 Needs matplotlib, of the `dev` extra.
 """
@@ -24,7 +24,7 @@ PANELS = (("real CPU", 1), ("real CPU", 8), ("paced", 1), ("paced", 8))
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Every picture that the result has figures for."""
+    """Draw every plot for which the result has figures."""
     made = []
     pictures: dict[str, tuple[str, Callable[[Any, Figure], None]]] = {
         "speedup": ("cells", lambda data, figure: _speedup(data, result.get("against") or (), figure)),
@@ -43,7 +43,7 @@ def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _panels(cells: Sequence[Row], figure: Figure, each: Callable[[Axes, str, Sequence[Row]], None]) -> list[Axes]:
-    """One for each machine, over RTT; `each` draws one draft's rows into it."""
+    """Draw a panel for each machine, over RTT; `each` draws one draft's rows into it."""
     found = []
     for axes, (verifier, sessions) in zip(figure.subplots(2, 2, sharex=True).flat, PANELS, strict=True):
         here = [cell for cell in cells if (cell["verifier"], cell["sessions"]) == (verifier, sessions)]

@@ -1,4 +1,4 @@
-"""Record all that the windows benchmark replays, before it begins, with one verifier that is not paced."""
+"""Record everything that the windows benchmark replays, before it begins, with one verifier that is not paced."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from benchmarks.window.draft_recordings import (
     record_draft,
     starting_plan,
 )
-from benchmarks.window.plan import PACED, TOKENS, CHANGE_TOKENS, WindowPlan
+from benchmarks.window.plan import CHANGE_TOKENS, PACED, TOKENS, WindowPlan
 
 LONG_OUTPUT = 16
 
 
 class RecordingLibrary:
-    """The draft recordings by name.
+    """Hold the draft recordings by name.
 
     `good` and `narrow` are for the cells, each with the long prompts at its end; `near` and `changes` are of `good`.
     """
@@ -43,7 +43,8 @@ class RecordingLibrary:
         teaching: Mapping[str, Sequence[int]],
         scratch: Path,
     ) -> None:
-        """prompts: to play, by name; as many as the plan may want. teaching: what devices have learned from.
+        """Set up the library. prompts: to play, by name, as many as the plan may need. teaching: those that devices
+        learn from.
 
         Raises ValueError where a prompt is in both.
         """
@@ -70,7 +71,7 @@ class RecordingLibrary:
         return self._histories[name]
 
     def prompts(self, draft: str) -> int:
-        """Recordings that come before those of long prompts."""
+        """Return the number of recordings without long prompts, which come first."""
         return len(self._recorded[draft].recordings) - self._plan.long
 
     async def make(self, where: ServiceAddress, parts: Collection[str]) -> None:
@@ -108,7 +109,7 @@ class RecordingLibrary:
         await self._record("near", "good", [found[i] for i in taken], ends)
 
     async def _teach(self, where: ServiceAddress, temperatures: Sequence[float]) -> None:
-        """A device with each draft goes through the teaching prompts at these temperatures."""
+        """Let a device with each draft go through the teaching prompts at these temperatures."""
         requests: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in temperatures:

@@ -1,4 +1,4 @@
-"""The adaptive window against windows that never change.
+"""Compare the adaptive window with windows that never change.
 
 A static window is a verifier's own setting under a coordinator that leaves windows alone: so it holds from a session's
 first token on, where an operator's pin would hold from the first report on, a second later. Each has a verifier of its
@@ -27,7 +27,7 @@ from benchmarks.window.context import RunContext
 from benchmarks.window.testbed import RunningVerifier, VerifierMachine
 
 Speeds = Mapping[str, Sequence[float]]
-"""Arm -> tokens per second of each prompt."""
+"""Configuration -> tokens per second of each prompt."""
 ADAPTIVE = "adaptive"
 STREAMING = "streaming"
 
@@ -37,11 +37,11 @@ class StaticScore:
     """Compare the adaptive window with the static ones in one cell."""
 
     best: tuple[str, str]
-    """Chosen on the first half of the prompts, and on the second."""
+    """Best static window on the first half of the prompts, and on the second."""
     vs_best: float
-    """Adaptive over the best static."""
+    """Adaptive speed over the best static window's."""
     over: Mapping[str, float]
-    """Arm -> adaptive over it, median over all prompts."""
+    """Configuration -> adaptive speed over it, median over all prompts."""
 
 
 def speeds(arms: Mapping[str, Sequence[SessionOutcome]]) -> dict[str, list[float]]:
@@ -49,7 +49,7 @@ def speeds(arms: Mapping[str, Sequence[SessionOutcome]]) -> dict[str, list[float
 
 
 def score(cell: Speeds) -> StaticScore:
-    """cell: with the adaptive arm and at least one static, of the same prompts, two or more."""
+    """Score a cell with the adaptive window and at least one static one, over the same two or more prompts."""
     statics = [name for name in cell if name != ADAPTIVE]
     middle = len(cell[ADAPTIVE]) // 2
     halves = (slice(0, middle), slice(middle, None))
@@ -64,7 +64,7 @@ def _over(cell: Speeds, static: str, prompts: slice) -> float:
 
 
 def best_single(scores: Sequence[StaticScore]) -> tuple[str, float]:
-    """The static that is best over all cells, and adaptive over it: the geometric mean over cells."""
+    """Return the static window that is best over all cells, and the geometric mean over cells of adaptive over it."""
     means = {
         name: math.exp(statistics.fmean(math.log(score.over[name]) for score in scores)) for name in scores[0].over
     }
@@ -73,7 +73,7 @@ def best_single(scores: Sequence[StaticScore]) -> tuple[str, float]:
 
 
 async def play_statics(context: RunContext) -> dict[str, Any]:
-    """Each of the plan's cells with every arm."""
+    """Play each of the plan's static cells with every configuration."""
     scores: dict[CellKey, StaticScore] = {}
     for machine, cells in context.plan.static_cells:
         async with contextlib.AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def _sites(
 async def _arms(
     context: RunContext, sites: Mapping[str, RunningVerifier], key: CellKey
 ) -> dict[str, list[SessionOutcome]]:
-    """Streaming is played where the adaptive arm is."""
+    """Play a cell with every configuration. Streaming is played where the adaptive arm is."""
     async with contextlib.AsyncExitStack() as stack:
         players: dict[str, CellPlayer] = {}
         for name, site in sites.items():
@@ -134,7 +134,7 @@ async def _arms(
 
 
 def together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
-    """The prompts that an arm plays before it is the next one's turn."""
+    """Return the groups of prompts that a configuration plays before the next one's turn."""
     if sessions == 1:
         return [[number] for number in numbers]
     middle = len(numbers) // 2

@@ -1,4 +1,4 @@
-"""Start verifiers for the windows' benchmark, paced or not, each on its own core and under its own coordinator.
+"""Start verifiers for the windows benchmark, paced or not, each on its own core and under its own coordinator.
 
 PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
 times of a larger model on an accelerator (benchmarks.support.pace). A paced run is invalid where more than 2% of its
@@ -27,12 +27,12 @@ from outrider.core.protocol.messages import Directive
 OVERRAN = 0.02
 PACED_VERIFIER = "benchmarks.support.paced_verifier"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
-"""Sessions at once -> about what a plain step takes on a CPU core."""
+"""Number of sessions -> approximate time of a plain step on a CPU core."""
 
 
 @dataclass(frozen=True)
 class VerifierMachine:
-    """A verifier, and how many sessions it has at once."""
+    """Describe a verifier and how many sessions it has at once."""
 
     sessions: int
     pass_ms: float = 0.0
@@ -54,8 +54,8 @@ class VerifierMachine:
 
 @dataclass(frozen=True)
 class CorePair:
-    """Two cores: one for a verifier, the other for who plays on it. Two lanes may be used at once by paced verifiers,
-    which sleep most of the time."""
+    """Hold two cores: one for a verifier, the other for its devices. Paced verifiers may use two such pairs at once,
+    because they sleep most of the time."""
 
     verifier: int
     devices: int
@@ -68,14 +68,14 @@ class CorePair:
 
 @dataclass(frozen=True)
 class RunningVerifier:
-    """A verifier that runs, and how to reach it."""
+    """Hold a running verifier and how to reach it."""
 
     machine: VerifierMachine
     lane: CorePair
     where: ServiceAddress
     cluster: Cluster
     counts: PassCounts | None = None
-    """Of a paced verifier."""
+    """The pass counts of a paced verifier."""
 
     @contextlib.asynccontextmanager
     async def swarm(self, recorded: Path, changes: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
@@ -86,7 +86,7 @@ class RunningVerifier:
 
     @property
     def overran(self) -> float:
-        """Share of the passes that took longer than a paced verifier shall, since it was ready."""
+        """Return the share of passes that took longer than a paced verifier's should, since it was ready."""
         return self.counts.overran if self.counts else 0.0
 
 
@@ -94,7 +94,7 @@ class WindowTestbed:
     """Start verifiers of one pair of target and draft."""
 
     def __init__(self, pair: Pair, *, controlled: bool = True) -> None:
-        """controlled: False leaves windows to the verifier's own setting."""
+        """Set up a testbed. controlled: False leaves windows to the verifier's own setting."""
         self.pair = pair
         self._controlled = controlled
         self._starting = asyncio.Lock()
@@ -114,8 +114,7 @@ class WindowTestbed:
     async def static_site(
         self, machine: VerifierMachine, lane: CorePair, directive: Directive
     ) -> AsyncIterator[RunningVerifier]:
-        """A verifier under a coordinator that leaves windows alone: its own directive holds from a session's first
-        token on."""
+        """Run a verifier whose own directive holds from the first token on: its coordinator leaves windows alone."""
         own = {
             "WINDOW_NODES": directive.window_nodes,
             "WINDOW_DEPTH": directive.window_depth,
@@ -181,7 +180,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 async def play(swarm: Swarm, jobs: Iterable[SessionJob], at_once: int, over_s: float = 0.0) -> list[SessionOutcome]:
-    """Every job, so many at once; in their order. Raises RuntimeError where one fails.
+    """Play every job, so many at once; return outcomes in their order. Raises RuntimeError if one fails.
 
     over_s: the first `at_once` of them come evenly over so long, the others into places that become free.
     """
@@ -201,7 +200,7 @@ async def play(swarm: Swarm, jobs: Iterable[SessionJob], at_once: int, over_s: f
 
 
 def check(jobs: Sequence[SessionJob], outcomes: Sequence[SessionOutcome]) -> None:
-    """Raises RuntimeError unless each came as recorded."""
+    """Raise RuntimeError unless each output came as recorded."""
     failed = [
         outcome.error or f"{outcome.wrong} tokens are not as recorded, finish {outcome.finish!r}"
         for job, outcome in zip(jobs, outcomes, strict=True)

@@ -15,14 +15,14 @@ from benchmarks.window.cells import ObservedWindow
 
 AFTER_S = 3.0
 FINAL_S = 1.0
-"""At the end of a period: the last window of it is the one that was settled for."""
+"""Length of the end of a period; the last window in it is the one that was settled for."""
 NEAR_K, NEAR_DEPTH = 1, 2
-"""Levels. Windows that differ by no more are one for whoever asks whether it has settled."""
+"""Levels by which windows may differ and still count as one."""
 
 
 @dataclass(frozen=True)
 class ChangePeriod:
-    """The time between two changes, in seconds on the clock of Outcome.delivered_s."""
+    """Hold the time between two changes, in seconds on the clock of SessionOutcome.delivered_s."""
 
     name: str
     since_s: float
@@ -31,14 +31,14 @@ class ChangePeriod:
 
 @dataclass(frozen=True)
 class Transition:
-    """The measures of one session in one period."""
+    """Hold the measures of one session in one period."""
 
     name: str
     vs_streaming: float
     settle_s: float | None
-    """None where no window was seen at its end."""
+    """Seconds; None if no window was seen at the period's end."""
     changes: int
-    """Of the window, to one that is not near the last."""
+    """Number of changes of the window to one that is not near the last."""
 
 
 def began_s(outcome: SessionOutcome) -> float:
@@ -46,7 +46,7 @@ def began_s(outcome: SessionOutcome) -> float:
 
 
 def periods_of_link(outcome: SessionOutcome, changes: Sequence[tuple[float, float]]) -> list[ChangePeriod]:
-    """Return a period for each change of the round trip. changes: seconds since the session began -> ms from then on."""
+    """Return a period for each change of the round trip. changes: (seconds since it began, ms)."""
     begun, ends = began_s(outcome), outcome.delivered_s[-1]
     times = [min(begun + at_s, ends) for at_s, _ in changes] + [ends]
     spans = zip(changes, times, times[1:], strict=False)
@@ -54,7 +54,7 @@ def periods_of_link(outcome: SessionOutcome, changes: Sequence[tuple[float, floa
 
 
 def periods_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[ChangePeriod]:
-    """While the draft is wrong, and after. span: positions of the output."""
+    """Return the periods in which the draft is wrong and after it. span: positions of the output."""
     falls, rises = (outcome.delivered_s[min(position, outcome.tokens - 1)] for position in span)
     ends = outcome.delivered_s[-1]
     return [ChangePeriod("collapse", falls, rises), ChangePeriod("recovery", rises, ends)]
@@ -63,7 +63,7 @@ def periods_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[Cha
 def transition(
     period: ChangePeriod, outcome: SessionOutcome, streamed: SessionOutcome, sights: Sequence[ObservedWindow]
 ) -> Transition:
-    """streamed: the same prompt on the same line; its speed over all of its session is taken."""
+    """Measure one period. streamed: the same prompt on the same link; its speed over the whole session is used."""
     until = min(period.since_s + AFTER_S, period.until_s)
     came = sum(period.since_s <= at < until for at in outcome.delivered_s)
     plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - period.since_s)
@@ -73,12 +73,12 @@ def transition(
 
 
 def near(a: ObservedWindow, b: ObservedWindow) -> bool:
-    """Whether the two windows are as good as one."""
+    """Return whether the two windows count as one."""
     return abs(a.k - b.k) <= NEAR_K and abs(a.depth - b.depth) <= NEAR_DEPTH
 
 
 def settled_s(period: ChangePeriod, seen: Sequence[ObservedWindow]) -> float | None:
-    """Seconds from the change until the first sight from which on all windows are near the last one.
+    """Return the seconds from the change until all following windows are near the last one.
 
     None where none was seen in the period's last second.
     """
@@ -89,7 +89,7 @@ def settled_s(period: ChangePeriod, seen: Sequence[ObservedWindow]) -> float | N
 
 
 def worst(settled: Iterable[float | None]) -> float | None:
-    """The longest; None where one of them is not known."""
+    """Return the longest; None if one of them is not known."""
     found = list(settled)
     known = [seconds for seconds in found if seconds is not None]
     return round(max(known), 2) if known and len(known) == len(found) else None
@@ -110,7 +110,7 @@ def summary(found: Sequence[Transition]) -> dict[str, Transition]:
 
 
 def over_time(outcome: SessionOutcome, width_s: float = 1.0, step_s: float = 0.1) -> Iterator[tuple[float, float]]:
-    """(seconds since the session began, tokens per second in the second before)"""
+    """Yield (seconds since the session began, tokens per second in the second before)."""
     begun = began_s(outcome)
     steps = int((outcome.delivered_s[-1] - begun) / step_s)
     for i in range(int(width_s / step_s), steps + 1):

@@ -1,4 +1,4 @@
-"""Note a drafter's predictions when it hands a node over, and judge them once the outcome is known.
+"""Record a drafter's predictions when it hands a node over, and judge them once the outcome is known.
 
 Handed over means harvested by the driver to be sent next: from then on a prediction is fixed, whatever is learned while
 the message waits to go out. A node that is never sent after all is judged like the others.
@@ -15,11 +15,11 @@ from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.tree import ROOT
 
 MOST = 2_000
-"""Predictions that are kept of a session."""
+"""Most predictions that are kept of a session."""
 
 
 class ProbedDrafter(Drafter):
-    """Path acceptance of each node as estimated when it was handed over, and whether all of its path became text.
+    """Record each node's path acceptance as estimated when it was handed over, and whether its whole path became text.
 
     Nodes about which nothing is decided when the session ends are left out.
     """
@@ -27,7 +27,7 @@ class ProbedDrafter(Drafter):
     def __init__(self, model: CalibratedSource | None, lookup: CalibratedSource | None, widths: DecodeLatency) -> None:
         super().__init__(model, lookup, widths)
         self.settled: list[tuple[float, bool]] = []
-        """(path acceptance, whether it came), the first MOST of them."""
+        """The first MOST pairs (path acceptance, whether the path became text)."""
         self._open: dict[int, float] = {}
         """Node -> its path acceptance when it was handed over."""
 

@@ -29,68 +29,68 @@ from edge_agent.target.bundle import TargetBundle
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
-"""How a session ends: by itself; by a Cancel; its connection is cut without a word; it hangs, connected."""
+"""The way a session ends: by itself, by a Cancel, by a cut connection, or by silence on an open one."""
 
 HANG_S = 26.0
-"""How long a client that hangs keeps its connection: beyond a verifier's `silence_timeout_s` of 20."""
+"""Time for which a client that hangs keeps its connection: longer than a verifier's `silence_timeout_s` of 20."""
 
 
 @dataclass(frozen=True)
 class SessionJob:
-    """One session that a light client shall run."""
+    """Describe one session for a light client to run."""
 
     recording: int
-    """Its number in the recording."""
+    """Index of the recording."""
     drafted: bool = True
-    """False: plain cloud streaming."""
+    """Whether the client drafts; False is plain streaming."""
     ending: Ending = "finish"
     after: int = 0
     """Tokens that are delivered before it ends otherwise than by itself."""
     rtt_ms: float | None = None
-    """Of its line; None: what `Where` says."""
+    """Round trip of its link; None for that of the ServiceAddress."""
     spoiled: tuple[int, int] = (0, 0)
-    """Of the output, the positions from the first to before the second get wrong proposals."""
+    """Positions of the output, from the first to before the second, at which the proposals are wrong."""
     seconds: float | None = None
-    """Since its begin: with the first tokens after so many it is cancelled."""
+    """Time since its beginning after which the next tokens cancel it; None for no limit."""
 
 
 @dataclass
 class SessionOutcome:
-    """The result of a session. Seconds count from its begin, placement included."""
+    """Hold the result of a session. Seconds count from its beginning, placement included."""
 
     tokens: int = 0
     steps: int = 0
-    """Commits that brought tokens."""
+    """Number of Commits that brought tokens."""
     evaluated: int = 0
     accepted: int = 0
     wrong: int = 0
-    """Positions at which a token differs from the recorded output, and, for one that finished, those it lacks."""
+    """Number of positions at which a token differs from the recorded output or, if it finished, is missing."""
     finish: str = ""
-    """eos | length | cancelled; empty where it ended by an error, or by dying."""
+    """The finish: eos | length | cancelled; empty if it ended by an error or by a cut connection."""
     first_token_s: float | None = None
     seconds: float = 0.0
     gaps_ms: list[float] = field(default_factory=list)
-    """Between deliveries."""
+    """Milliseconds between deliveries."""
     delivered_s: list[float] = field(default_factory=list)
-    """When each token came, on the clock that all processes of a machine share."""
+    """When each token arrived, on the clock that all processes of a machine share."""
     refused_s: list[float] = field(default_factory=list)
-    """From an attach, or the request for a place, to its refusal as Overloaded."""
+    """Seconds from an attach, or from the request for a place, to its refusal as Overloaded."""
     wire_up: int = 0
-    """Bytes on its line, HTTP/2 and all; 0 where it has none of its own."""
+    """Bytes on its own link, HTTP/2 included; 0 if it has no link of its own."""
     wire_down: int = 0
     appends: int = 0
-    """Messages with nodes, or that say that there are none."""
+    """Number of Appends with nodes, or with the statement that none follow."""
     error: str = ""
-    """Class name and message."""
+    """Class name and message of the error."""
     asked: int = 0
     missed: int = 0
     """Questions to the draft, and those that the recording does not answer."""
     session_id: str = ""
-    """The coordinator's; empty without one."""
+    """The coordinator's session id; empty without a coordinator."""
     predicted: list[float] = field(default_factory=list)
-    """Of the first nodes sent that came to be decided: their path acceptance as it was then estimated."""
+    """Path acceptance as estimated when sent, of the first nodes whose outcome became known."""
     happened: list[bool] = field(default_factory=list)
-    """Whether they became text."""
+    """Whether those nodes became text."""
 
     @property
     def finished(self) -> bool:
@@ -98,14 +98,14 @@ class SessionOutcome:
 
 
 class _WatchedSessions(Sessions):
-    """Sessions that note how long refusals take, and that can fall silent."""
+    """Measure how long refusals take, and let sessions fall silent."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.refused_s: list[float] = []
         self.session_id = ""
         self.dead = False
-        """Whether no more messages are sent."""
+        """Whether messages are no longer sent."""
 
     async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
         began = time.monotonic()
@@ -126,7 +126,7 @@ class _WatchedSessions(Sessions):
 
 
 class LightClient(AsyncClient):
-    """The SDK's client with a target's bundle that is loaded already. One per session: each is a device of its own."""
+    """Wrap the SDK's client around a loaded target bundle. There is one per session: each is a device of its own."""
 
     _sessions_type = _WatchedSessions
     _sessions: _WatchedSessions
@@ -144,7 +144,7 @@ class LightClient(AsyncClient):
 
 
 class _Watched:
-    """A route that notes how long refusals take."""
+    """Measure how long the route takes to refuse."""
 
     def __init__(self, under: Route, refused_s: list[float]) -> None:
         self._under = under
@@ -164,20 +164,20 @@ class _Watched:
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """Addresses, emulated link and time limit of a client."""
+    """Hold addresses, emulated link and time limit of a client."""
 
     verifier: str
     coordinator: str = ""
-    """Empty: straight to the verifier, without a ticket."""
+    """Address of the coordinator; empty to connect to the verifier directly, without a ticket."""
     rtt_ms: float = 0.0
     changes: tuple[tuple[float, float], ...] = ()
     """(seconds since a session began, the round trip in ms from then on)"""
     wait_s: float = 30.0
-    """How long a session without a place goes on asking."""
+    """Time for which a session without a place goes on asking for one."""
 
 
 class Player:
-    """Runs any number of jobs of one recording at once. An async context manager.
+    """Run any number of jobs of one recording at once. Use it as an async context manager.
 
     release: of the draft, as in DraftPool.
     """
@@ -201,7 +201,7 @@ class Player:
         self._bundle = None
 
     async def play(self, job: SessionJob) -> SessionOutcome:
-        """Never raises for what happens to the session; a job that the recording does not hold is a BadRequest."""
+        """Run a job and return its outcome, errors included. Raises BadRequest for an unknown recording."""
         if not 0 <= job.recording < len(self._recorded.recordings):
             raise BadRequest.bound("recording", job.recording, f"less than {len(self._recorded.recordings)}")
         drafts = self._drafts(job) if job.drafted else None
@@ -243,7 +243,7 @@ class Player:
         )
 
     async def _proxy(self, stack: contextlib.AsyncExitStack, job: SessionJob) -> DelayProxy | None:
-        """A line of its own for who is far away, or will be cut off."""
+        """Yield a link of the session's own if it is delayed or will be cut."""
         where = self._where
         if job.rtt_ms is not None:
             where = replace(where, rtt_ms=job.rtt_ms)
@@ -297,14 +297,14 @@ class Player:
 
 
 def differing(got: Sequence[int], expected: Sequence[int], *, whole: bool) -> int:
-    """Positions at which `got` is not `expected`. whole: what one has more than the other counts too."""
+    """Count the positions at which `got` differs from `expected`. whole: a difference in length counts too."""
     wrong = sum(a != b for a, b in zip(got, expected, strict=False))
     surplus = len(got) - len(expected)
     return wrong + (abs(surplus) if whole else max(0, surplus))
 
 
 def options_of(call: RecordedRequest) -> Options:
-    """The call's request as the SDK takes it."""
+    """Return the options of the recorded request for the SDK."""
     sampling = call.sampling
     return Options(
         max_tokens=call.max_tokens,

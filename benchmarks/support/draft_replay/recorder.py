@@ -1,4 +1,4 @@
-"""Record what a draft answers wherever a device's tree could go, around a known output of the target.
+"""Record a draft's answers wherever a device's tree could go, around a known output of the target.
 
 The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
 worth a decode (at a quarter of a device's `min_acceptance`, so that a replay under other conditions finds what it asks
@@ -40,13 +40,13 @@ from outrider.core.vocabulary import compare_token_tables
 from outrider.llama import LlamaModel, TreeContext, measure_widths
 
 ROOM = 256
-"""Nodes of a tree that is recorded: more than any device holds, so that none is left out for want of room."""
+"""Most nodes of a recorded tree: more than any device holds, so that none is left out for want of room."""
 SLOW_STEP_MS = 1_000.0
-"""With a step so slow a device's own time costs nothing, and `min_acceptance` alone bounds the tree."""
+"""Step time so long that a device's own time costs nothing, and `min_acceptance` alone bounds the tree."""
 
 
 class RecordingSource:
-    """A source that notes what the one below it answers, and how long it takes."""
+    """Record the answers of another source and their durations."""
 
     def __init__(self, below: DraftSource, clock: Callable[[], float] = time.perf_counter) -> None:
         self._below = below
@@ -58,9 +58,9 @@ class RecordingSource:
         self.prefill_s = 0.0
         self.decodes: defaultdict[int, list[float]] = defaultdict(list)
         self.commits: list[float] = []
-        """Seconds of an advance by a token that was evaluated already."""
+        """Seconds of each advance by a token that was evaluated already."""
         self.corrections: list[float] = []
-        """Of one by a token that was not."""
+        """Seconds of each advance by a token that was not."""
 
     def lead(self, output: Sequence[int]) -> None:
         """Begin another recording."""
@@ -97,7 +97,7 @@ class RecordingSource:
 
 
 class ObservedCalibrator(Calibrator):
-    """A calibrator whose observations can be made again."""
+    """Record a calibrator's observations, so that they can be repeated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class ObservedCalibrator(Calibrator):
 
 
 class DraftRecorder:
-    """Records calls one after another; the draft learns on the way, as a device's does."""
+    """Record requests one after another; the draft learns on the way, as a device's does."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ def generous(directive: Directive, limits: SessionLimits) -> SpeculationPlan:
 def recorder(
     draft: Path, table: Sequence[bytes], plan: SpeculationPlan, ends: Sequence[int]
 ) -> Iterator[DraftRecorder]:
-    """A recorder of a draft on llama.cpp, set up as a device does. table: the target's tokens."""
+    """Yield a recorder of a draft on llama.cpp, set up as on a device. table: the target's tokens."""
     options = DraftOptions()
     model = LlamaModel.load(draft, threads=options.threads)
     try:

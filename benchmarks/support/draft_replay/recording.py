@@ -1,4 +1,4 @@
-"""Store a known output of the target, and what the draft answers wherever a tree could go around it.
+"""Store a known output of the target, and the draft's answers wherever a tree could go around it.
 
 No model is needed to read one. `benchmarks.support.draft_replay.recorder` makes them,
 `benchmarks.support.draft_replay.client` plays them.
@@ -17,14 +17,14 @@ from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.sampling import SamplingParams
 
 Place = tuple[int, tuple[int, ...]]
-"""How many tokens of the output stand before, and the tokens after them that are not the output's."""
+"""The number of output tokens before a place, and the tokens after them that are not the output's."""
 Observation = tuple[int, float, int, bool]
-"""What a calibrator observed: rank, margin, depth, whether the proposal was accepted."""
+"""One observation of a calibrator: rank, margin, depth, and whether the proposal was accepted."""
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request and the tokens that the target generated for it."""
+    """Hold a request and the tokens that the target generated for it."""
 
     name: str
     prompt: tuple[int, ...]
@@ -36,7 +36,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class RecordedProposals:
-    """Hold what the draft proposes around one request."""
+    """Hold the draft's proposals around one request."""
 
     call: RecordedRequest
     prefill_s: float
@@ -45,26 +45,26 @@ class RecordedProposals:
 
 @dataclass(frozen=True)
 class DraftRecording:
-    """Recordings of one draft on one device, with its speed and with lessons to begin with."""
+    """Hold the recordings of one draft on one device, with its speed and the observations to begin with."""
 
     recordings: tuple[RecordedProposals, ...]
     vocabulary: int
-    """Ids below it are known to the draft."""
+    """Number of ids known to the draft, from 0 on."""
     widths: tuple[tuple[int, float], ...]
-    """Seconds of a decode by width as the device measured them at its start: what its growth plans with."""
+    """Seconds of a decode by width as the device measured them at its start, for its growth to plan with."""
     decodes: tuple[tuple[int, float], ...]
-    """Mean seconds of the recorded decodes by width, scoring included: what a replay takes."""
+    """Mean seconds of the recorded decodes by width, scoring included: the time that a replay takes."""
     commit_s: float
     """Mean seconds to take in a token that was evaluated already."""
     correction_s: float
-    """Mean seconds to take in one that was not: a decode, at the least."""
+    """Mean seconds to take in a token that was not evaluated: at least a decode."""
     lessons: tuple[tuple[Observation, ...], ...]
-    """Of the calibrators: model greedy, model sampled, look-up greedy, look-up sampled. What the device had learned at
-    the recordings' end, unless they are replaced by those of other prompts."""
+    """Observations of the four calibrators (model greedy, model sampled, look-up greedy, look-up sampled): those that
+    the device had made by the end of recording, unless they are replaced by those of other prompts."""
     ends: tuple[int, ...] = ()
 
     def calibrators(self) -> list[Calibrator]:
-        """New ones that have learned all that, in the order of `lessons`."""
+        """Return new calibrators that have made all these observations, in the order of `lessons`."""
         taught = []
         for lessons in self.lessons:
             calibrator = Calibrator()
@@ -94,7 +94,7 @@ class DraftRecording:
 
 
 def place(output: Sequence[int], position: int, path: Sequence[int]) -> Place:
-    """The one name of what stands `path` below the first `position` tokens of the output."""
+    """Return the unique name of the place `path` below the first `position` tokens of the output."""
     shared = 0
     while shared < len(path) and position + shared < len(output) and path[shared] == output[position + shared]:
         shared += 1

@@ -25,7 +25,7 @@ from outrider.core.tree import ROOT
 
 
 class ReplayedSource:
-    """Answers from a recording, each after the time that the draft took for it. Sleeps on the thread that asks."""
+    """Answer from a recording, each time after the draft's recorded time, for which the calling thread sleeps."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class ReplayedSource:
         self._evaluated: set[int] = set()
         self.asked = 0
         self.missed = 0
-        """Questions that the recording does not answer: they are answered with nothing."""
+        """Questions that the recording does not answer; their answer is empty."""
 
     def begin(self, task: DraftTask) -> None:
-        """Raises BadRequest for a request that is not in the recording: the session then goes on without a draft."""
+        """Begin a session. Raises BadRequest if the request is not recorded; the session then has no draft."""
         self._recording = self._recordings.get((task.prompt, task.sampling))
         if self._recording is None:
             raise BadRequest(f"no recording of this prompt of {len(task.prompt)} tokens with {task.sampling}")
@@ -57,7 +57,7 @@ class ReplayedSource:
         self._take(self._recording.prefill_s)
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """A committed token that was not evaluated costs a decode, as for a model."""
+        """Take in tokens. A committed token that was not evaluated costs a decode, as for a model."""
         known = 0
         while known < len(path) and path[known] in self._evaluated:
             known += 1
@@ -88,7 +88,7 @@ class ReplayedSource:
         return list(found or ())
 
     def _take(self, seconds: float) -> None:
-        """Let the recorded time pass; what one sleep takes too long, the next is shorter by."""
+        """Let the recorded time pass; if a sleep is too long, the next one is shorter by the excess."""
         wanted = seconds - self._overslept
         if wanted <= 0:
             self._overslept -= seconds
@@ -99,7 +99,7 @@ class ReplayedSource:
 
 
 class SpoiledSource:
-    """A source whose proposals are wrong for the tokens of a span, as a draft's are on text that it does not know.
+    """Replace a source's proposals within a span by wrong ones, as a draft's are on text that it does not know.
 
     output: what the target says. Below a wrong proposal there is no recorded answer; the last one stands in for it, so
     that a tree in the span grows as deep as any other.
@@ -137,7 +137,7 @@ class SpoiledSource:
 
 
 class ReplayedDrafts(DraftPool):
-    """Replays a draft. It begins with the recording's lessons, and learns as a live draft does.
+    """Replay a draft. It begins with the recording's observations, and learns as a live draft does.
 
     taught: `recorded.calibrators()`, if they were made before; making them takes a while.
     spoil: makes something worse of a source.
@@ -161,7 +161,7 @@ class ReplayedDrafts(DraftPool):
         self.drafters: list[ProbedDrafter] = []
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
-        """Act as a pool with a model does: the recording stands for the model."""
+        """Apply a prior as a pool with a model does; the recording stands for the model."""
         for calibrator in self._model_calibrators:
             calibrator.start_from(prior)
 

@@ -24,7 +24,7 @@ from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.vocabulary import token_table
 
 LEAST = 24
-"""Tokens: an output that ends at once shows nothing."""
+"""Least tokens of an output that is recorded; an output that ends at once shows nothing."""
 _WORKER = "benchmarks.support.draft_replay.worker"
 
 
@@ -70,7 +70,7 @@ def record(pair: Pair, calls: Sequence[RecordedRequest], ends: Sequence[int]) ->
 
 
 class Swarm:
-    """Processes of light clients that replay one recording. An async context manager.
+    """Run processes of light clients that replay one recording. Use it as an async context manager.
 
     file: of the DraftRecording. cores: CPUs to pin the processes to; all of them if empty.
     """

@@ -1,4 +1,4 @@
-"""Run light clients in a process of their own: a child of benchmarks.swarm, JSON lines in and out.
+"""Run light clients in a process of their own, a child of benchmarks.support.draft_replay.swarm.Swarm, by JSON lines.
 
 {"id": n, "recording": i, ...Job}  -> {"id": n, ...Outcome}, when it has ended
 The end of the input ends the process, and what still runs with it.

@@ -1,4 +1,4 @@
-"""Name the ways to serve, hold what each did, and derive the figures."""
+"""Define the ways to serve, hold their measurements and derive the figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHARE_OF_BOUND = 0.9
 
 @dataclass(frozen=True)
 class Configuration:
-    """A way to serve sessions: who drafts, and how many nodes."""
+    """Describe a way to serve sessions: by whom drafts are made, and with how many nodes."""
 
     kind: str
     nodes: int = 0
-    """Per session and tree."""
+    """Nodes of a session's tree."""
     pruned: bool = False
-    """Whether the engine takes only those that are worth it."""
+    """Whether the engine evaluates only those that are worth it."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.nodes or ''}{' pruned' if self.pruned else ''}".strip()
@@ -30,20 +30,20 @@ class Configuration:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step of the engine, and the draft's work before it."""
+    """Hold the times of one step of the engine, and of the draft's work before it."""
 
     draft_s: float
     verify_s: float
     devices_s: float
-    """Of the scripted devices; in no figure."""
+    """Time of the scripted devices, which is in no figure."""
     tokens: int
     full: bool
-    """Whether every session was in it, with all its nodes where the arm says so."""
+    """Whether every session was in it, with all its nodes unless they are pruned."""
 
 
 @dataclass(frozen=True)
 class TimedRound:
-    """The timed steps of an arm, and what became of its sessions."""
+    """Hold the timed steps of a configuration in one round."""
 
     steps: tuple[TimedStep, ...]
     astray: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class TimedRound:
 
     @property
     def drafting(self) -> float:
-        """Draft time over verify time."""
+        """Return draft time over verify time."""
         return sum(s.draft_s for s in self.steps) / sum(s.verify_s for s in self.steps)
 
     def ms(self, part: Callable[[TimedStep], float]) -> float:
@@ -72,13 +72,13 @@ class LoadLevel:
 
     rounds: dict[Configuration, list[TimedRound]] = field(default_factory=lambda: defaultdict(list))
     tally: TreeTally = field(default_factory=TreeTally)
-    """Of the arms whose trees were evaluated whole."""
+    """Tally of the configurations whose trees were evaluated whole."""
     astray: int = 0
-    """Sessions of an arm that left their continuation, over all rounds."""
+    """Number of sessions that left their continuation, over all rounds."""
     served: int = 0
 
     def best(self, kind: str) -> Configuration:
-        """The arm of this kind with the greatest median."""
+        """Return the configuration of this kind with the greatest median."""
         return max((arm for arm in self.rounds if arm.kind == kind), key=self.tokens_per_s)
 
     def tokens_per_s(self, arm: Configuration) -> float:
@@ -113,7 +113,7 @@ def show(sessions: int, found: LoadLevel) -> None:
 
 
 def summary(levels: Mapping[int, LoadLevel]) -> dict[str, Any]:
-    """The figures of the last line, by number of sessions."""
+    """Return the figures of the last line, by number of sessions."""
     result: dict[str, Any] = {key: {} for key in ("vs_autoregression", "vs_server_draft", "server_draft_bound", "best")}
     for sessions, found in levels.items():
         best, beside = found.best(DEVICE), found.best(SERVER)

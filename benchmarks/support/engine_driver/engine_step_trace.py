@@ -1,10 +1,10 @@
-"""Trace the engine's loop turn by turn: what each turn committed, and the seconds of each of its parts.
+"""Trace the engine's loop step by step: the tokens that each step commits, and the seconds of each of its parts.
 
-The real EngineLoop reads requests from a real socket pair and writes events to it; the devices at the other end speak
-between two turns of the loop, so their time is in no figure. Time is the one thread's own: what else runs on the core
-is not in it.
+The real EngineLoop reads requests from a real socket pair and writes events to it; the devices at the other end act
+between two steps of the loop, so their time is in no figure. Time is the thread's own CPU time, so that other work on
+the core does not count.
 
-Nodes are weighed by acceptance and cost as in service, and then taken as asked for, whatever they are worth.
+Nodes are weighed by acceptance and cost as in service, and then taken as requested, regardless of the threshold.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SEAMS = {
     "_verify": "verify",
     "_commit": "commit",
 }
-"""The Engine's method that does it -> part of a step."""
+"""Method of the Engine -> the part of a step that it carries out."""
 PLAN = "attention plan"
 
 
 class PartTimer:
-    """Seconds of one thread by part. A part within another is taken out of it, so that the parts sum to the whole."""
+    """Sum up a thread's seconds by part, without those of nested parts, so that the parts sum to the whole."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class PartTimer:
 
 
 class ProfiledPartTimer(PartTimer):
-    """Has a profile run where the time goes to the engine, but not to the model's forward."""
+    """Profile the engine's functions, but not those of the model's forward pass."""
 
     def __init__(self, profile: cProfile.Profile) -> None:
         super().__init__()
@@ -112,10 +112,10 @@ class ProfiledPartTimer(PartTimer):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """The timed parts of one turn of the engine's loop."""
+    """Hold the timed parts of one step of the engine's loop."""
 
     parts: Mapping[str, float]
-    """Seconds."""
+    """Seconds by part."""
     commits: tuple[Commit, ...]
 
     @property
@@ -124,12 +124,12 @@ class TracedStep:
 
     @property
     def outside(self) -> float:
-        """The share of the time that is not the model's forward."""
+        """Return the share of the time that is spent outside the model's forward pass."""
         return 1.0 - self.parts.get("forward", 0.0) / self.seconds
 
 
 class TimedEngineEnd(EngineEnd):
-    """The engine's end of the socket. A turn ends when the loop sends its events; then `between` is called, untimed."""
+    """Wrap the engine's end of the socket. A step of the loop ends with `send`; then `between` is called, untimed."""
 
     def __init__(self, sock: socket.socket, parts: PartTimer, between: Callable[[list[pb.EngineEvent]], None]) -> None:
         super().__init__(sock)
@@ -157,7 +157,7 @@ def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCur
 
 
 class TracedEngine:
-    """An engine whose parts are timed, and the loop that serves devices with it."""
+    """Run an engine whose parts are timed, and the loop that serves devices with it."""
 
     def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: PartTimer | None = None) -> None:
         self.model = model
@@ -177,7 +177,7 @@ class TracedEngine:
         enough: Callable[[Sequence[TracedStep]], bool] = lambda turns: False,
         salt: str = "",
     ) -> list[TracedStep]:
-        """Run turns until every device is through, or there are enough. Raises RuntimeError if a session fails.
+        """Run steps until every device has finished, or there are enough. Raises RuntimeError if a session fails.
 
         nodes: that a step takes of a session. salt: requests of another one find nothing of theirs in the prefix cache.
         """
@@ -196,7 +196,7 @@ class TracedEngine:
         return visit.turns
 
     def _seams(self, loop: EngineLoop) -> Iterator[Any]:
-        """Yield the patches that time the parts of a turn."""
+        """Yield the patches that time the parts of a step."""
         timed = self.parts.timed
         yield patch.object(codecs, "append_from_checked", timed("decode", codecs.append_from_checked))
         yield patch.object(loop, "_event", timed("encode", loop._event))
@@ -207,7 +207,7 @@ class TracedEngine:
                 yield patch.object(self.engine, method, timed(part, getattr(self.engine, method)))
 
     def _planned(self, plan: Callable[..., Any]) -> Callable[..., Any]:
-        """`plan`, with the indices and masks that sdpa builds once its first layer asks for them timed as its part."""
+        """Return `plan`, but count the building of indices and masks, in the first layer of sdpa, as part of it."""
 
         def planned(*args: Any) -> Any:
             made = plan(*args)
@@ -219,7 +219,7 @@ class TracedEngine:
 
 
 class _Visit:
-    """Stand at the other end of the socket: devices by name receive commits and send Appends between the turns."""
+    """Act as the other end of the socket: devices by name receive commits and send Appends between the steps."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class _Visit:
         self._speak()
 
     def between(self, events: list[pb.EngineEvent]) -> None:
-        """One turn is over: book it, pass on what came of it, and send what the next one will read."""
+        """Record the finished step, deliver its events, and send what the next one will read."""
         taken = self._parts.take()
         if self._over:
             return

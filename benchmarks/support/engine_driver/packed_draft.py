@@ -1,7 +1,7 @@
 """Run a draft model beside the target: chains for all sessions at once, one packed forward for each depth.
 
-What co-located speculation costs, with nothing of the verifier's own way left out that would make it cheaper: keys and
-values stay from step to step, accepted tokens are not read again, and the host waits for the device once per step.
+It saves what the verifier's own server draft would: keys and values stay from step to step, accepted tokens are not
+read again, and the host waits for the device once per step.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from cloud_verifier.engine.kv_pool import KVPool, SlotTable
 from cloud_verifier.engine.model import TargetModel
 
 READ_ROWS = 4_096
-"""Of one forward; prompts that come at once are read in several."""
+"""Most rows of one forward pass; prompts that arrive together are read in several."""
 
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A session that wants draft tokens."""
+    """Describe a session that wants draft tokens."""
 
     name: str
     known: Sequence[int]
     """Prompt and output; at least one token."""
     chain: Sequence[int]
-    """What it shall be taken to have drafted."""
+    """Draft tokens to act as if the draft had proposed them."""
 
 
 @dataclass
 class _Held:
-    """A session's sequence as the draft has it."""
+    """Hold the tokens of a session that are in the draft's cache."""
 
     table: SlotTable = field(default_factory=SlotTable)
     tokens: list[int] = field(default_factory=list)
     agreed: int = 0
-    """Of them known to be the session's."""
+    """Number of its first tokens that are known to be the session's."""
 
 
 class PackedDraft:
-    """One draft model and its own pool. `forwards` and `rows` count what it computed."""
+    """Run one draft model with its own pool. `forwards` and `rows` count its work."""
 
     def __init__(self, model: TargetModel, slots: int) -> None:
         self._model = model
@@ -52,14 +52,14 @@ class PackedDraft:
         self.rows = 0
 
     def begin(self, name: str, prompt: Sequence[int]) -> None:
-        """A session starts, or starts again; of what is held under this name its prompt stays."""
+        """Begin a session, or begin it again; keep the prompt if it is in the cache under this name."""
         held = self._held.setdefault(name, _Held())
         keep = len(prompt) if held.tokens[: len(prompt)] == list(prompt) else 0
         self._truncate(held, keep)
         held.agreed = keep
 
     def propose(self, wishes: Sequence[DraftRequest]) -> list[int]:
-        """Draft as many tokens for each as its chain has, one forward per depth; the tokens found, depth by depth.
+        """Draft as many tokens for each as its chain has, one forward pass per depth; return them depth by depth.
 
         They are computed and brought to the host as proposals would be. What is fed for the next depth, and so stays in
         the cache should it be accepted, are the chain's: random weights agree with nothing.
@@ -71,7 +71,7 @@ class PackedDraft:
         return torch.cat(found).tolist() if found else []
 
     def _unread(self, wish: DraftRequest) -> Sequence[int]:
-        """Keep of what was drafted what came true; the known tokens after it, at least the last one."""
+        """Keep the drafted tokens that came true; return the known tokens after them, at least the last one."""
         held, known = self._held[wish.name], wish.known
         keep = held.agreed
         while keep < min(len(held.tokens), len(known) - 1) and held.tokens[keep] == known[keep]:
@@ -86,7 +86,7 @@ class PackedDraft:
         del held.tokens[length:]
 
     def _feed(self, feeds: Sequence[tuple[_Held, Sequence[int]]]) -> torch.Tensor:
-        """int64 `[n]`, on the device: the best token after each."""
+        """Feed tokens; return the best token after each feed, int64 `[n]`, on the device."""
         found: list[torch.Tensor] = []
         waiting: list[tuple[_Held, Sequence[int]]] = []
         rows = 0

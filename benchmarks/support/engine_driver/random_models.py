@@ -1,4 +1,4 @@
-"""Targets and drafts of real shapes with random weights: they take as long as trained ones, and no download.
+"""Build targets and drafts of real shapes with random weights: they take as long as trained ones, without a download.
 
 A plain random model is of no use where a continuation is to come out again in another batch: its best two tokens lie so
 close that bfloat16 confuses them every few dozen tokens. So here the output head is the embedding itself under one
@@ -23,8 +23,8 @@ POSITIONS = 8_192
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama. The head has weights of its own, also where the model of this name ties it to the embedding: that takes
-    memory and no time, for of an embedding only the rows of a step's tokens are read."""
+    """Describe the shape of a Llama. The head always has weights of its own, also if the real model ties it to the
+    embedding: that takes memory and no time, because only the rows of a step's tokens are read of an embedding."""
 
     name: str
     hidden: int
@@ -43,7 +43,7 @@ class ModelShape:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that a token's keys and values are, over all layers."""
+        """Return how many numbers a token's keys and values are, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def config(self) -> LlamaConfig:
@@ -73,9 +73,9 @@ SHAPES = {
         ModelShape("tiniest", 32, 1, 2, 1, 16, 64, 512),
     )
 }
-"""Of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary."""
+"""The shapes of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary."""
 DRAFTS = {"8b": "0.5b", "3b": "0.5b", "1b": "0.2b", "tiny": "tiniest"}
-"""Target -> the draft that stands beside it: of 7, 16 and 16% of its parameters."""
+"""Target -> its draft, which has 7, 16 and 16% of its parameters."""
 
 
 def dtype_on(device: torch.device) -> torch.dtype:
@@ -84,14 +84,14 @@ def dtype_on(device: torch.device) -> torch.dtype:
 
 
 def backend_on(device: torch.device, attention: str = "auto") -> str:
-    """auto: triton on CUDA where there is such a backend, sdpa otherwise."""
+    """Resolve `auto` to triton on CUDA if there is such a backend, and to sdpa otherwise."""
     if attention != "auto":
         return attention
     return "triton" if device.type == "cuda" and "triton" in BACKENDS else "sdpa"
 
 
 def random_model(shape: ModelShape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
-    """Ready for an engine. Raises ModelRefused where the numerics check fails."""
+    """Return a random model that is ready for an engine. Raises ModelRefused if the numerics check fails."""
     torch.manual_seed(seed)
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(
@@ -105,7 +105,7 @@ def random_model(shape: ModelShape, device: torch.device, *, attention: str = "a
 
 @torch.no_grad()
 def _make_definite(module: Any) -> None:
-    """Embeddings of size 1, layers that add about 1 together, and a head that answers a token with its successor."""
+    """Set embeddings of size 1, layers that add about 1 in all, and a head that maps a token to its successor."""
     embedding = module.get_input_embeddings().weight
     vocabulary, hidden = embedding.shape
     embedding.normal_()

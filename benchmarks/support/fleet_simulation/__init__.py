@@ -1,1 +1,1 @@
-"""Simulate a fleet of devices around the real window controller, and work out the best that it could decide."""
+"""Simulate a fleet of devices around the real window controller, and compute the best possible decisions."""

@@ -1,4 +1,4 @@
-"""Find what the best decision for a verifier's sessions could bring, by means that the controller does not use.
+"""Compute the best possible windows for a verifier's sessions, by means that the controller does not use.
 
 It knows the truth where the controller has estimates: the process that each session's outcomes are drawn from, round
 trip, drafting time and the cost of a step. It does not know the future: neither which draft token will be accepted nor
@@ -32,16 +32,16 @@ HORIZON = 96
 LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
 """Levels per step that a session may ask for."""
 ENDLESS = 1 << 20
-"""Run-ahead that never holds a device back."""
+"""A run-ahead limit that never holds a device back."""
 FACTORS = (2.0, 1.25, 1.05, 1.01)
-"""Between the totals of nodes that are tried: all that there may be, then around the best."""
+"""Ratios of neighbouring totals of nodes that are tried: first over the whole range, then around the best."""
 FEWEST = 0.05
-"""Of those totals, beside 0."""
+"""Least of those totals, beside 0."""
 LENGTHS, NARROWER = 17, 5
 """Lengths of a step that are tried at once, and how often the space between two of them is divided again."""
 
 _MISSED, _NOTHING = 1e4, 1e-6
-"""Tokens that it costs in the program if everybody has one less than promised; how many less are none."""
+"""Penalty in tokens if everybody has one less than promised, and the shortfall that counts as none."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,19 +50,19 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class AcceptanceProcess:
-    """Outcomes of a draft on a kind of text: two states, each with its chance that the first proposal is right."""
+    """Describe a draft's outcomes on a kind of text by two states, each with its chance of a right first proposal."""
 
     easy: float
     hard: float
     flip: float
     """Chance per token that the state changes."""
     caught: float
-    """Of misses, by a sibling."""
+    """Share of misses that a sibling catches."""
 
 
 @dataclass(frozen=True)
 class SessionTruth:
-    """One session as it is."""
+    """Hold the true values of one session."""
 
     process: AcceptanceProcess
     rtt_s: float
@@ -72,7 +72,7 @@ class SessionTruth:
 
 @dataclass(frozen=True)
 class StaticRequest:
-    """A window: levels per step and how far the device runs ahead."""
+    """Describe a static window: levels per step and the depth to which the device runs ahead."""
 
     k: int
     depth: int = ENDLESS
@@ -80,20 +80,20 @@ class StaticRequest:
 
 @dataclass(frozen=True)
 class LongRunOutcome:
-    """Hold what a verifier delivers in the long run."""
+    """Hold the long-run output of a verifier."""
 
     step_s: float
     tokens: tuple[float, ...]
-    """Per step, of each session."""
+    """Tokens per step of each session."""
     nodes: float = 0.0
-    """That the step had room for, where that was the question."""
+    """Nodes for which the step had room, if that was the question."""
 
     @property
     def goodput(self) -> float:
         return sum(self.tokens) / self.step_s
 
     def over_streaming(self, plain_s: float) -> list[float]:
-        """Each session's speed over what it would be if all streamed, in steps of plain_s."""
+        """Return each session's speed over its speed if all streamed, in steps of plain_s."""
         return [tokens * plain_s / self.step_s for tokens in self.tokens]
 
 
@@ -103,14 +103,14 @@ class OptimalVerifier:
 
     sessions: tuple[SessionTruth, ...]
     step_s: Callable[[Floats], Floats]
-    """Nodes of all sessions together, their last committed tokens not among them -> seconds; never falling."""
+    """Nodes of all sessions together, without their last committed tokens -> seconds of a step; it never falls."""
 
     @property
     def plain_s(self) -> float:
         return float(self.step_s(np.zeros(1))[0])
 
     def outcome(self, asked: Sequence[StaticRequest]) -> LongRunOutcome:
-        """Return the outcome of these windows. Longer steps let more nodes arrive; it takes the shortest of them."""
+        """Return the outcome of these windows with the shortest consistent step; in longer ones more nodes arrive."""
         k, depth = np.array([one.k for one in asked]), np.array([one.depth for one in asked])
         low, high = self.plain_s, float(self.step_s(self._most())[0])
         for _ in range(NARROWER):
@@ -121,7 +121,7 @@ class OptimalVerifier:
         return LongRunOutcome(float(high), tuple(tokens[first].tolist()))
 
     def best(self, tolerance: float) -> LongRunOutcome:
-        """The most that any windows bring.
+        """Return the best outcome of any windows.
 
         tolerance: by which share of streaming's speed anybody may be slower; 1 asks for goodput alone.
         """
@@ -159,7 +159,7 @@ def _between(low: float, high: float, factor: float) -> Floats:
 
 
 def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats | None:
-    """Tokens per step `[sessions]` when each divides its time so that their sum is greatest; None if none is fair.
+    """Return tokens per step `[sessions]` if each divides its time so that their sum is greatest; None if none is fair.
 
     tokens, nodes: `[sessions, windows]`, per step. total: nodes that the step holds. least: tokens for everybody.
     """
@@ -188,7 +188,7 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
 
 
 def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Floats) -> tuple[Floats, Floats]:
-    """(tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
+    """Return (tokens, nodes) per step `[..., sessions]` in the long run. Windows and lengths broadcast to that shape.
 
     Nodes are what a step holds, those below a rejected node too: the device knows no better when it sends them.
     """
@@ -209,15 +209,15 @@ class _Run:
     """Follow a device from a fresh start as long as its draft tokens are accepted. All arrays are `[HORIZON, n]`."""
 
     step: Floats
-    """In which step a position is committed, from 0."""
+    """Step in which a position is committed, from 0."""
     drafted_in_time: Bools
-    """Whether its node is there when the step begins, and among the step's k."""
+    """Whether its node arrives before the step begins and is among the step's k."""
     levels: Floats
-    """Guesses in all steps up to that one."""
+    """Proposed levels in all steps up to that one."""
 
     @classmethod
     def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> _Run:
-        """Count in steps. The token before the run is committed when step 0 begins; the device receives it rtt/2 later.
+        """Simulate a run. The token before it is committed when step 0 begins; the device receives it rtt/2 later.
 
         The next node is begun when the last is drafted or its token known, whichever is first, and no sooner than the
         token `depth` before it is known.
@@ -240,7 +240,7 @@ class _Run:
         return cls(step, drafted_in_time, _levels(drafted_in_time))
 
     def per_step(self, process: AcceptanceProcess) -> tuple[Floats, Floats]:
-        """(tokens, levels) `[n]`: runs that end at a position, times what they bring up to there."""
+        """Return (tokens, levels) `[n]`: the yield up to each position, weighted by the runs that end there."""
         ends = _ends(process)
         chance = ends.sum(axis=2)
         # A right sibling takes one token of the target's own with it, and nothing was drafted below it.
@@ -254,7 +254,7 @@ class _Run:
 
 
 def _levels(drafted_in_time: Bools) -> Floats:
-    """A step's last position is the one that has no node; its levels are those of every position in it."""
+    """Sum up the levels. A step's last position has no node; its levels are those of every position in it."""
     so_far = np.empty(drafted_in_time.shape)
     total = np.zeros(drafted_in_time.shape[1])
     for position in range(HORIZON):
@@ -270,7 +270,7 @@ def _flip(process: AcceptanceProcess) -> Floats:
 
 
 def _ends(process: AcceptanceProcess) -> Floats:
-    """Chance `[state before, position, state there]` that a run's first rejected node is at this position."""
+    """Return the chance `[state before, position, state there]` that a run's first rejection is at this position."""
     right = np.array([process.easy, process.hard])
     lives = np.eye(2)
     ends = np.zeros((2, HORIZON, 2))

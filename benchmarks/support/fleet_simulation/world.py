@@ -24,11 +24,11 @@ LIFE_S = 45.0
 """Mean length of a session."""
 NODES_PER_LEVEL = 1.6
 KINDS = {"code": (0.92, 0.70), "arithmetic": (0.88, 0.60), "chat": (0.75, 0.45), "prose": (0.60, 0.30)}
-"""First proposals that are right in easy and in hard passages of the text."""
+"""Share of first proposals that are right, in easy and in hard passages of the text."""
 PASSAGE = 25
-"""Mean tokens of a passage: matches are not independent of one another."""
+"""Mean tokens of a passage, since matches depend on one another."""
 CAUGHT = 0.4
-"""Of misses, by a sibling."""
+"""Share of misses that a sibling catches."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class FleetSize:
     devices: int = 10_000
     verifiers: int = 100
     regions: int = 10
-    """A device's sessions are all in its own."""
+    """Number of regions; a device's sessions are all in its own."""
     seconds: int = 8
-    """Two decisions about every verifier."""
+    """Simulated seconds: time for two decisions about every verifier."""
 
     @property
     def region(self) -> FleetSize:
@@ -46,7 +46,7 @@ class FleetSize:
 
 
 def step_cost(rows: int) -> StepCost:
-    """A GPU: 30 ms and 0.05 ms a row until `rows` of them, then 0.4 ms each."""
+    """Return the cost of a step on a GPU: 30 ms and 0.05 ms a row until `rows` of them, then 0.4 ms each."""
     return StepCost({1: 0.030, rows: 0.030 + 0.00005 * rows, 8 * rows: 0.030 + 0.00005 * rows + 0.0004 * 7 * rows})
 
 
@@ -105,13 +105,13 @@ class SimulatedSession:
     text: SimulatedText
     ends_s: float
     window: Window | None = None
-    """None until it has been decided about; it streams."""
+    """Its window; None until the first decision, while it streams."""
     seen: bytes = b""
     changes: int = 0
     lived_s: int = 0
 
     def view(self, prior: bytes) -> SessionView:
-        """prior: acceptance history of its kind of text, by which it is judged until it has enough of its own."""
+        """Return the controller's view. prior: acceptance history of such texts, until it has enough of its own."""
         history = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
         telemetry = SessionTelemetry(
             self.name,
@@ -135,7 +135,7 @@ class SimulatedVerifier:
     cost: StepCost
     sessions: list[SimulatedSession] = field(default_factory=list)
     prior: dict[str, bytes] = field(default_factory=dict)
-    """By kind of text: what was last seen of it."""
+    """The last acceptance history seen, by kind of text."""
 
     def view(self) -> VerifierView:
         views = tuple(s.view(self.prior.get(s.device.kind, bytes([HIT, MISS] * 32))) for s in self.sessions)
@@ -150,7 +150,7 @@ class SimulatedVerifier:
         )
 
     def second(self, windows: Sequence[Window]) -> list[float]:
-        """Tokens per second of each session with these windows, on text that the controller has not seen."""
+        """Return tokens per second of each session with these windows, on text that the controller has not seen."""
         count = len(self.sessions)
         step_s = self.cost.seconds(count, count)
         speeds: list[Speed] = []
@@ -169,7 +169,7 @@ class SimulatedVerifier:
 
 
 def _lived(session: SimulatedSession, window: Window, step_s: float) -> Speed:
-    """Replay a session without a draft wait: in a batch nobody waits, the step of the others goes on."""
+    """Replay a session without a draft wait, because in a batch the step goes on for the other sessions."""
     expected = 1.0 if window.k == 0 else 4.0
     outcomes = session.text.ahead(max(8, math.ceil(expected / step_s)))
     way = LinkTiming(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
@@ -177,7 +177,7 @@ def _lived(session: SimulatedSession, window: Window, step_s: float) -> Speed:
 
 
 class SimulatedFleet:
-    """A region's devices that open sessions, and verifiers that take them."""
+    """Simulate a region's devices, which open sessions, and its verifiers."""
 
     def __init__(self, scale: FleetSize, open_share: float = 1.0, seed: int = 1) -> None:
         self.scale = scale
@@ -193,7 +193,7 @@ class SimulatedFleet:
             self._under_way(self._open(0.0))
 
     def turn(self, now_s: float) -> None:
-        """End the sessions that are through, and let as many devices open one."""
+        """End the sessions that are finished, and let as many devices open one."""
         for verifier in self.verifiers:
             through = [session for session in verifier.sessions if session.ends_s <= now_s]
             verifier.sessions = [session for session in verifier.sessions if session.ends_s > now_s]
@@ -220,5 +220,5 @@ class SimulatedFleet:
         return session
 
     def _under_way(self, session: SimulatedSession) -> None:
-        """The fleet is met in the middle of its life: this session has been streaming for a while."""
+        """Let a session have streamed for a while, since the simulation begins in the middle of a fleet's life."""
         session.seen = session.text.take(min(RECENT, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))
