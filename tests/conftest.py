@@ -1,4 +1,4 @@
-"""For all tests: which of them run in one worker and in what order, and that no two files have the same name."""
+"""Decide for all tests which of them run in one worker and in what order, and that no two files have the same name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOGETHER = {
         for name in ("admin", "drain", "http", "page", "prior", "refusals", "survival", "text", "window")
     },
 }
-"""File -> the group that one worker runs: they share a cluster, or ports. Of the other files each is a group."""
+"""File -> the group that one worker runs, because its files share a cluster or ports. Any other file is a group."""
 APART = {
     "cloud/distill/test_training.py",
     "core/test_protocol_schedules.py",
     "e2e/test_e2e_commands.py",
     "edge/test_release_updates.py",
 }
-"""Long files whose tests share nothing that is costly: each of these tests is a group by itself."""
+"""Long files whose tests share nothing expensive: each of these tests is a group by itself."""
 LONG = (
     *("clusters", "docs"),
     "benchmarks/test_smoke.py",
@@ -92,7 +92,7 @@ gc.disable()  # until all is imported: that makes much and no garbage
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but never look through what the imports have made."""
+    """Collect garbage from here on, but never traverse the objects that imports have made."""
     gc.freeze()
     gc.enable()
 
@@ -106,7 +106,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow ones; where there are workers, put the long groups first."""
+    """Mark the slow tests; with workers, put the long groups first."""
     for item in items:
         if path_of(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
@@ -130,7 +130,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def file_group(nodeid: str) -> str:
-    """The group of a test's file: its path, if it shares nothing with another file."""
+    """Return the group of a test's file: its path, if it shares nothing with another file."""
     return TOGETHER.get(path_of(nodeid), path_of(nodeid))
 
 

@@ -20,7 +20,7 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
 class Origin:
-    """Sends its data in chunks; breaks off after so many, or begins elsewhere than it was asked to."""
+    """Send the data in chunks; break off after a number of them, or begin at another place than requested."""
 
     def __init__(self, data: bytes = DATA, *, breaks_after: int = -1, shift: int = 0, whole: bool = False) -> None:
         self.data = data

@@ -14,7 +14,7 @@ from outrider.artifacts import atomic_files
 
 
 class Killed(BaseException):
-    """An error that stands for the end of the process."""
+    """Stand for the end of the process."""
 
 
 def test_a_file_takes_the_place_of_another(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Outcomes of sessions that nobody played."""
+"""Make outcomes of sessions that were never played."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.support.draft_replay.client import SessionOutcome
 def outcome(
     seconds: float, tokens: int = 100, first_token_s: float = 0.1, per_step: int = 1, session_id: str = ""
 ) -> SessionOutcome:
-    """Deliveries of `per_step` tokens at an even pace."""
+    """Return an outcome with deliveries of `per_step` tokens at an even pace."""
     steps = tokens // per_step
     pause = (seconds - first_token_s) / (steps - 1)
     return SessionOutcome(

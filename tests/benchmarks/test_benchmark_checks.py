@@ -1,4 +1,4 @@
-"""The benchmarks' own checks: each must be able to fail."""
+"""Test that each of the benchmarks' own checks can fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def right(reference: Reference, settings: ReferenceSampling, length: int) -> list[int]:
-    """The reference's own output: what it expects, token by token."""
+    """Return the tokens that the reference expects, one by one."""
     output: list[int] = []
     while len(output) < length:
         probe = reference.differences(PROMPT, [*output, 0], settings, len(output) + 1)

@@ -1,4 +1,4 @@
-"""The GPU benchmark's accounting, on a tiny target on the CPU: whose time counts, what a draft computes, who strays."""
+"""Test the GPU benchmark's accounting on a tiny target on the CPU: times, the draft's work, and differing outputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rounds(*tokens: int, draft_s: float = 0.0) -> list[TimedRound]:
 
 
 def drafter(slots: int = 256) -> PackedDraft:
-    """Of a model whose tokens depend on all that came before."""
+    """Return a draft whose tokens depend on all that came before."""
     return PackedDraft(TargetModel(make_tiny("llama"), name="tiny"), slots)
 
 
@@ -137,7 +137,7 @@ def test_a_session_that_leaves_its_continuation_is_counted_and_no_other(
 
 
 class StrayingBench:
-    """Of three sessions the second leaves its continuation in every arm."""
+    """Let the second of three sessions leave its continuation in every configuration."""
 
     class target:
         vocab_size = 10_000
@@ -291,7 +291,7 @@ def test_nothing_is_measured_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def complete(found: dict[str, Any], batches: Sequence[int]) -> set[str]:
-    """Those of FIGURES that are positive for just these numbers of sessions, in this order."""
+    """Return those of FIGURES that are positive for just these numbers of sessions, in this order."""
     levels = [str(sessions) for sessions in batches]
     return {key for key in FIGURES if list(found[key]) == levels and all(value > 0 for value in found[key].values())}
 

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks.distill` that decide: what is lost, what is kept, what is closed, what is printed."""
+"""Test how `benchmarks.distill` decides what is lost, kept and closed, and what it prints."""
 
 from __future__ import annotations
 

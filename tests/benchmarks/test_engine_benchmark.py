@@ -1,4 +1,4 @@
-"""The engine benchmark's accounting: what counts as which part, which tokens are useful, how good the trees are."""
+"""Test the engine benchmark's accounting: the parts of a step, the useful tokens, and the quality of trees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cloud_verifier.engine.numerics_check import check_numerics
 
 
 class Ticks:
-    """A clock that goes on by one second with every look at it."""
+    """Advance by one second at every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0

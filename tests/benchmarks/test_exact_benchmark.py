@@ -1,4 +1,4 @@
-"""When the comparison of bits fails."""
+"""Test when the comparison of bits fails."""
 
 from __future__ import annotations
 

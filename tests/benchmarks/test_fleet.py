@@ -1,4 +1,4 @@
-"""The simulated fleet: the same life for all, on text that the controller has not seen, beside what could be had."""
+"""Test the simulated fleet: every policy meets the same events, on text that the controller has not seen."""
 
 from __future__ import annotations
 

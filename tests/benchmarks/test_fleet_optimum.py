@@ -1,4 +1,4 @@
-"""The yardstick of the simulated fleet: exact where it can be counted by hand, never below any whole choice."""
+"""Test that the fleet's optimum is exact where it can be counted by hand, and never below any whole choice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _speed(
 
 
 def _verifier(*sessions: SessionTruth, row_s: float = 0.001) -> OptimalVerifier:
-    """30 ms a step, and so much a node: dear ones, for the choice to be hard."""
+    """Return a verifier of 30 ms a step, with expensive nodes, so that the choice is hard."""
     return OptimalVerifier(sessions, lambda nodes: 0.030 + row_s * nodes)
 
 

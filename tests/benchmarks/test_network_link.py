@@ -1,4 +1,4 @@
-"""What a link does to chunks, without a socket: order, delay, rate, jitter, room, scripts, time that stands still."""
+"""Test what a link does to chunks, without a socket: order, delay, rate, jitter, room, scripts and pauses."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ links = st.builds(
     queue_bytes=st.integers(MAX_CHUNK_BYTES, 1 << 18),
 )
 chunks = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, MAX_CHUNK_BYTES)), min_size=1, max_size=25)
-"""(seconds since the one before, bytes)"""
+"""(seconds since the chunk before, bytes)"""
 ways = st.booleans()
 
 

@@ -1,4 +1,4 @@
-"""The proxy on real sockets: late, in order, complete; slow, silent and cut off on request."""
+"""Test the proxy on real sockets: bytes are late, in order and complete, and slow, stopped or cut off on request."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from benchmarks.support.network_proxy import DelayProxy
 from outrider.core.errors import BadRequest
 
 SOON_S = 0.15
-"""Long enough for what must not happen to happen on loopback."""
+"""Long enough on loopback for an unwanted event to happen."""
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,7 +30,7 @@ async def echo_address():
 
 @pytest.fixture
 async def connect():
-    """Connect to a proxy; closed at the end."""
+    """Connect to a proxy; the connection is closed at the end of the test."""
     writers = []
 
     async def opened(proxy):
@@ -44,7 +44,7 @@ async def connect():
 
 
 async def echoed(connection, data: bytes) -> float:
-    """Seconds until `data` has come back, whole and right."""
+    """Return the seconds until `data` has come back whole."""
     reader, writer = connection
     began = time.perf_counter()
     writer.write(data)
@@ -53,7 +53,7 @@ async def echoed(connection, data: bytes) -> float:
 
 
 async def silent(reader: asyncio.StreamReader) -> bool:
-    """Nothing comes, no end either. Takes the reader's next read along."""
+    """Return whether nothing arrives, not even an end. Consumes the reader's next read."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(reader.read(1), SOON_S)
         return False

@@ -1,4 +1,4 @@
-"""A paced target computes the same logits, only later."""
+"""Test that a paced target computes the same logits, only later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measure of calibration itself: what it calls calibrated is, and what is not it says so."""
+"""Test the measure of calibration on predictions that are calibrated and on others that are not."""
 
 from __future__ import annotations
 

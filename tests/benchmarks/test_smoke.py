@@ -1,4 +1,5 @@
-"""Each benchmark runs to its end at its smoke size, and its last line has the keys and keeps the promises that it must.
+"""Test that each benchmark runs to its end at its smoke size, and that its last line has its keys and keeps its
+promises.
 
 A verifier that several of them can use is started once.
 """
@@ -41,14 +42,14 @@ from coordinator.cluster import Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 in_shared_loop = pytest.mark.asyncio(loop_scope="module")
-"""The clusters that several benchmarks share live in one event loop."""
+"""Tests of benchmarks that share clusters run in one event loop."""
 
 SMOKE = ["--smoke"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def undisturbed_process() -> Iterator[None]:
-    """Give this process its environment back, which benchmarks change for the clusters that they start."""
+    """Restore this process's environment, which benchmarks change for the clusters that they start."""
     environment = dict(os.environ)
     yield
     os.environ.clear()
@@ -57,7 +58,7 @@ def undisturbed_process() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def all_cores() -> Iterator[None]:
-    """Give this process its cores back, since a benchmark pins it to one."""
+    """Restore this process's cores, since a benchmark pins it to one."""
     cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)

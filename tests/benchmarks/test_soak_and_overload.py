@@ -1,4 +1,4 @@
-"""What soak and overload conclude from what they saw, and that the attacker attacks."""
+"""Test the conclusions of soak and overload from their observations, and that the attacker attacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outrider.core.protocol.messages import SessionLimits
 
 
 class Pool:
-    """An engine that promises slots, of which some are lost."""
+    """Act as an engine that promises slots, of which some are lost."""
 
     def __init__(self, capacity: int, lost: int) -> None:
         self.free = capacity - lost
@@ -56,7 +56,7 @@ async def test_slots_that_are_not_promised_any_more_are_found_to_the_last_one(
 def findings(
     tally: SessionTally | None = None, *, answers: Iterable[tuple[str, str]] = (), **seen: Any
 ) -> SoakFindings:
-    """Of a minute in which nothing went wrong but what is given."""
+    """Return the findings of a minute in which nothing went wrong but what is given."""
     hostile = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
     hostile.answers.update(answers)
     samples = [VerifierSample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
@@ -66,7 +66,7 @@ def findings(
 
 
 def failures(found: SoakFindings, size: Size = Size.FULL) -> dict[str, str]:
-    """Name -> value of the criteria that a run of this size fails."""
+    """Return name -> value of the criteria that a run of this size fails."""
     return {criterion.name: criterion.found for criterion in found.criteria() if criterion.fails(size)}
 
 
@@ -110,7 +110,7 @@ BOTH = AlternatingPhases([Phase(0.0, 10.0, False), Phase(10.0, 20.0, True)])
 
 
 def paced(alone_ms: float, attacked_ms: float) -> SessionTally:
-    """Gaps of so many ms without the attacker and beside it."""
+    """Return gaps of so many ms without the attacker and beside it."""
     return SessionTally(
         gaps=[DeliveryGap(float(t), alone_ms if t < 10 else attacked_ms) for t in range(1, 20) if t != 10]
     )

@@ -1,4 +1,4 @@
-"""Light clients against a scripted verifier: they behave as the recorded device, and notice what is wrong."""
+"""Test light clients against a scripted verifier: they behave as the recorded device, and report what is wrong."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def calls(sampling: SamplingParams = SAMPLED) -> list[RecordedRequest]:
 
 
 def record_draft(*, decode_s: float = DECODE_S, quality: float = 0.8) -> DraftRecording:
-    """Recordings of a scripted draft that is right with probability `quality`, made twice so that it has learned."""
+    """Record a scripted draft that is right with probability `quality`, twice, so that it has learned."""
     plan = generous(Directive(), SessionLimits())
     source = ScriptedSource(quality=quality, decode_s=decode_s)
     recorder = DraftRecorder(source, WIDTHS, plan, vocabulary=VOCABULARY)
@@ -74,7 +74,7 @@ def recorded() -> DraftRecording:
 
 
 class LivePool(DraftPool):
-    """The draft itself, with what the recorded one had learned."""
+    """Use the draft itself, with the observations of the recorded one."""
 
     def __init__(self, recorded: DraftRecording) -> None:
         super().__init__("live", DraftOptions(workers=1))
@@ -186,7 +186,7 @@ def test_a_recording_that_was_saved_is_the_same_when_it_is_loaded(recorded: Draf
 
 
 class Sleeps:
-    """A clock that only sleeping moves, each time by a little too much."""
+    """Advance by sleeping alone, each time by a little too much."""
 
     def __init__(self) -> None:
         self.now = 0.0

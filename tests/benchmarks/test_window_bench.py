@@ -1,4 +1,4 @@
-"""What benchmarks.window makes of outcomes: cells, and figures beside what is wanted."""
+"""Test the cells that benchmarks.window makes of outcomes, and the comparison of figures with those expected."""
 
 from __future__ import annotations
 

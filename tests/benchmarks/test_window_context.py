@@ -1,4 +1,4 @@
-"""How the parts of benchmarks.window play their verifiers."""
+"""Test how the parts of benchmarks.window play their verifiers."""
 
 from __future__ import annotations
 

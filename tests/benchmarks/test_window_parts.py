@@ -1,4 +1,4 @@
-"""What the parts of benchmarks.window make of what was played: statics, the model, transitions, recordings."""
+"""Test the figures that the parts of benchmarks.window derive: statics, the model, transitions, recordings."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_devices_have_learned_from_other_prompts_than_those_that_are_played(tmp_
 
 
 class RecordingSwarm:
-    """Stands for a swarm: each session takes 0.2 s."""
+    """Stand in for a swarm whose sessions take 0.2 s each."""
 
     def __init__(self) -> None:
         self.began: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The plots of benchmarks.window are drawn from its figures."""
+"""Test that the plots of benchmarks.window are drawn from its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays for benchmarks.window record predictions, let drafts fail, and give the device's acceptance histories."""
+"""Test that replays record predictions, let drafts fail, and yield the device's acceptance histories."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUTPUT = tuple(continuation(PROMPT, TOKENS))
 
 
 def record_draft(quality: float) -> DraftRecording:
-    """One call, recorded twice so that the draft has learned."""
+    """Record one request twice, so that the draft has learned."""
     recorder = DraftRecorder(
         ScriptedSource(quality=quality), WIDTHS, generous(Directive(), SessionLimits()), vocabulary=VOCABULARY
     )
@@ -57,7 +57,7 @@ def noted(source: ScriptedSource) -> ProbedDrafter:
 
 
 def sent(drafter: ProbedDrafter, decodes: int) -> int:
-    """Draft so often and send it; how many nodes went out."""
+    """Draft and send so many times; return how many nodes were sent."""
     for _ in range(decodes):
         drafter.step()
     growth = drafter.harvest(moved=False)

@@ -1,4 +1,4 @@
-"""Shared by everything that tests the verifier: one CPU thread, and tiny random models made on the spot."""
+"""Provide what all tests of the verifier share: one CPU thread, and tiny random models made on the spot."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind -> the directory of a tiny random model, made once."""
+    """Return a function: kind -> the directory of a tiny random model, made once."""
     root = tmp_path_factory.mktemp("models")
     return lambda kind: root / kind if (root / kind).exists() else save_tiny(kind, root / kind)
 
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[str], Reference]:
-    """kind -> plain transformers on the same weights, made once."""
+    """Return a function: kind -> plain transformers on the same weights, made once."""
     made: dict[str, Reference] = {}
     return lambda kind: made.setdefault(kind, Reference(kind)) if kind not in made else made[kind]

@@ -1,4 +1,4 @@
-"""An engine that sends what a test orders, at the other end of a real EngineHost, and the front around both."""
+"""Script an engine that sends what a test orders, at the other end of a real EngineHost, and the front around both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ READY = engine_pb2.EngineReady(
 
 
 class ScriptedEngine:
-    """Keeps every request and sends the events that it is given."""
+    """Keep every request and send the events that a test gives."""
 
     def __init__(self) -> None:
         self.requests: list[engine_pb2.EngineRequest] = []
@@ -56,7 +56,7 @@ class ScriptedEngine:
         self._writer.write(ipc.frame(engine_pb2.EngineEvent(session_id=session_id, epoch=epoch, **kind)))
 
     def say_bytes(self, data: bytes) -> None:
-        """A frame that holds anything."""
+        """Send a frame with any content."""
         assert self._writer is not None
         self._writer.write(len(data).to_bytes(4, "little") + data)
 
@@ -93,7 +93,7 @@ class ScriptedEngine:
 
 
 class ScriptedHost(EngineHost):
-    """A real engine host whose engine is scripted."""
+    """Run a real engine host whose engine is scripted."""
 
     def __init__(self, config: VerifierConfig, engine: ScriptedEngine) -> None:
         super().__init__(config)
@@ -113,7 +113,7 @@ class ScriptedHost(EngineHost):
 
 
 class Front:
-    """A verifier's front on a socket, with a scripted engine behind it."""
+    """Run a verifier's front on a socket, with a scripted engine behind it."""
 
     def __init__(self, service: VerifierService, host: ScriptedHost, channel: grpc.aio.Channel, port: int) -> None:
         self.service = service
@@ -129,7 +129,7 @@ class Front:
         return {session_id: stream.claims.tenant for session_id, stream in self.service.streams.items()}
 
     async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
-        """A stream whose Open was sent; `wait`: and answered."""
+        """Return a stream whose Open was sent and, with `wait`, answered."""
         stream = Stream(self.stub.Session())
         attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32)
         await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, **fields)))
@@ -140,7 +140,7 @@ class Front:
 
 
 class Stream:
-    """A device's end, message by message. Pings are passed on only when asked for."""
+    """Act as a device's end, message by message. Pings are passed on only when asked for."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -149,7 +149,7 @@ class Stream:
         await self.call.write(session_pb2.ClientMessage(**kind))
 
     def keep_sending(self, **kind: Any) -> asyncio.Task[None]:
-        """Send the same again and again, until the task is cancelled or the stream ends."""
+        """Send the same message again and again, until the task is cancelled or the stream ends."""
 
         async def repeat() -> None:
             while True:
@@ -169,7 +169,7 @@ class Stream:
                     return message
 
     async def refusal(self) -> OutriderError:
-        """The error that ends this stream."""
+        """Return the error that ends this stream."""
         try:
             while await self.read() is not grpc.aio.EOF:
                 pass

@@ -1,4 +1,4 @@
-"""The command: what it says of itself, and what it refuses before it loads anything."""
+"""Test what the command prints about itself, and what it refuses before it loads anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "sesame"
 
 @pytest.fixture
 def complaint(capsys):
-    """arguments -> what a refusal of them says"""
+    """Return a function: arguments -> the message of its refusal."""
 
     def of(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:
@@ -122,7 +122,7 @@ class CtrlC:
 
 sys.meta_path.insert(0, CtrlC())
 """
-"""A Ctrl-C just when a module is about to be imported."""
+"""Code that sends Ctrl-C just when a module is about to be imported."""
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -189,7 +189,7 @@ def test_the_front_gives_freed_memory_back_from_its_start(monkeypatch, tmp_path)
 
 
 def command(tmp_path, missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command where `missing` is not installed, for it and for the processes that it starts."""
+    """Return the command where `missing` is not installed, for it and for the processes that it starts."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module named {missing}')")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), os.getcwd()])}

@@ -1,4 +1,4 @@
-"""Artifacts that devices fetch: the catalogue, and its bytes over a socket."""
+"""Test the artifacts that devices fetch: the catalogue, and its bytes over a socket."""
 
 from __future__ import annotations
 

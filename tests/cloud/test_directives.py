@@ -1,4 +1,4 @@
-"""The directive of a device: the verifier's settings, the coordinator's decision, and the load."""
+"""Test a device's directive: the verifier's settings, the coordinator's decision, and the load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own process, with a tiny random model: start, serve, die. Loading torch is what takes the time here."""
+"""Test the engine's own process with a tiny random model: start, serve, die. Most of the time goes to loading torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(epoch: int = 1, *, prompt=PROMPT, max_tokens: int = 8, ignore_eos: boo
 
 
 async def tokens_of(inbox) -> list[int]:
-    """Return everything up to the last commit. Raises what the engine refused."""
+    """Return everything up to the last commit. Raises the engine's refusal."""
     tokens: list[int] = []
     async with asyncio.timeout(20):
         while True:

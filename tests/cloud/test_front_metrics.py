@@ -1,4 +1,4 @@
-"""What the front counts of its streams, and what a scrape of a verifier shows."""
+"""Test the front's counts of its streams, and the scrape of a verifier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def plain(tmp_path):
 
 
 def scrape(running) -> dict[str, float]:
-    """name{labels} -> value, without our prefix."""
+    """Return name{labels} -> value, without our prefix."""
     collector = VerifierCollector(running.host, running.service.counters, running.service, None, 2)
     text = generate_latest(registry(collector)).decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""When a stream pings, what the answers show, and how long a silent device is waited for."""
+"""Test when a stream pings, what the answers show, and how long a silent device is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device's messages: the rate at which they are read, those that go to the engine, and those that end the stream."""
+"""Test which of a device's messages are read, at what rate, which go to the engine, and which end the stream."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_nodes_are_charged_beside_the_message_that_brings_them():
 
 
 class Inbound:
-    """Messages read from a script; what they lead to is kept."""
+    """Read messages from a script, and keep their effects."""
 
     def __init__(self, burst: int = 100) -> None:
         self.sent: list[str] = []

@@ -1,4 +1,4 @@
-"""The socket pair between front and engine: what must go through does, and what is only offered waits for nobody."""
+"""Test the socket pair between front and engine: required messages pass, optional ones never block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def commit(number: int) -> pb.EngineEvent:
 
 
 async def read_until(sock: socket.socket, last: pb.EngineEvent) -> list[pb.EngineEvent]:
-    """Read all events up to `last`, which is included."""
+    """Read all events up to and including `last`."""
     reader, writer = await asyncio.open_connection(sock=sock)
     got = []
     async with asyncio.timeout(10):

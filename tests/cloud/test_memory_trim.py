@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, also where something small stays beside it."""
+"""Test that freed memory goes back to the system, even if something small stays beside it."""
 
 from __future__ import annotations
 

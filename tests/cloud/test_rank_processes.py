@@ -1,4 +1,4 @@
-"""A verifier whose target two processes share: it serves, it ends as a whole, and nothing of it outlives it."""
+"""Test a verifier whose target two processes share: it serves, it ends as a whole, and none of it outlives it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def needs_accelerate() -> None:
 async def verifier(
     directory: Path, *, loading: bool = False
 ) -> AsyncIterator[tuple[Process, str, list[psutil.Process]]]:
-    """(process, address, its ranks) of a verifier that listens, or has just begun to load."""
+    """Yield (process, address, its ranks) of a verifier that listens, or has just begun to load."""
     options = ["--model", str(directory), "--tensor-parallel", "2", "--kv-slots", "256"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cloud_verifier.app", *options, stdout=PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -69,14 +69,14 @@ def gone(ranks: list[psutil.Process]) -> bool:
 
 
 def listening(processes: list[psutil.Process]) -> set[str]:
-    """The addresses at which they can be reached."""
+    """Return the addresses at which they can be reached."""
     found = [c for process in processes for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     return {connection.laddr.ip for connection in found}
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target with a tokenizer beside it."""
+    """Return the directory of a tiny target with a tokenizer beside it."""
     made = save_tiny("llama", tmp_path_factory.mktemp("parallel") / "llama")
     shutil.copy(TOKENIZER, made)
     return made
@@ -153,7 +153,7 @@ async def test_a_rank_that_dies_within_a_session_ends_it_with_an_error_at_once(
 
 
 def children() -> set[psutil.Process]:
-    """Return the children of this process, those included that other tests' pools have left."""
+    """Return the children of this process, including those that other tests' pools have left."""
     return set(psutil.Process().children())
 
 

@@ -1,4 +1,4 @@
-"""A verifier's lease, against a registry on a real socket that does what a test tells it to."""
+"""Test a verifier's lease against a scripted registry on a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front of a verifier on a real socket, with a scripted engine: who comes in, what goes through, what ends it."""
+"""Test a verifier's front on a real socket, with a scripted engine: admission, messages both ways, and ends."""
 
 from __future__ import annotations
 
@@ -705,7 +705,7 @@ async def test_a_device_that_reads_nothing_loses_its_place(tmp_path):
 
 
 def session_without_window(opening: session_pb2.Open) -> bytes:
-    """A Session in HTTP/2 frames whose peer may send no byte of an answer: an initial window of 0."""
+    """Open a Session in HTTP/2 frames whose peer may send no byte of an answer: the initial window is 0."""
 
     def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
         return len(body).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body

@@ -1,4 +1,4 @@
-"""The front of a verifier: which draft a session is said to have, what is recorded of it, and news of releases."""
+"""Test a session's draft release at the verifier's front: its announcement, its recording, and news of others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLAIMS = Claims(
 
 
 class Listening:
-    """A stand-in for a TrafficRecorder that keeps its calls."""
+    """Stand in for a TrafficRecorder and keep its calls."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[RecordedSession, int]] = []
@@ -53,7 +53,7 @@ class Listening:
 
 
 def allowing(**changes: Any):
-    """Lets everybody in with these claims."""
+    """Admit every session with these claims."""
 
     async def authorise(ticket: bytes) -> Claims:
         return dataclasses.replace(CLAIMS, **changes)
@@ -82,7 +82,7 @@ async def notice(stream: Stream) -> int:
 
 
 async def quiet(running: Front, stream: Stream) -> bool:
-    """Whether nothing but what the engine says next comes on the stream."""
+    """Return whether the engine's next message is the next on the stream."""
     running.engine.commit("s", 1, 0, [5])
     return (await stream.read()).WhichOneof("kind") == "commit"
 
@@ -120,7 +120,7 @@ async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_p
 
 
 def ids_on_disk(place: Path) -> set[int]:
-    """Every integer in every column of every file."""
+    """Return every integer in every column of every file."""
     found: set[int] = set()
     for path in place.rglob("*.parquet"):
         for column in pq.read_table(path).columns:

@@ -1,4 +1,4 @@
-"""What an operator reads while a target loads."""
+"""Test the progress that an operator reads while a target loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real verifier with a tiny target, a coordinator that signs what a test wants, and a device on the wire."""
+"""Test a real verifier with a tiny target, a coordinator that signs any ticket, and a device on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def verifier(model: Path, traffic: Path, coordinator: str) -> AsyncIterato
 
 
 class Device:
-    """Opens sessions with tickets of its own choice."""
+    """Open sessions with tickets of the test's choice."""
 
     def __init__(self, stub: Any, signer: Signer, target: session_pb2.TargetIdentity) -> None:
         self._stub = stub
@@ -99,7 +99,7 @@ class Device:
 
 
 class Reading:
-    """Collects the messages of one stream."""
+    """Collect the messages of one stream."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -113,7 +113,7 @@ class Reading:
             self.serials.append(message.release.serial)
 
     async def confirm(self) -> None:
-        """Confirm all that has come: no verifier commits more than 64 tokens beyond it."""
+        """Confirm everything received: no verifier commits more than 64 tokens beyond it."""
         await self.stream.send(append=session_pb2.Append(first_id=1, base=len(self.tokens), idle=True))
 
     async def until(self, count: int) -> list[int]:

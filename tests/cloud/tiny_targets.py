@@ -1,4 +1,4 @@
-"""Tiny random target models, and what plain transformers says that their output is."""
+"""Make tiny random target models, and compute their output with plain transformers."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ TINY: dict[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(**GPT2_SHAPE, vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS),
 }
 WIDE = "wide"
-"""A Llama as wide as the shipped target: its linear layers may get another kernel with the rows, narrow ones do not."""
+"""A Llama as wide as the shipped target: its linear layers may use another kernel depending on the rows."""
 WIDE_CONFIG = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "intermediate_size": 1280})
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 
 
 def make_tiny(kind: str) -> Any:
-    """A random model with sharper logits than the default initialisation gives."""
+    """Make a random model with sharper logits than the default initialisation gives."""
     torch.manual_seed(sum(kind.encode()))
     # A copy: the module keeps its configuration, and a target changes the attention in it.
     config = WIDE_CONFIG if kind == WIDE else TINY[kind]
@@ -88,7 +88,7 @@ def save_tiny(kind: str, directory: Path) -> Path:
 
 
 class Reference:
-    """Plain transformers: one forward per token over a DynamicCache, no tree, no batch."""
+    """Run plain transformers: one forward pass per token over a DynamicCache, no tree, no batch."""
 
     def __init__(self, kind: str) -> None:
         self.module = make_tiny(kind)

@@ -23,7 +23,7 @@ def redis():
 
 @pytest.fixture
 def config(redis, tmp_path) -> Callable[..., CoordinatorConfig]:
-    """Make configurations of coordinators over this test's Redis, which share a state directory unless changed."""
+    """Return a factory of coordinators' configurations over this test's Redis, by default with one state folder."""
 
     def make(**changes: object) -> CoordinatorConfig:
         settings = {
@@ -42,7 +42,7 @@ def config(redis, tmp_path) -> Callable[..., CoordinatorConfig]:
 
 @pytest.fixture
 async def start(config):
-    """Start a coordinator with these settings; all stop with the test."""
+    """Return a function that starts a coordinator with these settings; all stop with the test."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start_one(**changes: object) -> Peer:

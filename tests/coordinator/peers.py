@@ -26,7 +26,7 @@ def identity(**changes: str) -> session_pb2.TargetIdentity:
 
 
 async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 10.0) -> None:
-    """Return once the condition holds; fail if it never does."""
+    """Wait until the condition holds; fail if it never does."""
     give_up = time.monotonic() + timeout_s
     while not await condition():
         if time.monotonic() > give_up:
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 1
 
 
 class Peer:
-    """A coordinator's address with stubs for it, and verifiers that are registered there."""
+    """Hold a coordinator's address with stubs for it, and the verifiers registered there."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""Manifests, and sessions whose acceptance a test chooses."""
+"""Make manifests, and sessions whose acceptance a test chooses."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`outrider verifiers|sessions|tenants|status|top` against a real coordinator."""
+"""Test `outrider verifiers|sessions|tenants|status|top` against a real coordinator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVIL = "\x1b[2J\u202eevil"
 
 @pytest.fixture
 def outrider(coordinator, capsys):
-    """Run `outrider ...`; returns the exit code, what it printed and what it complained of."""
+    """Run `outrider ...`; return the exit code, stdout and stderr."""
 
     async def run(*arguments: object) -> tuple[int, str, str]:
         words = [*map(str, arguments), "--coordinator", coordinator.address]
@@ -150,7 +150,7 @@ SESSION = {
 
 
 async def read(outrider, *arguments: str) -> dict:
-    """Return the JSON document, once YAML has given the same."""
+    """Return the JSON document, after checking that YAML gives the same."""
     code, out, _ = await outrider(*arguments, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -218,7 +218,7 @@ async def test_a_long_list_is_cut_with_a_notice_and_goes_on_from_there(coordinat
 
 
 class Hostile(coordinator_pb2_grpc.AdminServicer):
-    """A coordinator that answers with values that no real one lets in."""
+    """Act as a coordinator that answers with values that no real one admits."""
 
     verifier = pb.VerifierStatus(verifier_id=EVIL, address=EVIL, target=identity(name=EVIL, hardware=EVIL))
     session = pb.SessionStatus(

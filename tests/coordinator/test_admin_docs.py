@@ -1,4 +1,4 @@
-"""docs/admin.md names commands and codes that there are, and all of them."""
+"""Test that docs/admin.md names existing commands and codes, and all of them."""
 
 import argparse
 import re

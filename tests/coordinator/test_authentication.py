@@ -1,4 +1,4 @@
-"""Callers are admitted by API key, join token or admin token, and refused with the reason."""
+"""Test that callers are admitted by API key, join token or admin token, and refused with the reason."""
 
 import pytest
 

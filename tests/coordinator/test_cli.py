@@ -1,4 +1,4 @@
-"""The operator's command where something is missing or wrong; the rest of it is tested end to end."""
+"""Test the operator's command with missing or wrong settings; the rest of it is tested end to end."""
 
 import os
 import shutil

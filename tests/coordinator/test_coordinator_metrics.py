@@ -1,4 +1,4 @@
-"""A coordinator's metrics, scraped from one that runs on a real store."""
+"""Test a coordinator's metrics, scraped from one that runs on a real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program itself: one line when it is ready, a clean end, a key of its own, a server that dies with it."""
+"""Test the coordinator's program: its ready line, a clean end, its own key, and its Redis, which ends with it."""
 
 import asyncio
 import contextlib

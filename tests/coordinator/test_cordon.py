@@ -1,4 +1,4 @@
-"""Verifiers that operators keep new sessions off, and those that they have drain."""
+"""Test that operators can keep new sessions off verifiers, and have verifiers drain."""
 
 import pytest
 

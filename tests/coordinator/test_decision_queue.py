@@ -1,4 +1,4 @@
-"""Decisions are made beside the reports that ask for them."""
+"""Test that decisions are made beside the reports that ask for them."""
 
 from __future__ import annotations
 

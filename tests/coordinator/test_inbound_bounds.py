@@ -1,4 +1,4 @@
-"""Everything that comes in is held against a bound, and the refusal names field and value."""
+"""Test that every inbound value is checked against a bound, and that the refusal names field and value."""
 
 import pytest
 from peers import identity

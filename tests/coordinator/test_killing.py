@@ -1,4 +1,4 @@
-"""Sessions that an operator ends stop at once and stay ended."""
+"""Test that sessions ended by an operator stop at once and stay ended."""
 
 import pytest
 

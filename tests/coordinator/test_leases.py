@@ -1,4 +1,4 @@
-"""A verifier is registered for as long as it reports."""
+"""Test that a verifier is registered for as long as it reports."""
 
 import asyncio
 

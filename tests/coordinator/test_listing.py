@@ -1,4 +1,4 @@
-"""Lists of verifiers and sessions, for operators: bounded, in pages, by name."""
+"""Test that operators' lists of verifiers and sessions are bounded, in pages, and sorted by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A session is placed within capacity, and rather near and idle than far and busy."""
+"""Test that sessions are placed within capacity, preferably near and idle rather than far and busy."""
 
 import asyncio
 import collections

@@ -1,4 +1,4 @@
-"""Priors of a workload key: kept with expiry, each observation once, and used for the next session of that key."""
+"""Test the priors of a workload key: they expire, count each observation once, and serve the key's next session."""
 
 from __future__ import annotations
 

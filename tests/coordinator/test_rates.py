@@ -1,4 +1,4 @@
-"""`outrider top` derives rates from the counters of two frames."""
+"""Test that `outrider top` derives rates from the counters of two frames."""
 
 from coordinator.cli.top import HISTORY, Rates
 

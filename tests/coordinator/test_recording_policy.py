@@ -1,4 +1,4 @@
-"""A session may be recorded as its tenant allows; it is drawn once, and its tickets say so."""
+"""Test that a session is recorded as its tenant allows; this is drawn once, and its tickets say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider releases` against a real coordinator: readable, and with the way out where something cannot be."""
+"""Test `outrider releases` against a real coordinator: its output is readable, and its refusals name a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUPERSEDED, ROLLED_BACK = pb.RELEASE_STATE_SUPERSEDED, pb.RELEASE_STATE_ROLLED_B
 
 @pytest.fixture
 def outrider(coordinator, capsys):
-    """Run `outrider releases ...`; returns the exit code, what it printed and what it complained of."""
+    """Run `outrider releases ...`; return the exit code, stdout and stderr."""
 
     async def run(*arguments: object) -> tuple[int, str, str]:
         words = ["releases", *map(str, arguments), "--coordinator", coordinator.address]

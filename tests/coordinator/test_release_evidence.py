@@ -1,4 +1,4 @@
-"""The evidence is seldom wrong, although it is looked at after every few samples, and soon right."""
+"""Test that the evidence is seldom wrong, although it is evaluated after every few samples, and soon right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROPOSED = 32
 
 
 def stream(rng, canary, stable, count, *, share=0.25, spread=0.1, tenant="default", traffic="code"):
-    """Yield samples as they come: a share of the sessions has the canary; texts differ, and chance comes on top."""
+    """Draw samples: a share of the sessions has the canary; texts differ, with chance added."""
     sides = (bool(rng.random() < share) for _ in range(count))
     return [sample(rng, i, side, canary if side else stable, spread, tenant, traffic) for i, side in enumerate(sides)]
 
@@ -46,7 +46,7 @@ def crossings(rng, canary, stable, *, runs, count, every, **how):
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.25])
 def test_at_the_bound_neither_answer_comes_more_often_than_alpha(spread) -> None:
-    """The hardest case: the canary is worse by just the bound, so both claims are as true as they can be."""
+    """The hardest case: the canary is worse by exactly the bound, so both claims are as true as they can be."""
     rng = np.random.default_rng(7)
     most = np.array(
         [
@@ -62,7 +62,7 @@ def test_at_the_bound_neither_answer_comes_more_often_than_alpha(spread) -> None
 
 
 def test_a_test_for_one_look_would_be_wrong_more_often_than_alpha_and_be_seen_here() -> None:
-    """The twin that is not anytime-valid: a z-test, looked at as often, on the very same streams."""
+    """A z-test, which is not anytime-valid, is evaluated as often on the very same streams."""
     rng = np.random.default_rng(7)
     wrong = 0
     for _ in range(200):
@@ -72,7 +72,7 @@ def test_a_test_for_one_look_would_be_wrong_more_often_than_alpha_and_be_seen_he
 
 
 def _z(samples) -> float:
-    """Return the standard scores by which the canary's mean is above the other one less the bound."""
+    """Return the standard scores by which the canary's mean exceeds the other one's less the bound."""
     canary, stable = (np.array([s.acceptance for s in samples if s.canary is side]) for side in (True, False))
     error = np.sqrt(canary.var(ddof=1) / len(canary) + stable.var(ddof=1) / len(stable))
     return float((canary.mean() - stable.mean() + POLICY.bound) / error)
@@ -136,7 +136,7 @@ def test_evidence_of_several_classes_adds_up() -> None:
 
 
 def decided(samples, every=25):
-    """Return the decision of a trial that is looked at so often: "worse", "stable" or ""."""
+    """Return the decision of a trial that is evaluated so often: "worse", "stable" or ""."""
     for look in looks(samples, every):
         if look.log_worse >= POLICY.log_threshold:
             return "worse"
@@ -146,7 +146,7 @@ def decided(samples, every=25):
 
 
 def trials(lead, before, after, *, worse_by=0.0, runs=40, count=500):
-    """Return the decisions of trials where only the stable side has samples at first, and traffic changes then."""
+    """Return the decisions of trials in which at first only the stable side has samples, before traffic changes."""
     found = []
     for seed in range(runs):
         rng = np.random.default_rng(seed)
@@ -191,7 +191,7 @@ def test_a_worse_canary_that_spreads_while_traffic_eases_is_not_promoted(ramp) -
 
 
 def test_one_side_that_ends_before_the_other_leaves_the_other_without_weight() -> None:
-    """The stable side is full, then traffic turns harder: the canary's further samples stand beside nothing."""
+    """The stable side is full, then traffic gets harder: the canary's further samples have none to be compared with."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         samples = stream(rng, 0.66, 0.70, 400)
@@ -226,7 +226,7 @@ def test_of_a_lead_only_the_latest_few_are_compared() -> None:
 
 
 def test_many_tenants_with_few_samples_each_decide_together() -> None:
-    """An equal draft and thirty tenants: nobody's samples begin by learning at the others' cost."""
+    """With an equal draft and thirty tenants, nobody's first samples are spent on learning at the others' cost."""
     found = []
     for seed in range(10):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Draft files over HTTP on a real socket: whole, in parts, and nothing else."""
+"""Test that draft files are served over HTTP on a real socket, whole and in parts, and nothing else is."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _status(base: str, source: str = "127.0.0.1") -> int:
 
 
 def _closed(client: socket.socket) -> bool:
-    """Whether the server hangs up within the socket's timeout."""
+    """Return whether the server closes the connection within the socket's timeout."""
     try:
         return client.recv(1) == b""
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""A release goes through its states whatever is published, decided and ordered, in any order."""
+"""Test that a release goes through its states whatever is published, decided and ordered, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases over real gRPC and a real Redis: published, offered, measured, decided, lost and found again."""
+"""Test releases over real gRPC and a real Redis: published, offered, measured, decided, lost and restored."""
 
 from __future__ import annotations
 

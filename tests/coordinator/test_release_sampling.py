@@ -1,4 +1,4 @@
-"""Cumulative counts become samples, over a real Redis: each span once, whichever verifier reports it."""
+"""Test that cumulative counts become samples, over a real Redis: each span once, whichever verifier reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs only grow, whatever is lost, and a session goes on where its tokens are the same."""
+"""Test that epochs only grow, whatever is lost, and that a session resumes where its tokens are the same."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""`outrider up` starts verifiers side by side, with a line for each step and each verifier's own progress."""
+"""Test that `outrider up` starts verifiers side by side, with a line for each step and each verifier's own progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis may die: the coordinator says so, and goes on once it is back."""
+"""Test that the coordinator reports a dead Redis, and goes on once it is back."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The streaming model against an independent simulation's figures, against arithmetic, and against common sense."""
+"""Test the streaming model against an independent simulation, against arithmetic, and against common sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the operator's command: columns stand, nothing is cut off, and no value steers a terminal."""
+"""Test that the tables of the operator's command align, show everything, and that no value steers a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants that operators create while coordinators run."""
+"""Test tenants that operators create while coordinators run."""
 
 from __future__ import annotations
 

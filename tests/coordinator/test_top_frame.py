@@ -1,4 +1,4 @@
-"""A frame of `outrider top` in terminals of several widths."""
+"""Test a frame of `outrider top` in terminals of several widths."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Reports become directives, which are kept where every coordinator finds them, within an operator's bounds."""
+"""Test that reports become directives, kept where every coordinator finds them, within an operator's bounds."""
 
 from __future__ import annotations
 

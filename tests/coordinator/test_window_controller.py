@@ -1,4 +1,4 @@
-"""The controller: fair, near the best there is, steady, and it says why."""
+"""Test that the controller is fair, near the optimum and steady, and that it gives its reasons."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry
 
 GPU = StepCost({1: 0.030, 65: 0.0332})
-"""Nodes cost next to nothing."""
+"""A verifier on which nodes cost next to nothing."""
 BUSY_GPU = StepCost({1: 0.030, 65: 0.0332, 129: 0.060, 257: 0.120})
-"""Until there are many."""
+"""A verifier on which nodes cost next to nothing until there are many."""
 CPU = StepCost({1: 0.0115, 17: 0.022, 65: 0.060, 257: 0.220}, 0.0004)
 
 
@@ -109,7 +109,7 @@ def test_a_window_stays_while_no_other_is_much_better() -> None:
 
 
 def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it() -> None:
-    """No oscillation: fed with its own decisions and fresh draws of the same text, k settles."""
+    """Given its own decisions and fresh draws of the same text, k settles instead of oscillating."""
     current, seen = None, []
     for turn in range(30):
         view_now = session(current=current, acceptance_history=drawn(0.8, seed=turn))
@@ -119,7 +119,7 @@ def test_the_same_measurements_give_the_same_decision_and_noise_does_not_move_it
 
 
 def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_off_with_it() -> None:
-    """Far away, where a poor span of text makes streaming as good: within the band a window stays."""
+    """Far away, where a poor span of text makes streaming as good, a window stays within the band."""
     switched = 0
     for seed in range(6):
         rng, share, history, current = random.Random(seed), 0.75, bytearray(), None
@@ -146,7 +146,7 @@ def test_the_reason_tells_what_was_seen() -> None:
 
 
 RTTS = [0.001, 0.01, 0.05, 0.15]
-"""Seconds."""
+"""Round trips in seconds."""
 PARAMETERS = st.tuples(st.floats(0.1, 0.95), st.sampled_from(RTTS), st.integers(0, 50))
 
 

@@ -1,4 +1,4 @@
-"""Random schedules of the session protocol: a real device, real verifiers, and a network that does its worst.
+"""Simulate random schedules of the session protocol: a real device, real verifiers, and a network at its worst.
 
 A `World` offers every event that can happen next (draft, send, deliver, begin or end a step, reconnect, ...) as a
 method, and checks the promises of the protocol after each one against a ledger of its own: the ledger knows, for every
@@ -32,7 +32,7 @@ Event = Callable[[], None]
 
 
 class Broken(AssertionError):
-    """A promise of the protocol did not hold."""
+    """Report a promise of the protocol that did not hold."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Scenario:
     max_tokens: int = 16
     vocabulary: int = 4
     eos_one_in: int = 0
-    """One prefix in so many is followed by EOS; 0: none."""
+    """One prefix in so many is followed by EOS; 0 for none."""
     tie_one_in: int = 0
-    """At one prefix in so many the second verifier breaks a tie the other way; 0: none."""
+    """At one prefix in so many the second verifier breaks a tie the other way; 0 for none."""
     limits: tuple[SessionLimits, ...] = (SessionLimits(8, 6, 12, 8),)
     """The limits of the epochs, in turn."""
     nodes_per_step: int = 6
@@ -104,12 +104,12 @@ def draw_scenario(rng: random.Random) -> Scenario:
 
 
 def logprobs_of(position: int, token: int) -> TokenLogprobs:
-    """Return what every verifier sends with a token at this position."""
+    """Return the log-probabilities that every verifier sends with a token at this position."""
     return TokenLogprobs(-float(position), ((token, -0.5),))
 
 
 class Target:
-    """The next token as a deterministic function of the prefix, on verifier 0 or 1."""
+    """Compute the next token as a deterministic function of the prefix, on verifier 0 or 1."""
 
     def __init__(self, scenario: Scenario, salt: int) -> None:
         self.scenario = scenario
@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(eq=False)
 class Stream:
-    """One epoch: what travels both ways, the verifier's session, and the ledger."""
+    """Hold one epoch: the messages both ways, the verifier's session, and the ledger."""
 
     epoch: int
     server: int
@@ -157,7 +157,7 @@ class Stream:
 
 
 class Machine(NamedTuple):
-    """The classes under test; mutants take their place."""
+    """Name the classes under test, which mutants replace."""
 
     device: type[DeviceSession] = DeviceSession
     verifier: type[VerifierSession] = VerifierSession
@@ -168,7 +168,7 @@ SOUND = Machine()
 
 
 class World:
-    """One session through all that happens to it. Every public method without arguments but `run` is an event."""
+    """Take one session through any events. Every public method without arguments but `run` is an event."""
 
     def __init__(
         self, scenario: Scenario, rng: random.Random, machine: Machine = SOUND, trace: list[str] | None = None
@@ -189,7 +189,7 @@ class World:
         self.cancelled = False
         self.resting = False
         self.dirty = False
-        """The device may have something to say."""
+        """Whether the device may have something to send."""
         self.refused = 0
         self.latest = ROOT
         self.chaos_left = scenario.chaos
@@ -200,7 +200,7 @@ class World:
         self.accepted = 0
         self.plain_though_wanting = 0
         self.happened: Counter[str] = Counter()
-        """Corners that this schedule reached."""
+        """Corner cases that this schedule reached."""
         self._epoch = 0
         self.stream = self._attach(0)
 
@@ -215,7 +215,7 @@ class World:
         return not (self.over or self.resting or self.scenario.thinks_for_ever)
 
     def draft(self) -> None:
-        """The drafter adds a node or, where it has no place for one, rests."""
+        """Let the drafter add a node or, if it has no place for one, rest."""
         device, scenario = self.device, self.scenario
         if device.room <= 0 or self.refused > 2 or self.random() < scenario.rest:
             self.resting = self.dirty = True
@@ -243,7 +243,7 @@ class World:
         self._demand(EOS not in prefix, "the device drafts under EOS")
 
     def poll(self) -> None:
-        """The device says what it has to say, if anything."""
+        """Let the device send a message if it has one."""
         message = self.device.poll(resting=self.resting)
         self._note("poll", message)
         if message is None:
@@ -260,7 +260,7 @@ class World:
             self.stream.up.append(message)
 
     def reconnect(self, server: int | None = None) -> None:
-        """A new stream to the same verifier; the old one may still carry what it held."""
+        """Open a new stream to the same verifier; the old one may still carry its messages."""
         stream = self.stream
         server = stream.server if server is None else server
         if self.random() < 0.5:  # the connection died with what was under way
@@ -270,7 +270,7 @@ class World:
         self.stream = self._attach(server)
 
     def fail_over(self) -> None:
-        """A new stream to the other verifier; the old one goes on as a zombie, or dies with what it knew."""
+        """Open a new stream to the other verifier; the old one goes on as a zombie, or dies with its state."""
         server = self.stream.server
         if self.random() < 0.3:
             self._die(self.stream)
@@ -293,7 +293,7 @@ class World:
         return stream
 
     def _record(self, message: Append) -> None:
-        """Check an Append against what a device may send, and note what it meant."""
+        """Check an Append against the rules for a device, and record the meaning of its nodes."""
         stream, received = self.stream, self.delivered
         self._demand(message.epoch == stream.epoch, "an Append carries an old epoch")
         self._demand(message.base == len(received), "base is not the number of tokens received")
@@ -313,7 +313,7 @@ class World:
     # ------------------------------------------------------------------ the network
 
     def deliver_up(self, stream: Stream | None = None) -> None:
-        """The verifier gets the next message of a stream."""
+        """Deliver the next message of a stream to the verifier."""
         stream = stream or self.stream
         message = stream.up.popleft()
         if isinstance(message, Attach):
@@ -356,7 +356,7 @@ class World:
         self._demand(session.held <= stream.limits.nodes, "the verifier holds more than W live and aliased nodes")
 
     def deliver_down(self, stream: Stream | None = None) -> None:
-        """The device gets the next Commit of a stream."""
+        """Deliver the next Commit of a stream to the device."""
         stream = stream or self.stream
         commit = stream.down.popleft()
         device, before = self.device, self.device.finish
@@ -399,17 +399,17 @@ class World:
         self._demand(not device.finished or len(device.tree) == 0, "a finished session holds nodes")
 
     def replay_append(self) -> None:
-        """The network repeats an Append of this stream."""
+        """Repeat an Append of this stream, as the network might."""
         sent = self.stream.appends
         self.stream.up.append(sent[int(self.random() * len(sent))])
 
     def replay_commit(self) -> None:
-        """The network repeats a Commit of this stream."""
+        """Repeat a Commit of this stream, as the network might."""
         sent = self.stream.commits
         self.stream.down.append(sent[int(self.random() * len(sent))])
 
     def lose_commit(self) -> None:
-        """The network loses a Commit. A stream that lost one is reconnected when nothing moves any more."""
+        """Lose a Commit. A stream that lost one is reconnected when nothing moves any more."""
         self.stream.lossy = True
         self.stream.down.popleft()
 
@@ -503,7 +503,7 @@ class World:
         stream.commits.append(commit)
 
     def _some_nodes(self, session: VerifierSession, limit: int) -> TreeBatch:
-        """Rule 13: a random ancestor-closed subset of the live nodes."""
+        """Return a random ancestor-closed subset of the live nodes (rule 13)."""
         rows = {ROOT: 0}
         columns: list[tuple[int, int, int, int]] = []
         for node in session.tree:
@@ -523,7 +523,7 @@ class World:
         return Finish.LENGTH if len(self.delivered) >= self.scenario.max_tokens else Finish.NONE
 
     def _check_live(self, stream: Stream) -> None:
-        """The verifier's live nodes are those that reached it and extend what it committed, no more and no fewer."""
+        """Check that the live nodes are exactly those that reached the verifier and extend its committed tokens."""
         session = stream.session
         committed = tuple(session.committed)
         live = _sequences(session.tree, committed)
@@ -536,12 +536,12 @@ class World:
         self._demand(live == due, f"live nodes are {sorted(live)}, must be {sorted(due)}")
 
     def settled(self) -> bool:
-        """Nothing is in flight on the current stream, and nobody is about to say anything."""
+        """Return whether nothing is in flight on the current stream, and neither side has a message to send."""
         stream = self.stream
         return not (stream.up or stream.down or stream.batch or self.dirty or stream.session is None)
 
     def check_settled(self) -> None:
-        """Called after every event: with nothing in flight both trees are equal, but for what waits for credit."""
+        """Check that both trees are equal if nothing is in flight, but for nodes that wait for credit."""
         stream = self.stream
         if stream.lossy or self.over or not self.settled():
             return
@@ -554,7 +554,7 @@ class World:
         self._demand(theirs == sent, f"trees differ: device sent {sorted(sent)}, verifier holds {sorted(theirs)}")
 
     def _watch_speculation(self, stream: Stream) -> None:
-        """Speculation must not die quietly: one plain step brings all credit back to a device that waits for it."""
+        """Check that speculation does not stop: a plain step returns all credit to a device that waits for it."""
         wanting = len(self.device.tree) > 0 and len(stream.session.tree) == 0 and self.settled() and not stream.lossy
         self.plain_though_wanting = self.plain_though_wanting + 1 if wanting else 0
         self._demand(self.plain_though_wanting < 2, "speculation died: the device has nodes and no credit to send them")
@@ -570,7 +570,7 @@ class World:
     # ------------------------------------------------------------------ the schedule
 
     def events(self) -> list[tuple[int, Event]]:
-        """(weight, event) of whatever can happen next, apart from chaos."""
+        """Return (weight, event) of everything that can happen next, apart from chaos."""
         stream = self.stream
         draft, poll, up, down, step = self.scenario.weights
         found: list[tuple[int, Event]] = []
@@ -616,7 +616,7 @@ class World:
         return found
 
     def tick(self) -> bool:
-        """One event, drawn at random; False where nothing can happen any more."""
+        """Run one event, drawn at random; return False if nothing can happen any more."""
         if self.old and self.random() < 0.15:
             zombies = self.zombie_events()
             if zombies:
@@ -643,7 +643,7 @@ class World:
         return True
 
     def run(self) -> None:
-        """Go on until nothing moves; raises Broken where a promise does not hold."""
+        """Go on until nothing moves. Raises Broken if a promise does not hold."""
         for _ in range(MAX_EVENTS):
             if not self.tick():
                 break
@@ -658,7 +658,7 @@ class World:
         self._let_zombies_go_on()
 
     def _let_zombies_go_on(self) -> None:
-        """A zombie that hears nothing stops by itself, and the device takes nothing of what it says."""
+        """Check that a zombie without a device stops by itself, and that the device ignores its messages."""
         for stream in self.old:
             for _ in range(stream.limits.run_ahead + 1):
                 if stream.batch is not None:
@@ -672,7 +672,7 @@ class World:
 
 
 def _sequences(tree, prefix: Sequence) -> set[Sequence]:
-    """Every node as the whole generated sequence down to it: position, token and parent in one."""
+    """Return every node as the whole generated sequence down to it: position, token and parent in one."""
     whole = {ROOT: prefix}
     for node in tree:
         whole[node.id] = (*whole[node.parent], node.token)
@@ -687,7 +687,7 @@ def _cut(queue: deque, share: float) -> None:
 
 
 def run_schedule(seed: int, machine: Machine = SOUND, trace: list[str] | None = None) -> World:
-    """One whole schedule; Broken names the seed."""
+    """Run one whole schedule; Broken names the seed."""
     rng = random.Random(seed)
     world = World(draw_scenario(rng), rng, machine, trace)
     try:

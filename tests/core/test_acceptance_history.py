@@ -1,4 +1,4 @@
-"""Proposals are judged position by position, whether they come in time or late."""
+"""Test that proposals are judged position by position, whether they come in time or late."""
 
 from __future__ import annotations
 

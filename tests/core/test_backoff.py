@@ -1,4 +1,4 @@
-"""Pauses double, spread out, and end with their budget."""
+"""Test that pauses double, spread out, and end with their budget."""
 
 from __future__ import annotations
 

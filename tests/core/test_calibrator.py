@@ -1,4 +1,4 @@
-"""Probabilities of acceptance begin with a sensible prior, which observations outweigh."""
+"""Test that probabilities of acceptance begin with a sensible prior, which observations outweigh."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_siblings_of_whom_none_was_sent_are_still_tried() -> None:
 
 
 def drafts(seed: int, rounds: int = 6000) -> Iterator[tuple[list[tuple[int, float, int]], list[bool]]]:
-    """Chains of proposals, (rank, margin, depth) each, with what became of each proposal under the one before.
+    """Yield chains of proposals, (rank, margin, depth) each, with the outcome of each proposal under the one before.
 
     How good the draft is depends on all three, and drifts as the text does.
     """

@@ -1,4 +1,4 @@
-"""Printed text cannot steer a terminal, and the columns of a table are aligned."""
+"""Test that printed text cannot steer a terminal, and that the columns of a table are aligned."""
 
 import pytest
 

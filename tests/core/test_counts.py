@@ -1,4 +1,4 @@
-"""Counts kept as arrays give the bits that the plain definition of the penalties gives."""
+"""Test that counts kept as arrays give the same bits as the plain definition of the penalties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PENALTIES = st.builds(
 
 
 def plainly(logits: np.ndarray, params: SamplingParams, tokens: list[int]) -> np.ndarray:
-    """The penalties' own words, a token at a time."""
+    """Apply the penalties by their definition, a token at a time."""
     out = logits.copy()
     for token, times in Counter(tokens).items():
         if token < len(out):

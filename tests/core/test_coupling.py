@@ -1,4 +1,4 @@
-"""The noise: published vectors, the same bits in numpy, torch and plain integers, and no structure to be seen."""
+"""Test the noise: published vectors, the same bits in numpy, torch and plain integers, and no visible structure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VECTORS = [
 
 
 def mix(x: int) -> int:
-    """The finaliser of splitmix64, with Python's unbounded integers."""
+    """Compute the finaliser of splitmix64 with Python's unbounded integers."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
@@ -98,7 +98,7 @@ def test_single_pairs_equal_the_full_row() -> None:
 
 
 def _unmix(x: int) -> int:
-    """The inverse of `mix`: the input that hashes to `x`."""
+    """Invert `mix`: return the input that hashes to `x`."""
     x ^= (x >> 31) ^ (x >> 62)
     x = (x * pow(0x94D049BB133111EB, -1, 2**64)) & MASK
     x ^= (x >> 27) ^ (x >> 54)

@@ -1,4 +1,4 @@
-"""A histogram has a count for each range of values."""
+"""Test that a histogram has a count for each range of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier estimates how likely a pending node is committed, by its own statistics alone."""
+"""Test that the verifier estimates how likely a pending node is committed, by its own statistics alone."""
 
 from __future__ import annotations
 

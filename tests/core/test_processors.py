@@ -1,4 +1,4 @@
-"""The processors against transformers' own where the definitions agree, and against their own words elsewhere."""
+"""Test the processors against transformers' own where they agree, and against their definition elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_logits(seed: int) -> np.ndarray:
 
 
 def theirs(logits: np.ndarray, *processors, prompt: tuple[int, ...] = (0,)) -> np.ndarray:
-    """log p after transformers' processors."""
+    """Return log p after transformers' processors."""
     ids = torch.tensor([prompt], dtype=torch.long)
     scores = LogitsProcessorList(processors)(ids, torch.from_numpy(logits.copy())[None])
     return torch.log_softmax(scores[0], -1).numpy()

@@ -11,7 +11,7 @@ from outrider.core.sampling import SamplingParams
 
 
 def plain_top_p(logits: np.ndarray, top_p: float) -> np.ndarray:
-    """The definition, with a sort of the whole vocabulary."""
+    """Apply top-p by its definition, with a sort of the whole vocabulary."""
     log_p = log_softmax(logits)
     order = np.argsort(-log_p, kind="stable")
     p = np.exp(log_p[order])

@@ -1,4 +1,4 @@
-"""Top-k and top-p look at as little as they can; what they keep is, to the bit, what a sort of everything keeps."""
+"""Test that top-k and top-p touch few values, and keep to the bit the same tokens as a sort of everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.core.sampling import SamplingParams
 
 
 def by_sorting_everything(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Each filter by its definition: stable sorts of the whole vocabulary, equals by token id."""
+    """Apply each filter by its definition: stable sorts of the whole vocabulary, equal values by token id."""
     log_p = log_softmax(logits / params.temperature)
     if params.top_k and params.top_k < len(log_p):
         keep = np.argsort(-log_p, kind="stable")[: params.top_k]
@@ -40,7 +40,7 @@ def assert_the_same(logits: np.ndarray, params: SamplingParams) -> None:
 
 
 few_values = st.sampled_from([-40.0, -3.0, -0.5, 0.0, -0.0, 0.5, 1.0, 12.0, 30.0])
-"""So few that most are equal to others, as they are in bfloat16."""
+"""So few values that most are equal to others, as they are in bfloat16."""
 odd_values = st.one_of(few_values, st.floats(-50.0, 50.0), st.sampled_from([-np.inf, -1e300, np.nan, np.inf]))
 
 
@@ -74,7 +74,7 @@ def test_so_it_is_over_a_large_vocabulary_flat_or_steep_with_many_equals(
 
 
 def test_no_whole_vocabulary_is_sorted_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting is most of what sampling can cost: 15 ms for 150,000 tokens."""
+    """Sorting is most of the cost of sampling: 15 ms for 150,000 tokens."""
     logits = np.round(np.random.default_rng(1).normal(size=50_000) * 4.0, 1)
     lengths: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The draft proposes the tokens that the target's filters would leave."""
+"""Test that the draft proposes the tokens that the target's filters would leave."""
 
 from __future__ import annotations
 

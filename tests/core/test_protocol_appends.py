@@ -1,4 +1,4 @@
-"""Hostile Appends: each is refused by a message that names field, value and bound, and leaves nothing behind."""
+"""Test malicious Appends: each is refused by a message that names field, value and bound, and changes nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def state(verifier: VerifierSession) -> object:
 
 
 def refused(verifier: VerifierSession, message: Append) -> tuple[str, str]:
-    """The field that the refusal names and its words; it must leave nothing behind."""
+    """Return the field that the refusal names, and its message; check that it changes nothing."""
     before = state(verifier)
     with pytest.raises(ProtocolViolation) as caught:
         verifier.append(message)
@@ -67,7 +67,7 @@ def refused(verifier: VerifierSession, message: Append) -> tuple[str, str]:
 
 
 class Says:
-    """Equal to a text that this stands in."""
+    """Compare equal to any text that contains this one."""
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -294,7 +294,7 @@ def test_an_unknown_parent_is_dead_and_no_error() -> None:
 
 @pytest.mark.parametrize("parent", [1, 2, 99])
 def test_a_parent_that_is_not_smaller_is_unknown_and_its_child_dead(parent: int) -> None:
-    """The wire has no form for it (an `up` is unsigned and less than the node's id), and nothing else comes of it."""
+    """The wire cannot express it (an `up` is unsigned and less than the node's id), and nothing else follows."""
     verifier = session()
     verifier.append(append(1, 0, (parent, 5), (0, 6)))
     assert (verifier.seen, verifier.dead) == (2, 1)
@@ -362,7 +362,7 @@ APPENDS = st.builds(
 
 
 def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
-    """Appends whose ids and base fit, so that the fuzz gets past the first checks."""
+    """Draw Appends whose ids and base fit, so that the fuzz gets past the first checks."""
     return st.builds(
         lambda back, nodes, idle: append(
             verifier.seen + 1, max(verifier.base, verifier.position - back), *nodes, idle=idle
@@ -374,7 +374,7 @@ def honest_ids(verifier: VerifierSession) -> st.SearchStrategy[Append]:
 
 
 def flaws(verifier: VerifierSession, limits: SessionLimits) -> list[str]:
-    """Return the invariants that do not hold, of those that hold whatever a device sends."""
+    """Return the violated invariants, of those that hold whatever a device sends."""
     nodes = list(verifier.tree)
     batch = tree_batch_of(verifier.tree, [node.id for node in nodes])
     invariants = {
@@ -404,7 +404,7 @@ def test_no_append_corrupts_a_session_or_changes_what_is_committed(data: st.Data
 
 
 def take_or_refuse(verifier: VerifierSession, message: Append) -> bool:
-    """Whether it drew a violation, which must leave nothing behind."""
+    """Return whether it was refused, which must change nothing."""
     refused = False
     before, committed = state(verifier), list(verifier.committed)
     try:

@@ -1,4 +1,4 @@
-"""The device's rules one by one, and the verifier's where a session begins and ends."""
+"""Test the device's rules one by one, and the verifier's where a session begins and ends."""
 
 from __future__ import annotations
 

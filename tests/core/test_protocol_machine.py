@@ -1,4 +1,4 @@
-"""The simulator's events under Hypothesis, which looks for the shortest sequence that breaks a promise."""
+"""Run the simulator's events under Hypothesis, which looks for the shortest sequence that breaks a promise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _has_zombie(world: World) -> bool:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Every rule is one event; whatever the order, the session ends and every promise holds on the way."""
+    """Define every rule as one event; in any order the session ends and every promise holds on the way."""
 
     @initialize(scenario=SCENARIOS, seed=st.integers(0, 2**32))
     def open(self, scenario: Scenario, seed: int) -> None:

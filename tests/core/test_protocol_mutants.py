@@ -1,4 +1,4 @@
-"""Deliberately wrong devices, verifiers and verifications, each of which the simulator's checks must catch.
+"""Test that the simulator's checks catch deliberately wrong devices, verifiers and verifications.
 
 Every case names the promise that has to fail, so that no mutant is caught for a reason of the simulator's own.
 """
@@ -20,7 +20,7 @@ SCHEDULES = 10_000
 
 
 class AppendsBlindly(DeviceSession):
-    """Commit without `start`: whatever comes is taken for the next tokens."""
+    """Ignore `start` of a Commit: its tokens are always taken for the next ones."""
 
     def on_commit(self, commit):
         return super().on_commit(replace(commit, start=len(self.received)))
@@ -50,7 +50,7 @@ class AnswersOnlyWithNodes(DeviceSession):
 
 
 class ReportsNoBase(DeviceSession):
-    """Rule 5 dropped: nothing goes out but nodes and `idle`."""
+    """Drop rule 5: nothing is sent but nodes and `idle`."""
 
     def poll(self, *, resting):
         message = super().poll(resting=resting)
@@ -68,7 +68,7 @@ class BaseOfTheAttach(DeviceSession):
 
 
 class DraftsTwins(DeviceSession):
-    """Siblings are not checked."""
+    """Do not check siblings."""
 
     def add(self, parent, token):
         if self.room <= 0 or not self.may_extend(parent):
@@ -96,7 +96,7 @@ class IgnoresCredit(DeviceSession):
 
 
 class RootByItsOldId(DeviceSession):
-    """A parent that became the root is still sent by the id that it once had."""
+    """Send a parent that became the root by its former id."""
 
     _root_id = ROOT
 
@@ -144,7 +144,7 @@ class KeepsTooLargeATree(DeviceSession):
 
 
 class DeviceDropsBelowTheBonus(DeviceSession):
-    """After a Commit the device begins anew, though its last token had a node with descendants."""
+    """Start an empty tree after every Commit, though its last token had a node with descendants."""
 
     def on_commit(self, commit):
         delivery = super().on_commit(commit)
@@ -163,7 +163,7 @@ class NeverEmptied(TokenTree):
 
 
 class KeepsRejectedNodes(DeviceSession):
-    """The device drops nothing when a token comes for which it has no node."""
+    """Keep all nodes when a token arrives that has no node."""
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
@@ -178,7 +178,7 @@ class AliasesDropped(VerifierSession):
 
 
 class LateNodesDie(VerifierSession):
-    """Rule 12 dropped: a late node is dead even if it equals the committed token."""
+    """Drop rule 12: a late node is dead even if it equals the committed token."""
 
     def _ingest(self, node_id, parent, token, base):
         super()._ingest(node_id, parent, token, base)
@@ -186,14 +186,14 @@ class LateNodesDie(VerifierSession):
 
 
 class LateNodesLive(VerifierSession):
-    """Rule 11 gone wrong: parent 0 is the present root, whatever `base` says."""
+    """Break rule 11: parent 0 is the present root, whatever `base` says."""
 
     def _position_below(self, parent, base):
         return super()._position_below(parent, self.position if parent == ROOT else base)
 
 
 class DeadIdsUnseen(VerifierSession):
-    """A credit leak: ids of dead nodes are not counted in `seen`."""
+    """Leak credit: ids of dead nodes are not counted in `seen`."""
 
     _counted = 0
 
@@ -208,7 +208,7 @@ class DeadIdsUnseen(VerifierSession):
 
 
 class SeenOfAccepted(VerifierSession):
-    """`seen` counts only the nodes that verification accepted."""
+    """Count in `seen` only the nodes that verification accepted."""
 
     _counted = 0
 
@@ -223,7 +223,7 @@ class VerifierTakesAnyEpoch(VerifierSession):
 
 
 class TakesReplays(VerifierSession):
-    """Ids already seen are not skipped: the same nodes come again as new ones."""
+    """Do not skip ids already seen: the same nodes come again as new ones."""
 
     def append(self, message):
         super().append(replace(message, first_id=max(message.first_id, self.seen + 1)))
@@ -238,7 +238,7 @@ class VerifierDropsBelowTheBonus(VerifierSession):
 
 
 class StepsForEver(VerifierSession):
-    """A verifier's session that breaks rule 16."""
+    """Break rule 16 in a verifier's session."""
 
     @property
     def may_step(self):
@@ -261,14 +261,14 @@ class GoesPastTheMaximum(VerifierSession):
 
 
 class SilentAboutKept(VerifierSession):
-    """A longer kept sequence is used and never sent."""
+    """Use a longer kept sequence without ever sending it."""
 
     def resend(self):
         return None
 
 
 class TrustsKept(VerifierSession):
-    """A kept sequence is used though the device's is not its prefix."""
+    """Use a kept sequence although the device's is not its prefix."""
 
     def __init__(self, attach, limits, *, kept=(), **rest):
         received = attach.tokens

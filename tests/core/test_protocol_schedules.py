@@ -1,4 +1,4 @@
-"""Random schedules: delays, replays, losses, reconnects, failovers, zombies, ties and cancels, 50,000 of them."""
+"""Run 50,000 random schedules: delays, replays, losses, reconnects, failovers, zombies, ties and cancels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_promise_holds_in_random_schedules(chunk: int) -> None:
 
 
 def _steady(seed: int, **changes: object) -> World:
-    """A long run without chaos, on a quick network."""
+    """Return a long run without chaos, on a quick network."""
     scenario = Scenario(max_tokens=60, limits=(SessionLimits(12, 6, 16, 12),), rest=0.0, **changes)
     world = World(scenario, random.Random(seed))
     world.run()

@@ -1,4 +1,4 @@
-"""Coupled tree sampling has the target's joint distribution: a chi-square test over whole sequences.
+"""Test that coupled tree sampling has the target's joint distribution: a chi-square test over whole sequences.
 
 A vocabulary of five, three positions: 125 sequences, each with a known probability. The device proposes, per node, the
 children that maximise log q + g; the verifier verifies with its own argmax of log p + g, and steps again from where it
@@ -58,20 +58,20 @@ DRAFTS = {
 
 @cache
 def noise() -> np.ndarray:
-    """g `[seed, position, V]` as a session makes it."""
+    """Return g `[seed, position, V]` as a session makes it."""
     ids = np.arange(VOCABULARY, dtype=np.int64)
     keys = [session_key(seed, (4, 2)) for seed in range(SEEDS)]
     return np.array([[gumbel(position_key(key, t), ids) for t in range(LENGTH)] for key in keys])
 
 
 def ranked(log_probs: Table, g: np.ndarray) -> dict[Prefix, list[list[int]]]:
-    """Per prefix and seed the tokens by decreasing log p + g; those without probability are last."""
+    """Return the tokens per prefix and seed by decreasing log p + g; those without probability are last."""
     return {prefix: np.argsort(-(log_p + g[:, len(prefix)]), axis=1).tolist() for prefix, log_p in log_probs.items()}
 
 
 @dataclass
 class Session:
-    """The state of one seed's session: the order of the tokens for the target and for the draft, per prefix."""
+    """Hold the order of the tokens for target and draft, per prefix, of one seed's session."""
 
     seed: int
     target: dict[Prefix, list[list[int]]]
@@ -93,20 +93,20 @@ def coupled(session: Session, prefix: Prefix, children: list[int]) -> int:
 
 
 def likely_child(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Wrong: a child is accepted because the target finds it likely enough, not because it equals its token."""
+    """Accept a child, wrongly, because the target finds it likely enough, not because it equals its token."""
     good = [token for token in children if TARGET[prefix][token] > np.log(0.25)]
     return good[0] if good else session.token(prefix)
 
 
 def best_child(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Wrong: the argmax is taken among the proposed children where there are any."""
+    """Take the argmax, wrongly, among the proposed children if there are any."""
     order = session.target[prefix][session.seed]
     possible = [token for token in children if np.isfinite(TARGET[prefix][token])]
     return min(possible or order, key=order.index)
 
 
 def fresh_residual(session: Session, prefix: Prefix, children: list[int]) -> int:
-    """Wrong: after a rejection the children are excluded and the rest is drawn with noise of its own."""
+    """Draw, wrongly, with new noise and without the children after a rejection."""
     token = session.token(prefix)
     if token in children or not children:
         return token
@@ -118,7 +118,7 @@ def fresh_residual(session: Session, prefix: Prefix, children: list[int]) -> int
 
 
 def tree(session: Session, committed: Prefix) -> TreeBatch:
-    """Two children per node, as deep as the sequence goes."""
+    """Return two children per node, as deep as the sequence goes."""
     parents: list[int] = []
     tokens: list[int] = []
     depths: list[int] = []
@@ -156,7 +156,7 @@ def sequences(draft: Table, rule: Rule, g: np.ndarray) -> list[Prefix]:
 
 
 def p_value(drawn: list[Prefix]) -> float:
-    """Chi-square against the target's joint distribution; cells with less than five expected are taken together."""
+    """Return the p-value of chi-square against the target's joint distribution, with small cells merged."""
     every = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
     log_joint = np.array([sum(TARGET[whole[:i]][whole[i]] for i in range(LENGTH)) for whole in every])
     expected = np.exp(log_joint) * len(drawn)
@@ -206,7 +206,7 @@ def test_the_drafts_own_token_in_place_of_the_targets_is_rejected() -> None:
 
 
 def test_the_first_child_matches_at_least_as_often_as_the_coupling_promises() -> None:
-    """P(match) >= (1 - TV) / (1 + TV), arXiv 2408.07978."""
+    """The bound is P(match) >= (1 - TV) / (1 + TV), arXiv 2408.07978."""
     g = noise()
     for name, draft in DRAFTS.items():
         p, q = np.exp(TARGET[()]), np.exp(draft[()])

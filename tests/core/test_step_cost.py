@@ -1,4 +1,4 @@
-"""The cost of a step is interpolated between measured points and refined by later steps."""
+"""Test that the cost of a step is interpolated between measured points and refined by later steps."""
 
 from __future__ import annotations
 

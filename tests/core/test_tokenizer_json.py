@@ -1,4 +1,4 @@
-"""The token table of a tokenizer.json, read as data; broken and hostile files are refused in one way."""
+"""Test the token table of a tokenizer.json, read as data; broken and malicious files are refused in one way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token tree against a model that knows nothing but whole sequences."""
+"""Test the token tree against a model that knows only whole sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPTS = st.lists(st.one_of(ADD, ADD, ADD, COMMIT), max_size=30)
 
 
 class Model:
-    """Nodes as the whole sequences that they stand for."""
+    """Hold nodes as the whole sequences that they stand for."""
 
     def __init__(self, position: int) -> None:
         self.committed: tuple[int, ...] = (7,) * position

@@ -1,4 +1,4 @@
-"""Verification against the plain definition: follow the target's own tokens for as long as the batch holds them."""
+"""Test verification against its definition: follow the target's own tokens for as long as the batch holds them."""
 
 from __future__ import annotations
 

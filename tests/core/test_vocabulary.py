@@ -1,4 +1,4 @@
-"""Token tables of draft and target must name the same tokens."""
+"""Test that token tables of draft and target must name the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rendered chart's objects say to one another, and values that switch everything on."""
+"""Resolve references between the objects of a rendered chart, and provide values that switch everything on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def arguments_of(template: Object) -> list[str]:
 
 
 def environment_of(template: Object) -> dict[str, str]:
-    """Variables, with something in place of what comes from elsewhere."""
+    """Return the variables, with a placeholder for values that come from elsewhere."""
     found: dict[str, str] = {}
     for variable in container_of(template).get("env", ()):
         source = variable.get("valueFrom", {}).get("secretKeyRef", {})
@@ -74,7 +74,7 @@ def environment_of(template: Object) -> dict[str, str]:
 
 
 def chosen(selector: dict[str, str], templates: dict[str, Object]) -> list[str]:
-    """Components whose pods the selector takes."""
+    """Return the components whose pods the selector takes."""
     wanted = {name: value for name, value in selector.items() if not name.startswith("statefulset.kubernetes.io/")}
     return [
         component

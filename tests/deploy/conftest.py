@@ -1,4 +1,4 @@
-"""Tools that lint and render what docker/ holds: skipped here where one is missing, demanded in CI."""
+"""Provide the tools that lint and render docker/: skipped here if one is missing, required in CI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Chart = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def tool() -> Callable[..., str]:
-    """Runs a linter of this environment; what it says. Fails where it finds something."""
+    """Return a function that runs a linter and returns its output; it fails if the linter finds something."""
 
     def run(name: str, *arguments: str) -> str:
         path = Path(sys.executable).with_name(name)
@@ -42,7 +42,7 @@ def helm() -> Any:
 
 @pytest.fixture(scope="session")
 def chart(helm: Any) -> Chart:
-    """Renders the chart with these values, as release `prod` in namespace `llm`; the objects."""
+    """Return a function that renders the chart into objects, as release `prod` in namespace `llm`."""
 
     def render(values: dict[str, Any]) -> list[dict[str, Any]]:
         with helm.Chart.load(str(CHART)) as loaded:

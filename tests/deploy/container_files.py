@@ -1,4 +1,4 @@
-"""What docker/ says of a container, read from its files, and what the product makes of its command and variables."""
+"""Read containers from the files in docker/, and interpret their commands and variables as the product does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAMS: Mapping[str, tuple[Any, Any]] = {
     "verifier": (verifier_app.parser, VerifierConfig),
     "edge": (edge_cli.parser, EdgeSettings),
 }
-"""Of each image its program's parser and settings."""
+"""Image -> its program's parser and settings."""
 SETTINGS = re.compile(r"OUTRIDER_(COORDINATOR|VERIFIER|EDGE)_(\w+)")
 _VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}")
 
@@ -39,7 +39,7 @@ Instruction = tuple[str, str]
 
 @dataclass(frozen=True)
 class Image:
-    """A Dockerfile. stages: instructions, by stage; the last one is what runs."""
+    """Hold a Dockerfile. stages: instructions, by stage; the last one is what runs."""
 
     name: str
     stages: tuple[tuple[Instruction, ...], ...]
@@ -105,24 +105,24 @@ def filled_in(text: str, values: Mapping[str, str]) -> str:
 
 
 def compose(values: Mapping[str, str]) -> dict[str, Any]:
-    """docker/compose.yaml with these variables. Raises KeyError for one that must be set and is not."""
+    """Return docker/compose.yaml with these variables. Raises KeyError for a required one that is not set."""
     read: dict[str, Any] = yaml.safe_load(filled_in((DOCKER / "compose.yaml").read_text(), values))
     return read
 
 
 def component_of(image: str) -> str:
-    """coordinator, verifier or edge, by an image's name."""
+    """Return coordinator, verifier or edge, by an image's name."""
     return image.rpartition("/")[2].partition(":")[0].removeprefix("outrider-")
 
 
 def secrets() -> dict[str, str]:
-    """What docker/.env.example leaves to be filled in, filled in."""
+    """Return the variables that docker/.env.example leaves empty, with values."""
     names = re.findall(r"^(\w+)=$", (DOCKER / ".env.example").read_text(), re.MULTILINE)
     return {name: f"{name.lower().replace('_', '')}0123456789abcdef" for name in names}
 
 
 def settings(component: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Any:
-    """The product's own settings, from a container's command and variables. Fails where it would refuse them."""
+    """Return the product's settings by a container's command and variables. Fails if the product refuses them."""
     parser, model = PROGRAMS[component]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -131,7 +131,7 @@ def settings(component: str, arguments: Sequence[str], environment: Mapping[str,
 
 
 def strange_variables(environment: Mapping[str, str]) -> list[str]:
-    """Those that look like settings and are none: the product would ignore them."""
+    """Return variables that look like settings and are none, so that the product would ignore them."""
     fields = {component.upper(): model for component, (_, model) in PROGRAMS.items()}
     found = [(name, SETTINGS.fullmatch(name)) for name in environment if name.startswith("OUTRIDER_")]
     return [

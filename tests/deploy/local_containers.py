@@ -1,4 +1,4 @@
-"""Services of docker/compose.yaml as processes of this machine.
+"""Run the services of docker/compose.yaml as processes of this machine.
 
 Commands, variables and health checks are the file's and the images' own; ports are free ones of loopback, and folders
 are scratch.
@@ -33,7 +33,7 @@ HEALTHY_S = 90.0
 
 
 class Local:
-    """A context manager; all that were started have ended when it is left."""
+    """Start services. Use it as a context manager; all that were started have ended when it is left."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class Local:
         return self._processes[name]
 
     def _here(self, name: str, text: str) -> str:
-        """Containers' names, ports and folders, as they are here."""
+        """Replace containers' names, ports and folders by those of this machine."""
         for (service, port), here in self.ports.items():
             text = text.replace(f"{service}:{port}", f"127.0.0.1:{here}")
             if service == name:
@@ -118,7 +118,7 @@ class Local:
 
 
 def _program(image: Image) -> list[str]:
-    """The console script that is its entry point, of the code under test."""
+    """Return the console script that is its entry point, of the code under test."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, function = scripts[image.entrypoint[0]].split(":")
     return [sys.executable, "-c", f"import sys; from {module} import {function} as main; sys.exit(main())"]

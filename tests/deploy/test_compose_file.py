@@ -1,4 +1,4 @@
-"""docker/compose.yaml: a valid file, whose commands and variables the product takes."""
+"""Test that docker/compose.yaml is valid, and that the product takes its commands and variables."""
 
 from __future__ import annotations
 

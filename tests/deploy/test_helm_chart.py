@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm's own library: valid objects that fit one another and the product."""
+"""Test the chart, rendered by Helm's own library: valid objects that fit one another and the product."""
 
 from __future__ import annotations
 

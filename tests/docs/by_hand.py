@@ -1,4 +1,4 @@
-"""Commands of the pages that no test runs, each with its reason. Short, and checked: an entry that fits none fails."""
+"""List the commands of the pages that no test runs, each with its reason. An entry that fits no command fails."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     *([] if shutil.which("jq") else [(ANY, r".*\| jq .*", "jq is not installed here")]),
     ("docs/deploy.md", r"(cp docker/\.env|set -a;|curl) .*", "it belongs to what `docker compose` starts"),
 )
-"""(page, or ANY; what the whole command is like; why)."""
+"""(page or ANY, pattern of the whole command, reason)"""
 
 
 def reason(page: str, command: str) -> str | None:
-    """Why the command is left to hands, None where it is run."""
+    """Return why a test does not run the command; None if it is run."""
     return next((why for where, like, why in BY_HAND if where in (ANY, page) and _fits(like, command)), None)
 
 
 def stale(commands: list[tuple[str, str]]) -> list[str]:
-    """Entries for a page that fit none of its commands. Those for any page may wait for one."""
+    """Return entries for a page that fit none of its commands. Those for any page may be unused on one."""
     return [
         like
         for where, like, _ in BY_HAND

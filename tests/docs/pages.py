@@ -1,4 +1,4 @@
-"""What the pages hold: blocks of code, and the commands in them with the output that is shown."""
+"""Read the pages: blocks of code, and the commands in them with the output that is shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,})(?P<language>[^`\n]*)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code. `line` is that of its first line of text, counted from 1."""
+    """Hold a block of code. `line` is that of its first line of text, counted from 1."""
 
     page: str
     line: int
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """One command. `shown`: the output that stands below it, None where the page shows none."""
+    """Hold one command. `shown`: the output below it, None if the page shows none."""
 
     block: Block
     command: str
@@ -55,7 +55,7 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Fenced and indented ones, in their order. Raises ValueError for a fence that nobody closes."""
+    """Yield fenced and indented blocks in their order. Raises ValueError for a fence that is never closed."""
     lines = text_of(page).splitlines()
     at = 0
     while at < len(lines):
@@ -80,12 +80,12 @@ def _end_of_fence(page: str, lines: list[str], begin: int, marks: str) -> int:
 
 
 def _language(lines: list[str]) -> str:
-    """The language of a block that does not say: what is unmarked is there to be typed."""
+    """Return the language of a block without one: unmarked text is meant to be typed."""
     return "console" if lines and lines[0].startswith(PROMPT) else "sh"
 
 
 def steps(block: Block) -> list[Step]:
-    """The commands of a block. Raises ValueError for a transcript that does not begin with a prompt."""
+    """Return the commands of a block. Raises ValueError for a transcript that does not begin with a prompt."""
     if block.language == "python":
         return [Step(block, block.text)]
     if block.language == "sh":
@@ -105,7 +105,7 @@ def _transcript(block: Block) -> Iterator[Step]:
 
 
 def _complete(lines: list[str]) -> Iterator[str]:
-    """Lines joined until bash takes them for whole commands; comments and empty lines are left out."""
+    """Join lines until bash takes them for whole commands; leave out comments and empty lines."""
     held: list[str] = []
     for line in lines:
         held.append(line)

@@ -1,4 +1,4 @@
-"""Whether output is of the shape that a page shows: the same columns, names and sentences, with other values."""
+"""Compare output with the shape that a page shows: the same columns, names and sentences, with other values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMN = re.compile(r"[A-Z0-9/_ -]*[A-Z][A-Z0-9/_ -]*")
 
 
 def misfits(shown: str, got: str) -> list[str]:
-    """Return what `shown` says that `got` does not; empty if they fit."""
+    """Return the parts of `shown` that `got` does not have; empty if they fit."""
     wanted, found = _document(shown), _document(got)
     if wanted is not None:
         return _missing(wanted, found)
@@ -30,7 +30,7 @@ def misfits(shown: str, got: str) -> list[str]:
 
 
 def _document(text: str) -> Any:
-    """The JSON or YAML that it is, None for anything else."""
+    """Return the JSON or YAML document, None for anything else."""
     if text.lstrip().startswith(("{", "[")):
         try:
             return json.loads(text)
@@ -42,7 +42,7 @@ def _document(text: str) -> Any:
 
 
 def _missing(wanted: Any, found: Any, at: str = "") -> list[str]:
-    """Names of `wanted` that `found` does not have; of lists the first items stand for all."""
+    """Return names of `wanted` that `found` does not have; the first item of a list stands for all."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         inner = [name for name in wanted if name in found and not name.isdigit()]
         absent = [f"{at}.{name}" for name in wanted if name not in found and not name.isdigit()]
@@ -54,8 +54,7 @@ def _missing(wanted: Any, found: Any, at: str = "") -> list[str]:
 
 
 def _marks(text: str) -> list[str]:
-    """What must be alike: heads of tables whole, of a line of facts its name, of a row nothing, of others all but
-    the values."""
+    """Return the parts that must be equal: heads of tables, names in lines of facts, and other lines without values."""
     marks = []
     in_table = False
     for line in text.splitlines():

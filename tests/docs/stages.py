@@ -1,4 +1,4 @@
-"""What a page supposes beside its own commands, and what stands in for names that are a reader's own."""
+"""Set up what a page assumes beside its own commands, and replace names that are a reader's own."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ asyncio.run(main())
 
 
 class Stage:
-    """The plain one: nothing but the terminal. A context manager."""
+    """Provide nothing but the terminal. Use it as a context manager."""
 
     replaced: Mapping[str, str] = {}
-    """Texts of the page -> what is typed instead; {folder} is the reader's."""
+    """Texts of the page -> the replacement that is typed; {folder} is the reader's."""
     fails: Mapping[str, int] = {}
-    """Commands, by what is in them -> the exit status that the page says they have."""
+    """Texts in commands -> the exit status that the page gives for them."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
@@ -62,17 +62,17 @@ class Stage:
         pass
 
     def real(self, command: str) -> str:
-        """The command as it is typed here."""
+        """Return the command as it is typed here."""
         for text, instead in self.replaced.items():
             command = command.replace(text, instead.format(folder=self.terminal.folder))
         return command
 
     def status(self, step: Step) -> int:
-        """The exit status that it is to have."""
+        """Return the exit status that the command should have."""
         return next((code for part, code in self.fails.items() if part in step.command), 0)
 
     def must(self, command: str) -> Said:
-        """Run what the page supposes."""
+        """Run a command that the page assumes; fail unless it succeeds."""
         said = self.terminal.type(command)
         assert said is not None
         assert said.code == 0, said
@@ -80,7 +80,7 @@ class Stage:
 
 
 class Quickstart(Stage):
-    """There is a draft that does not fit."""
+    """Provide a draft that does not fit."""
 
     fails: Mapping[str, int] = {"another.gguf": 2}
 
@@ -91,7 +91,7 @@ class Quickstart(Stage):
 
 
 class Elsewhere(Stage):
-    """Folders of a server are in the reader's; machines with names are this one; Redis is the embedded one."""
+    """Put servers' folders into the reader's, replace named machines by this one, and Redis by the embedded one."""
 
     replaced: Mapping[str, str] = {
         "/srv/": "{folder}/srv/",
@@ -104,7 +104,7 @@ class Elsewhere(Stage):
 
 
 class Distilling(Stage):
-    """The loop's settings are in the environment, and the publisher has a key."""
+    """Put the loop's settings into the environment, and give the publisher a key."""
 
     def __enter__(self) -> Stage:
         folder = self.terminal.folder
@@ -119,7 +119,7 @@ class Distilling(Stage):
 
 
 class Releasing(Elsewhere):
-    """HASH is a release; others are published before the commands that need them."""
+    """Replace HASH by a release; publish others before the commands that need them."""
 
     replaced: Mapping[str, str] = {**Elsewhere.replaced, "publisher.pem": "{folder}/publisher.pem"}
 
@@ -145,7 +145,7 @@ class Releasing(Elsewhere):
         return super().real(command.replace("HASH", self._hash[:12]))
 
     def _published(self) -> str:
-        """The hash of another draft, which goes on trial. Its bytes are nobody's business here."""
+        """Publish another draft, which goes on trial, and return its hash. Its bytes do not matter."""
         self._version += 1
         data = b"draft %d" % self._version
         digest = hashlib.sha256(data).hexdigest()
@@ -164,7 +164,7 @@ class Releasing(Elsewhere):
 
 
 class Configuring(Stage):
-    """Files that the page shows are there, as `outrider.toml` or by the name with which it prints them."""
+    """Provide the files that the page shows, as `outrider.toml` or by the name with which it prints them."""
 
     fails: Mapping[str, int] = {"check wrong.toml": 2}
 
@@ -183,7 +183,7 @@ class Configuring(Stage):
 
 
 class Administering(Stage):
-    """Three sessions run; the page's ids stand for theirs."""
+    """Run three sessions, whose ids replace the page's."""
 
     _ID = re.compile(r"\b[0-9a-f]{32}\b")
 
@@ -206,7 +206,7 @@ class Administering(Stage):
         return self._ID.sub(lambda found: self._ids[found[0]], command)
 
     def _sessions(self) -> list[str]:
-        """Once all three are live."""
+        """Return the sessions once all three are live."""
         end = time.monotonic() + 30.0
         while time.monotonic() < end:
             listed = json.loads(self.must("outrider sessions list -o json").out)["sessions"]

@@ -1,4 +1,4 @@
-"""A reader's terminal: the commands of a page, one after the other, in a shell that remembers, on its own loopback."""
+"""Emulate a reader's terminal: the commands of a page run one after the other, in one shell, on its own loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND_S = 60.0
 READY_S = 90.0
 STOP_S = 30.0
 ENDED = (0, 128 + signal.SIGINT)
-"""Exit status of what got a Ctrl-C: servers stop in order, a view is interrupted."""
+"""Exit status of a command after Ctrl-C: servers stop in order, a view is interrupted."""
 _SHELL = """
 [ -e "$DOC_STATE/env" ] && . "$DOC_STATE/env"
 [ -e "$DOC_STATE/cwd" ] && cd "$(cat "$DOC_STATE/cwd")"
@@ -30,7 +30,7 @@ code=$?
 export -p > "$DOC_STATE/env"; pwd > "$DOC_STATE/cwd"; echo "$code" > "$DOC_STATE/code"
 exit "$code"
 """
-"""Variables, folder and exit status last from one command to the next."""
+"""A script that carries variables, folder and exit status from one command to the next."""
 ENDLESS = (
     (re.compile(r"\boutrider up\b"), re.compile(r"^ready: ", re.MULTILINE)),
     (re.compile(r"\boutrider-edge serve\b"), re.compile(r"^serving at ", re.MULTILINE)),
@@ -39,15 +39,15 @@ ENDLESS = (
     (re.compile(r"\boutrider-distill run\b"), re.compile(r"watching", re.MULTILINE)),
     (re.compile(r"\boutrider .*--watch\b"), re.compile(r"^[A-Z]{4,}\b", re.MULTILINE)),  # a table's head
 )
-"""Commands that go on until Ctrl-C, and what they say once they are ready."""
+"""Commands that go on until Ctrl-C, and the text that they print once they are ready."""
 
 _AT_ONCE = re.compile(r" --(help|version|check-config)\b")
-"""With these they end."""
+"""Options with which they end by themselves."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """The output and the exit status of a command that has ended."""
+    """Hold the output and the exit status of a command that has ended."""
 
     code: int
     out: str
@@ -55,7 +55,7 @@ class Said:
 
 
 class Network:
-    """A loopback of its own, where ports that pages name are free; this machine's own where Linux allows none."""
+    """Provide a loopback on which the pages' ports are free; the machine's own where Linux allows none."""
 
     def __init__(self) -> None:
         self._holder: subprocess.Popen[bytes] | None = None
@@ -76,14 +76,14 @@ class Network:
 
     @property
     def prefix(self) -> Sequence[str]:
-        """Before a command that is to run in it."""
+        """Return the command that runs another one in it."""
         if self._holder is None:
             return ()
         return ("nsenter", "--target", str(self._holder.pid), "--user", "--net", "--preserve-credentials")
 
 
 class Terminal:
-    """A context manager; what still runs at its end gets a Ctrl-C, and must end with 0."""
+    """Run commands. Use it as a context manager; at its end, running ones get a Ctrl-C and must exit with 0."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class Terminal:
                 _check_end(name, said)
 
     def type(self, command: str) -> Said | None:
-        """Run it to its end, or until it is ready where it does not end by itself; None then."""
+        """Run a command to its end, or until it is ready and return None if it does not end by itself."""
         for program, ready in ENDLESS:
             if (found := program.search(command)) and not _AT_ONCE.search(command):
                 self._begin(found[0].split(" --")[0], command, ready)
@@ -111,7 +111,7 @@ class Terminal:
         return Said(ended.returncode, ended.stdout, ended.stderr)
 
     def python(self, program: str) -> Said:
-        """Run it as a reader would who has saved it in a file."""
+        """Run a script as a reader would who has saved it in a file."""
         ended = self._run([sys.executable, "-c", program], COMMAND_S)
         return Said(ended.returncode, ended.stdout, ended.stderr)
 
@@ -137,7 +137,7 @@ class Terminal:
 
 
 class Endless:
-    """A command that goes on until Ctrl-C."""
+    """Control a command that goes on until Ctrl-C."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self._log = log
@@ -157,7 +157,7 @@ class Endless:
         return self._log.read_text(errors="replace")
 
     def until(self, ready: re.Pattern[str]) -> None:
-        """Wait until it has said so."""
+        """Wait until it has printed this."""
         end = time.monotonic() + READY_S
         while not ready.search(self.said):
             assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self.said}"
@@ -165,7 +165,7 @@ class Endless:
             time.sleep(0.05)
 
     def stop(self) -> Said:
-        """Ctrl-C, as a terminal sends it: to all of its processes."""
+        """Send Ctrl-C as a terminal does: to all of its processes."""
         self._signal(signal.SIGINT)
         try:
             code = self._process.wait(STOP_S)
@@ -185,7 +185,7 @@ def _check_end(name: str, said: Said) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """No settings of whoever runs the tests; the commands are those of this checkout."""
+    """Return an environment without the caller's settings, with the commands of this checkout."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OUTRIDER_", "OTEL_", "XDG_"))}
     return {
         **kept,
@@ -199,7 +199,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _lay_out(folder: Path) -> None:
-    """Lay out what a reader has: the commands, the repository's files, and ours in the place of his own pair."""
+    """Lay out a reader's folder: the commands, the repository's files, and our models in the place of the reader's."""
     for name in (".bin", ".state", "path/to"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -216,6 +216,6 @@ def _lay_out(folder: Path) -> None:
 
 @contextlib.contextmanager
 def terminal(folder: Path) -> Iterator[Terminal]:
-    """A terminal in an empty folder, on a loopback of its own where there is one."""
+    """Yield a terminal in an empty folder, on a loopback of its own where there is one."""
     with Network() as network, Terminal(network, folder) as opened:
         yield opened

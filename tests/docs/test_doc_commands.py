@@ -1,4 +1,4 @@
-"""Every command of README and docs is run as it stands there, or is on a short list of those that are run by hand."""
+"""Test that every command of README and docs runs as shown, unless it is on a short list with reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages import STAGES, Stage
 from terminal import Network, Terminal
 
 STARTERS = ("outrider up", "outrider-coordinator ")
-"""A page with one of these has a cluster of its own; the others find one that runs."""
+"""Commands that start a cluster; a page without one uses a cluster that runs."""
 
 
 def commands(page: str) -> list[Step]:
@@ -25,7 +25,7 @@ def commands(page: str) -> list[Step]:
 
 
 def run(page: str) -> list[Step]:
-    """Return the steps of a page that are not left to hands."""
+    """Return the steps of a page that a test runs."""
     return [step for step in commands(page) if by_hand.reason(page, step.command) is None]
 
 
@@ -52,7 +52,7 @@ def test_a_page_works_beside_a_running_cluster(page: str, shared: Network, folde
 
 
 def misfits(page: str, terminal: Terminal) -> list[str]:
-    """Return what is wrong with the first command that did not do what the page says; later ones may build on it."""
+    """Return the misfits of the first command that did not do what the page says; later ones may build on it."""
     with STAGES.get(page, Stage)(terminal) as stage:
         for step in run(page):
             if found := misfits_of(step, terminal, stage):
@@ -61,7 +61,7 @@ def misfits(page: str, terminal: Terminal) -> list[str]:
 
 
 def misfits_of(step: Step, terminal: Terminal, stage: Stage) -> list[str]:
-    """Run it, and hold status and output against the page."""
+    """Run a step, and compare status and output with the page."""
     command = stage.real(step.command)
     said = terminal.python(command) if step.block.language == "python" else terminal.type(command)
     if said is None:

@@ -1,4 +1,4 @@
-"""What pages point at is there: other pages, their sections, files of the repository, modules, settings."""
+"""Test that the references of pages exist: other pages, their sections, files of the repository, modules, settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pages import PAGES, ROOT, blocks, text_of
 ALL = (*PAGES, "ARCHITECTURE.md", "CHANGELOG.md")
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
 MADE = {"docker/.env"}
-"""What a reader makes."""
+"""Files that a reader makes."""
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _MODULE = re.compile(r"(?:python -m |`)((?:benchmarks|examples|models)\.[a-z_.]+)")
@@ -53,7 +53,7 @@ def test_a_file_that_is_named_is_there(page: str) -> None:
 
 
 def _named_elsewhere(path: str) -> bool:
-    """ARCHITECTURE.md writes files below the folder of which it speaks."""
+    """Return whether a file exists below the folder of which ARCHITECTURE.md speaks."""
     return any(ROOT.glob(f"*/{path}"))
 
 

@@ -1,4 +1,4 @@
-"""A folder that save_pretrained wrote and a GGUF that the exporter made of another: what docs/models.md promises."""
+"""Test docs/models.md: a folder that save_pretrained wrote, with a GGUF that the exporter made of another model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from terminal import Network, Terminal
 pytestmark = pytest.mark.e2e
 
 FAMILIES = ("Qwen2", "Qwen3")
-"""docs/models.md is run with Llama."""
+"""The families tested here; docs/models.md is run with Llama."""
 TOKENS = 24
 PROMPT = "def read_lines(path):"
 _ASK = """
@@ -28,7 +28,7 @@ print(json.dumps({"tokens": done.token_ids, "drafted": done.statistics.drafted, 
 
 
 def make(folder: Path, family: str, width: int) -> Any:
-    """A model of random weights with the tokenizer of the repository's target, saved as anybody saves one."""
+    """Save a model of random weights with the tokenizer of the repository's target, as any user would."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "models" / "target")
@@ -78,7 +78,7 @@ def test_a_saved_folder_and_an_exported_draft_work_together(family: str, termina
 
 
 def alone(target: Any, folder: Path) -> list[int]:
-    """Return what transformers itself generates, greedily."""
+    """Return the greedy output of transformers itself."""
     import torch
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md names the same errors and bounds as the code has."""
+"""Test that docs/protocol.md names the same errors and bounds as the code has."""
 
 from __future__ import annotations
 

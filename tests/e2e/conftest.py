@@ -1,4 +1,4 @@
-"""One system for all tests here: coordinator, two verifiers, an embedded Redis, and a device, each its own process."""
+"""Run one system for all tests here: coordinator, two verifiers, Redis and a device, each its own process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def hasty(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]) -> AsyncIterator[System]:
-    """Another system, whose verifiers let sessions go on for a moment only when they drain."""
+    """Return another system, whose verifiers let sessions go on for a moment only when they drain."""
     async with System(tmp_path_factory.mktemp("hasty"), pair, "--drain-s", str(DRAIN_S)) as running:
         yield running
 
@@ -73,6 +73,6 @@ async def device(folder: Path) -> AsyncIterator[Device]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def settled(system: System) -> System:
-    """Two verifiers, registered, holding nothing."""
+    """Return the system with two verifiers that are registered and hold nothing."""
     await system.settled()
     return system

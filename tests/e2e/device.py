@@ -1,4 +1,4 @@
-"""A device in a process of its own, where torch, transformers and redis cannot be imported. JSON lines in and out.
+"""Run a device in a process of its own, where torch, transformers and redis cannot be imported, by lines of JSON.
 
 in:  {"id": 1, "do": "generate" | "chat", "client": {...}, "prompt": ..., "options": {...}}
      {"id": 1, "do": "cancel"}

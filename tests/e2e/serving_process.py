@@ -1,4 +1,4 @@
-"""`outrider-edge serve` as a process in front of the cluster, and what its requests take there."""
+"""Run `outrider-edge serve` in front of the cluster, and measure what its requests hold there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from system import ROOT, System
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 NOTHING = [(0, 0), (0, 0)]
-"""Taken, of two verifiers."""
+"""No session and no slot on either of two verifiers."""
 
 
 @contextlib.asynccontextmanager
 async def server(system: System, folder: Path, *flags: str, **environment: str) -> AsyncIterator[tuple[str, int]]:
-    """(URL, process id) of one that runs."""
+    """Yield (URL, process id) of a running server."""
     command = ("-m", "edge_agent.cli", "serve", "--coordinator", system.cluster.address, "--listen", "127.0.0.1:0")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *command, "--cache-dir", str(folder / "cache"), *flags),
@@ -46,7 +46,7 @@ async def server(system: System, folder: Path, *flags: str, **environment: str) 
 
 @contextlib.asynccontextmanager
 async def ready_server(system: System, folder: Path) -> AsyncIterator[str]:
-    """The URL of one that has loaded target and draft."""
+    """Yield the URL of a server that has loaded target and draft."""
     async with server(system, folder) as (address, _):
         async with httpx.AsyncClient(base_url=address) as web:
             for _ in range(200):
@@ -57,7 +57,7 @@ async def ready_server(system: System, folder: Path) -> AsyncIterator[str]:
 
 
 async def taken(system: System) -> list[tuple[int, int]]:
-    """Return live sessions and KV slots of each verifier, as they are once none is taken, or at the end of the wait."""
+    """Return live sessions and KV slots of each verifier once none is in use, or at the end of the wait."""
 
     def free(status: pb.StatusResponse) -> bool:
         return not any(v.telemetry.live_sessions or v.telemetry.kv_used for v in status.verifiers)

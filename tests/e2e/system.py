@@ -1,4 +1,4 @@
-"""The whole system as child processes, and a device in another one."""
+"""Run the whole system as child processes, and a device in another one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAIN_S = 0.4
-"""How long sessions go on at a verifier of the system `hasty` that drains."""
+"""Time that sessions go on at a draining verifier of the system `hasty`."""
 QUICK = ("--token-budget", "64")
-"""Flags with which a verifier starts sooner: it measures steps of up to so many rows."""
+"""Flags with which a verifier starts sooner: it measures steps of fewer rows."""
 
 
 class Failed(Exception):
-    """A request that the device could not finish; `kind` is the error's class."""
+    """Report a request that the device could not finish; `kind` is the error's class."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -38,7 +38,7 @@ class Failed(Exception):
 
 @dataclass
 class Running:
-    """A request that a device runs, and what it has reported so far."""
+    """Follow a request that a device runs, by what it has reported so far."""
 
     id: int
     _device: Device
@@ -49,12 +49,12 @@ class Running:
     _done: dict[str, Any] | None = None
 
     async def until_tokens(self, count: int) -> None:
-        """Return once at least so many tokens have come."""
+        """Wait until at least so many tokens have arrived."""
         while len(self.tokens) < count:
             assert await self._next(), f"ended with {len(self.tokens)} tokens, before {count}"
 
     async def until_attaches(self, count: int) -> None:
-        """Return once the first token after the attach number `count` has come."""
+        """Wait for the first token after the attach number `count`."""
         while len(self.attaches) < count:
             assert await self._next(), f"ended after {len(self.attaches)} attaches, before {count}"
         before = len(self.tokens)
@@ -86,7 +86,7 @@ class Running:
 
 
 class Device:
-    """A process that runs device.py, and its requests."""
+    """Run device.py as a process, and send it requests."""
 
     def __init__(self, process: asyncio.subprocess.Process, cache: Path) -> None:
         self.process = process
@@ -143,7 +143,7 @@ class Device:
 
 
 class System:
-    """A coordinator and its verifiers; those that a test has killed are replaced. An async context manager.
+    """Run a coordinator and its verifiers; killed ones are replaced. Use it as an async context manager.
 
     flags: of its verifiers. count: number of verifiers.
     """
@@ -198,14 +198,14 @@ class System:
         return next(child for child in self.cluster.verifiers if child.address == address and child.running)
 
     async def restart_coordinator(self) -> None:
-        """After it was killed: another one at the same address, with the same key and an empty store."""
+        """Start a killed coordinator again at the same address, with the same key and an empty store."""
         await self._start_coordinator(self.coordinator.address)
 
     async def start_verifier(self, *flags: str) -> Child:
         return await self.cluster.start_verifier(*self._verifier, *flags)
 
     def replace_in_background(self) -> None:
-        """A new verifier for one that is gone; `settled` waits for it."""
+        """Start a new verifier for one that is gone; `settled` waits for it."""
         self._replacing = asyncio.create_task(self.start_verifier())
 
     async def settled(self) -> None:

@@ -1,4 +1,4 @@
-"""What operators do to a cluster whose coordinator, verifiers and devices are real."""
+"""Test operators' commands on a cluster whose coordinator, verifiers and devices are real."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ EARLY = 30
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster(hasty):
-    """Two verifiers, registered, holding nothing."""
+    """Return the system with two verifiers that are registered and hold nothing."""
     await hasty.settled()
     return hasty
 
 
 async def outrider(system, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and complaints of the operator's command."""
+    """Run the operator's command; return exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "coordinator.cli", *arguments, "--coordinator", system.cluster.address),
         stdout=asyncio.subprocess.PIPE,
@@ -47,7 +47,7 @@ async def asked(system, *arguments: str) -> dict:
 
 
 async def begun(system, device, **where):
-    """A request under way, and its session as the coordinator sees it."""
+    """Begin a request; return it, and its session as the coordinator shows it."""
     running = await device.begin({**system.here, **where}, PROMPT, **OPTIONS)
     await running.until_tokens(EARLY)
     found: list[pb.SessionStatus] = []
@@ -61,7 +61,7 @@ async def begun(system, device, **where):
 
 
 async def goes_on(running) -> None:
-    """Return once a token has come that was committed after now."""
+    """Wait for a token that was committed after now."""
     now = time.monotonic()
     while running.times[-1] <= now:
         await running.until_tokens(len(running.tokens) + 1)

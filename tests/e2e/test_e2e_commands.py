@@ -1,4 +1,4 @@
-"""The commands that people type, and TLS between all three."""
+"""Test the commands that people type, and TLS between all three."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_demo_that_is_killed_outright_leaves_no_child(pair, tmp_path):
 
 
 async def _device_of(demo: int) -> None:
-    """Return once the demonstration's device runs."""
+    """Wait until the demonstration's device runs."""
     await until(lambda: any("-m\0edge_agent.demo" in _command(pid) for pid in children_of(demo)), 60)
 
 
@@ -237,7 +237,7 @@ def _command(pid: int) -> str:
 
 
 def certificates(folder: Path) -> Sequence[Path]:
-    """A certificate for 127.0.0.1 that is its own authority: (authority, certificate, key)."""
+    """Return a certificate for 127.0.0.1 that is its own authority: (authority, certificate, key)."""
     folder.mkdir()
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])

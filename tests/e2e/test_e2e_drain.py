@@ -1,4 +1,4 @@
-"""A verifier's life as a supervisor sees it: loading, ready, draining, gone."""
+"""Test a verifier's life as a supervisor sees it: loading, ready, draining, gone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 
 class Alone:
-    """One verifier process without a coordinator, from its first moment on."""
+    """Run one verifier process without a coordinator, from its first moment on."""
 
     def __init__(self, process: asyncio.subprocess.Process, link) -> None:
         self.process = process

@@ -1,4 +1,4 @@
-"""`outrider-edge serve` as a process, in front of the real cluster, asked by the unmodified `openai` package."""
+"""Test `outrider-edge serve` as a process, in front of the real cluster, with the unmodified `openai` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat page in a browser, before `outrider-edge serve` and a real cluster."""
+"""Test the chat page in a browser, before `outrider-edge serve` and a real cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ window.fetch = async (...asked) => {
   return answer;
 };
 """
-"""Keeps what the page asks and what it receives."""
+"""JavaScript that records the page's requests and the answers."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ async def url(system: System, folder: Path) -> AsyncIterator[str]:
 
 
 async def last_exchange(page: Page) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The last request, and the choices of its events."""
+    """Return the last request, and the choices of its events."""
     await page.until("window.received")
     received = await page.run("return window.received")
     events = [json.loads(line.removeprefix("data: ")) for line in received.split("\n\n") if line.startswith("data: {")]

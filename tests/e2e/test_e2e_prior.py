@@ -1,4 +1,4 @@
-"""Measurements of one session are the prior of the next one with its workload key."""
+"""Test that measurements of one session are the prior of the next one with its workload key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
 
 
 async def prior_of(system, **kind: str) -> pb.Prior | None:
-    """Return the prior that a session of this kind would get; its place is given back at once."""
+    """Return the prior that a session with this key would get; its place is released at once."""
     async with channel(system.cluster.address) as link:
         coordinator = coordinator_pb2_grpc.CoordinatorStub(link)
         opened = await coordinator.OpenSession(pb.OpenSessionRequest(**kind), timeout=3.0)

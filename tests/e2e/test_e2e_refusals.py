@@ -1,4 +1,4 @@
-"""Unauthenticated and bad devices get a clear refusal, over real sockets, and nobody else notices."""
+"""Test that unauthenticated and bad devices get a clear refusal, over real sockets, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def opened_session(system) -> Any:
 
 @dataclass
 class RawOpen:
-    """The messages that open a hand-made stream."""
+    """Hold the messages that open a hand-made stream."""
 
     grant: Any
     session_id: str
@@ -39,13 +39,13 @@ class RawOpen:
     max_tokens: int = 64
 
     async def refusal(self) -> OutriderError:
-        """The error that ends the stream."""
+        """Return the error that ends the stream."""
         error = await self.end()
         assert error is not None, "the stream ended without an error"
         return error
 
     async def end(self, *appends: session_pb2.Append) -> OutriderError | None:
-        """Return what ends the stream after these Appends; None if it runs to its end."""
+        """Return the error that ends the stream after these Appends; None if it runs to its end."""
         epoch = self.epoch or self.grant.epoch_first
         attach = Attach(epoch=epoch, prompt=self.prompt, max_tokens=self.max_tokens, ignore_eos=True)
         ticket = self.grant.ticket if self.ticket is None else self.ticket
@@ -136,7 +136,7 @@ REFUSED_OR_LATE = {
     "too deep": session_pb2.Append(first_id=1, up=[0] + [1] * 59, token=[5] * 60),
     "too many nodes": session_pb2.Append(first_id=1, up=[0] * 200, token=range(200)),
 }
-"""Nodes below a position that has been committed meanwhile are dead on arrival, and no offence."""
+"""Endings for nodes below a position that may have been committed meanwhile: then they are dead, and no offence."""
 
 
 async def test_hostile_streams_end_alone_while_their_neighbour_stays_exact(settled, device):

@@ -1,4 +1,4 @@
-"""Processes die, stop and leave in the middle of a session; the client gets every token once, in order, unchanged."""
+"""Test that processes die, stop and leave in mid-session and the client gets every token once, in order, unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EARLY = 40
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    """Undisturbed outputs by their options; filled as they are needed."""
+    """Undisturbed outputs by their options, generated when needed."""
     return {}
 
 
@@ -163,5 +163,5 @@ async def test_a_device_that_is_killed_frees_everything_at_the_verifier(settled,
 
 
 def holding(status) -> bool:
-    """Whether any verifier says that it holds tokens."""
+    """Return whether any verifier reports that it holds tokens."""
     return any(verifier.telemetry.kv_used for verifier in status.verifiers)

@@ -1,4 +1,4 @@
-"""What comes out of the device, against plain streaming and against Hugging Face."""
+"""Test a device's output against plain streaming and against Hugging Face."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer(pair):
 
 
 def unlike(reference: Reference, prompt: list[int], output: list[int], settings: dict[str, float]) -> list[object]:
-    """Positions that differ from the reference by more than floating point explains."""
+    """Count the positions that differ from the reference by more than floating point explains."""
     found = reference.differences(prompt, output, ReferenceSampling(**settings), TOKENS)  # type: ignore[arg-type]
     return [difference for difference in found if not difference.tie]
 

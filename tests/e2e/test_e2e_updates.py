@@ -1,4 +1,4 @@
-"""A real draft is replaced by another while sessions run on a real cluster: the same tokens, none lost."""
+"""Test that a draft is replaced while sessions run on a real cluster, without changing or losing a token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 11, "ignore_eos": True}
 
 @dataclass(frozen=True)
 class Serving:
-    """A coordinator that serves drafts, and a verifier whose own draft is the narrow one."""
+    """Run a coordinator that serves drafts, and a verifier whose own draft is the narrow one."""
 
     address: str
     artifacts: Path
@@ -55,7 +55,7 @@ async def narrow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 async def released(serving: Serving, client: AsyncClient, draft: Path, signer: Signer) -> str:
-    """The draft as version 1 of this target's, for every device; its hash."""
+    """Publish the draft as version 1 of this target's, for every device; return its hash."""
     data = await asyncio.to_thread(draft.read_bytes)
     digest = hashlib.sha256(data).hexdigest()
     await asyncio.to_thread((serving.artifacts / f"{digest}.gguf").write_bytes, data)

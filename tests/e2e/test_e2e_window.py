@@ -1,4 +1,4 @@
-"""A live session's window: decided by what its verifier measures, shown, pinned, and never seen in the text."""
+"""Test a live session's window: it is decided by measurements, shown, pinned, and changes no text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = {"max_tokens": 1200, "ignore_eos": True}
 
 
 async def outrider(system, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of the operator's command."""
+    """Run the operator's command; return exit code and stdout."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "coordinator.cli", *arguments, "--coordinator", system.cluster.address),
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The chat page in a headless Chromium, Debian's package with its own driver: nothing is fetched from elsewhere."""
+"""Drive the chat page in a headless Chromium, Debian's package with its own driver, without other downloads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLAGS = (
 )
 WAIT_S = 30.0
 SPANS = "[...document.querySelectorAll('.answer:last-child .said span')]"
-"""Of the last answer, in JavaScript; each is a run of tokens of one provenance."""
+"""JavaScript for the spans of the last answer, each a run of tokens of one provenance."""
 
 
 class Page:
@@ -42,7 +42,7 @@ class Page:
         self._driver = driver
 
     async def open(self, url: str, *, width: int = 1100, height: int = 760, dark: bool = False) -> None:
-        """A new page; what another one has done is forgotten."""
+        """Open a new page, without the state of another one."""
         await self._command("Emulation.setDeviceMetricsOverride", width=width, height=height, **_PLAIN)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self._command("Emulation.setEmulatedMedia", features=[scheme])
@@ -67,7 +67,7 @@ class Page:
         return await self.run("return document.querySelector(arguments[0]).innerText", selector)
 
     async def press(self, *keys: str) -> None:
-        """Send keys to what has the focus."""
+        """Send keys to the focused element."""
         await asyncio.to_thread(ActionChains(self._driver).send_keys(*keys).perform)
 
     async def press_with_shift(self, key: str) -> None:
@@ -92,12 +92,12 @@ class Page:
         await self.press(text, Keys.ENTER)
 
     async def answered(self) -> str:
-        """The text of the last answer, once it is over."""
+        """Return the text of the last answer once it is complete."""
         await self.until("document.querySelector('.answer:last-child .after')")
         return await self.run("return document.querySelector('.answer:last-child .said').textContent")
 
     async def runs(self) -> list[list[str]]:
-        """Return what is shown of the last answer, with its classes."""
+        """Return the spans of the last answer, with their classes."""
         return await self.run(f"return {SPANS}.map(span => [span.className, span.textContent])")
 
     async def complaints(self) -> list[str]:
@@ -105,7 +105,7 @@ class Page:
         return [entry["message"] for entry in await asyncio.to_thread(self._driver.get_log, "browser")]
 
     async def hosts(self) -> set[str]:
-        """Whom it has asked since the last call."""
+        """Return the hosts that it has contacted since the last call."""
         entries = await asyncio.to_thread(self._driver.get_log, "performance")
         messages = [json.loads(entry["message"])["message"] for entry in entries]
         urls = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
@@ -120,7 +120,7 @@ _PLAIN = {"deviceScaleFactor": 1, "mobile": False}
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[Page]:
-    """A browser with an empty profile in this folder."""
+    """Yield a browser with an empty profile in this folder."""
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if binary is None or driver is None:
         missing("no chromium, or no chromedriver: apt-get install chromium chromium-driver")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "llama"))
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random draft of 400 kB; its vocabulary is `scripted.tokenizer_json`'s."""
+    """Return a random draft of 400 kB; its vocabulary is `scripted.tokenizer_json`'s."""
     from tiny_gguf import write_tiny_llama
 
     return write_tiny_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
@@ -44,7 +44,7 @@ async def client(verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSett
 
 @pytest.fixture
 async def url(client: AsyncClient) -> AsyncIterator[str]:
-    """Of `outrider-edge serve` over it, with the target loaded."""
+    """Yield the URL of `outrider-edge serve` over it, with the target loaded."""
     async with serving(client, ServeOptions("127.0.0.1:0")) as address:
         await client.prepare()
         yield address

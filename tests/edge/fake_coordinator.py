@@ -1,4 +1,4 @@
-"""A coordinator that always knows the same verifiers: a real grpc.aio server on a socket around a list."""
+"""Fake a coordinator that always names the same verifiers: a real grpc.aio server on a socket around a list."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 
 
 class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Use as an async context manager; `address` is where it listens. Change the fields while it runs."""
+    """Serve `verifiers`, as an async context manager; `address` is where it listens. Fields may change meanwhile."""
 
     def __init__(self, *verifiers: FakeVerifier) -> None:
         self.verifiers: Sequence[FakeVerifier] = verifiers
         """The primary, then the standby."""
         self.after_resume: Sequence[FakeVerifier] = verifiers
         self.refuse: OutriderError | None = None
-        """What OpenSession is answered with."""
+        """The answer to OpenSession."""
         self.answering = asyncio.Event()
         self.answering.set()
-        """Cleared: OpenSession hangs."""
+        """While it is cleared, OpenSession hangs."""
         self.opened = 0
         self.asked: list[pb.OpenSessionRequest] = []
         self.prior: pb.Prior | None = None

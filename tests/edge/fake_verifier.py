@@ -1,4 +1,4 @@
-"""A verifier without a model: a real grpc.aio server on a socket around the session protocol and a scripted target."""
+"""Fake a verifier without a model: a real grpc.aio server around the session protocol and a scripted target."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
 Target = Callable[[Sequence[int]], int]
-"""The whole sequence so far, prompt included -> the target's next token."""
+"""A function: the whole sequence so far, prompt included -> the target's next token."""
 
 
 @dataclass
@@ -36,17 +36,17 @@ class Script:
     target: Target
     step_s: float = 0.002
     node_s: float = 0.0
-    """Added to a step for each node of its batch."""
+    """Seconds added to a step for each node of its batch."""
     limits: SessionLimits = field(default_factory=SessionLimits)
     directive: Directive = field(default_factory=lambda: Directive(draft_wait_ms=8, step_ms=2.0))
     eos_token_ids: tuple[int, ...] = ()
     rtt_ms: float = 0.0
-    """What its pings say."""
+    """Round trip in its pings."""
     ping_s: float = 0.1
     vocabulary_size: int = 4096
     tokenizer_json: bytes = b""
     artifacts: dict[str, bytes] = field(default_factory=dict)
-    """role -> bytes, beside the tokenizer"""
+    """Artifacts by role, beside the tokenizer."""
     corrupt: bool = False
     """Serve artifacts whose bytes are not those announced."""
     chunk_bytes: int = 1000
@@ -56,11 +56,11 @@ class Script:
     """Hang after so many chunks."""
     max_sequence: int = 8192
     refuse: OutriderError | None = None
-    """What Open is answered with."""
+    """The answer to Open."""
 
 
 class FakeVerifier:
-    """Use as an async context manager; `address` is where it listens."""
+    """Serve sessions as scripted. Use it as an async context manager; `address` is where it listens."""
 
     def __init__(self, script: Script, verifier_id: str = "fake") -> None:
         self.script = script
@@ -69,10 +69,10 @@ class FakeVerifier:
         self.live: dict[str, VerifierSession] = {}
         self.opens: list[Open] = []
         self.metadata: list[dict[str, Any]] = []
-        """Of each stream's call."""
+        """Metadata of each stream's call."""
         self.pongs = 0
         self.in_use: list[tuple[str, int, str]] = []
-        """(session, tokens committed then, release) as devices said with DraftInUse"""
+        """(session, tokens committed by then, release) of each DraftInUse"""
         self.said: list[tuple[int, str]] = []
         """(epoch, kind) of every message of devices, in their order"""
         self.appends = 0
@@ -96,7 +96,7 @@ class FakeVerifier:
         await self._server.start()
 
     async def kill(self) -> None:
-        """Do what kill -9 looks like from outside: every stream breaks, nothing listens any more."""
+        """Act as after kill -9: every stream breaks, and nothing listens any more."""
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
@@ -111,7 +111,7 @@ class FakeVerifier:
             live.say(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
 
     def freeze(self) -> None:
-        """Do what SIGSTOP looks like from outside: connections stay, nothing is sent."""
+        """Act as after SIGSTOP: connections stay, and nothing is sent."""
         self.frozen = True
 
     # --- what the streams share
@@ -199,7 +199,7 @@ class _Live:
             self.commit(commit)
 
     async def _until_due(self) -> None:
-        """Nodes, an idle device, or the end of the draft wait; never while frozen or too far ahead."""
+        """Wait for nodes, an idle device, or the end of the draft wait; never return while frozen or too far ahead."""
         while True:
             self.news.clear()
             deadline = self.last_commit + self.verifier.script.directive.draft_wait_ms / 1000
@@ -327,12 +327,12 @@ def patient(script: Script, **directive: Any) -> Script:
 
 
 async def until_free(verifier: FakeVerifier) -> None:
-    """Fails where its sessions do not end."""
+    """Wait until no session is live; fail if they do not end."""
     await _until(lambda: not verifier.live, "the session was not cancelled")
 
 
 async def until_live(verifier: FakeVerifier) -> None:
-    """Fails where no session is begun."""
+    """Wait until a session is live; fail if none begins."""
     await _until(lambda: bool(verifier.live), "no session was begun")
 
 

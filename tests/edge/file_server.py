@@ -1,4 +1,4 @@
-"""An HTTP server of files that may truncate, stall, drip, ignore ranges, alter bytes or say more than there is."""
+"""Serve files over HTTP; truncate, stall, drip, ignore ranges, alter bytes or send too many if asked to."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class Behaviour:
     drip_s: float = 0.0
     """Send one byte each so many seconds."""
     drip_headers: bool = False
-    """Those, too: another line each time, without end."""
+    """Drip the headers, too: another line each time, without end."""
     ranges: bool = True
     etag: str = ""
     flip: int = -1
-    """The byte at this place is another one."""
+    """Position of a byte that is altered."""
     extra: bytes = b""
-    """After the file."""
+    """Bytes sent after the file."""
     lengths: bool = True
-    """False: a body without Content-Length, which ends with the connection."""
+    """False: send a body without Content-Length, which ends with the connection."""
     status: int = 0
     wrong_range: int = 0
-    """Partial answers begin so much later than asked."""
+    """Offset by which partial answers begin later than requested."""
     location: str = ""
-    """Redirect there."""
+    """Address of a redirect."""
 
 
 @dataclass
 class FileServer:
-    """Use as an async context manager; `url` is where it listens."""
+    """Serve `files`. Use it as an async context manager; `url` is where it listens."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """path without its slash -> content"""
     behaviour: Behaviour = field(default_factory=Behaviour)
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """(path, headers in small letters) of every request"""
+    """(path, headers in lower case) of every request"""
     url: str = ""
     tls: ssl.SSLContext | None = None
     _server: asyncio.Server | None = None
@@ -65,7 +65,7 @@ class FileServer:
 
     @property
     def ranges(self) -> list[str]:
-        """Return the range that was asked for, "" for the whole."""
+        """Return the range that was requested, "" for the whole."""
         return [headers.get("range", "") for _, headers in self.asked]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

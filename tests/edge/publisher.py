@@ -1,4 +1,4 @@
-"""Publishes draft releases for a fake cluster: drafts of random weights, manifests, a server of files."""
+"""Publish draft releases for a fake cluster: drafts of random weights, manifests, a server of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 @dataclasses.dataclass
 class Publisher:
-    """files: where releases go. folder: for making drafts."""
+    """Publish releases. files: their folder. folder: for making drafts."""
 
     files: FileServer
     folder: Path
@@ -51,7 +51,7 @@ class Publisher:
         signer: Signer | None = None,
         **changes: object,
     ) -> Manifest:
-        """Every device shall use it. changes: to its manifest."""
+        """Offer a release to every device. changes: to its manifest."""
         manifest = dataclasses.replace(self.manifest(data, version), **changes)  # type: ignore[arg-type]
         self.files.files[f"artifacts/{manifest.digest}.gguf"] = data
         self.serial += 1
@@ -64,6 +64,6 @@ class Publisher:
         return manifest
 
     def withdraw(self, coordinator: FakeCoordinator) -> None:
-        """The verifier's own draft is everybody's again."""
+        """Withdraw the release, so that every device uses the verifier's own draft again."""
         self.serial += 1
         coordinator.offer = pb.OfferReleaseResponse(serial=self.serial)

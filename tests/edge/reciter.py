@@ -1,4 +1,4 @@
-"""A fake verifier that recites one text, with the tiny draft to offer; in a thread, for tests that block."""
+"""Fake a verifier that recites one text, with the tiny draft to offer, on a thread for tests that block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
 
 
 def reciting(tokens: Sequence[int]) -> Callable[[Sequence[int]], int]:
-    """A target that says the same text over and over, whatever the prompt's length."""
+    """Return a target that recites the same text over and over, whatever the prompt's length."""
 
     def target(sequence: Sequence[int]) -> int:
         for length in range(min(len(sequence), len(tokens)), -1, -1):
@@ -31,7 +31,7 @@ def reciting(tokens: Sequence[int]) -> Callable[[Sequence[int]], int]:
 
 
 def recital(draft: Path | None = None, text: str = TEXT) -> Script:
-    """draft: the GGUF that it offers."""
+    """Return a script that recites. draft: the GGUF that it offers."""
     tokenizer = TargetTokenizer(tokenizer_json())
     artifacts = {"template": TEMPLATE.encode()}
     if draft is not None:
@@ -46,7 +46,7 @@ def recital(draft: Path | None = None, text: str = TEXT) -> Script:
 
 
 class Threaded:
-    """A fake verifier whose event loop runs on a thread of its own."""
+    """Run a fake verifier whose event loop has a thread of its own."""
 
     def __init__(self, verifier: FakeVerifier, loop: asyncio.AbstractEventLoop) -> None:
         self.verifier = verifier
@@ -63,7 +63,7 @@ class Threaded:
         self._loop.call_soon_threadsafe(work)
 
     def until_free(self, within_s: float = 3.0) -> None:
-        """Return once no session is live."""
+        """Wait until no session is live."""
         give_up = time.monotonic() + within_s
         while self.verifier.live:
             assert time.monotonic() < give_up, "the session was not cancelled"

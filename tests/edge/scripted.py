@@ -1,4 +1,4 @@
-"""Scripted targets and drafts: the next token is a function of those before it, and acceptance can be set."""
+"""Script targets and drafts: the next token is a function of those before it, and acceptance can be set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCABULARY = 97
 
 
 def target(sequence: Sequence[int]) -> int:
-    """The next token: a hash of the last three and of how long the sequence is."""
+    """Return the next token: a hash of the last three and of the sequence's length."""
     data = bytes(token % 251 for token in (*sequence[-3:], len(sequence)))
     return hashlib.blake2b(data, digest_size=2).digest()[0] % VOCABULARY
 
@@ -35,7 +35,7 @@ def continuation(prompt: Sequence[int], count: int, rule: Callable[[Sequence[int
 
 
 class ScriptedSource:
-    """Proposes the right token with probability `quality`, by a hash; otherwise the right token is second or missing.
+    """Propose the right token with probability `quality`, by a hash; otherwise the right token is second or missing.
 
     read_s: time that it takes to read a sequence. raises_after: decodes after which it breaks; 0: it cannot even read.
     """
@@ -86,16 +86,16 @@ class ScriptedSource:
 
 
 class ScriptedPool(DraftPool):
-    """A draft with one worker, which drafts by script."""
+    """Hold a draft with one worker, which drafts by script."""
 
     def __init__(self, source: ScriptedSource, release: str = "", name: str = "scripted") -> None:
         super().__init__(name, DraftOptions(workers=1), release=release)
         self.worker = worker(source)
         self.returned = 0
-        """How often the worker was given back."""
+        """How often the worker was returned."""
 
     def draft(self, session: DeviceSession) -> DraftSession:
-        """A session that begins with this draft."""
+        """Return a session that begins with this draft."""
         self._add_user()
         return DraftSession(session, self, self.worker)
 
@@ -113,7 +113,7 @@ def worker(source: ScriptedSource) -> DraftWorker:
 
 
 def tokenizer_json() -> bytes:
-    """The tokenizer of the tiny GGUF: one token per byte, a few merges, two control tokens, padding."""
+    """Return the tokenizer of the tiny GGUF: one token per byte, a few merges, two control tokens, padding."""
     from tiny_gguf import MERGES, SPECIAL, vocabulary
 
     tokens, _ = vocabulary()

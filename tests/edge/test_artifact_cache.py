@@ -1,4 +1,4 @@
-"""Artifacts: fetched once, resumed, checked before use, never half there."""
+"""Test that artifacts are fetched once, resumed, checked before use, and never incomplete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REF = ArtifactRef("draft", "draft.gguf", f"sha256:{hashlib.sha256(DATA).hexdiges
 
 
 class Origin:
-    """Serves DATA in chunks; breaks off after so many, as often as the test says."""
+    """Serve DATA in chunks; break off after so many, as often as the test says."""
 
     def __init__(self, data: bytes = DATA, *, breaks: int = 0, after: int = 3) -> None:
         self.data = data
@@ -148,7 +148,7 @@ async def test_a_partial_file_that_was_finished_before_it_could_be_locked_is_lef
     lock = fcntl.flock
 
     def late(file: int, operation: int) -> None:
-        """The lock is granted just after its owner has moved the file to its final name."""
+        """Grant the lock just after its owner has moved the file to its final name."""
         if partial.exists() and partial.stat().st_size:
             os.replace(partial, final)
         lock(file, operation)

@@ -1,4 +1,4 @@
-"""Describe and FetchArtifact over the attaches of a route: what one verifier fails to send, another one sends."""
+"""Test Describe and FetchArtifact over a route: if one verifier fails to send something, another one sends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = bytes(range(256)) * 40
 
 
 class World:
-    """Two verifiers, a coordinator that names them, and what a device needs to reach them."""
+    """Hold two verifiers, a coordinator that names them, and what a device needs to reach them."""
 
     def __init__(self) -> None:
         self.one, self.two = (FakeVerifier(Script(target, artifacts={"draft": DATA}), name) for name in ("one", "two"))

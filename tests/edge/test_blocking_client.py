@@ -1,4 +1,4 @@
-"""The client for callers that block, against a scripted target behind a real socket."""
+"""Test the blocking client against a scripted target behind a real socket."""
 
 from __future__ import annotations
 

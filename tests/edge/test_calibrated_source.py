@@ -1,4 +1,4 @@
-"""Two sources rate one node's children together, and each calibrator learns from what its source proposed."""
+"""Test that two sources rate a node's children together, and each calibrator learns from its own source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RIGHT, OTHER = 7, 8
 
 
 def taught(model: Calibrator, lookup: Calibrator, *, agreed: int, contradicted: int) -> None:
-    """Look-up was right wherever the model agreed, and wrong wherever it proposed other tokens."""
+    """Teach the source: look-up was right wherever the model agreed, and wrong wherever it proposed other tokens."""
     for second, count in ((RIGHT, agreed), (99, contradicted)):
         for _ in range(count):
             proposals = NodeProposals()

@@ -1,4 +1,4 @@
-"""Chat templates: rendered in a sandbox, and deaf to control tokens in what users write."""
+"""Test that chat templates are rendered in a sandbox, and that control tokens in users' text are escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTROLS = ("<|end|>", "<|user|>", "<|assistant|>")
 
 
 def encode(text: str) -> list[int]:
-    """Control tokens are ids from 1000 on, the rest is bytes."""
+    """Encode control tokens as ids from 1000 on, the rest as bytes."""
     ids: list[int] = []
     while text:
         control = next((i for i, control in enumerate(CONTROLS) if text.startswith(control)), None)

@@ -1,4 +1,4 @@
-"""A client of a cluster: it begins with whichever verifier answers, and closes at once whatever it waits for."""
+"""Test a client of a cluster: it begins with any verifier that answers, and closes at once whatever it waits for."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_class_that_is_no_label_is_refused(client: AsyncClient) -> None:
 
 
 async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]], within_s: float = 1.5) -> None:
-    """Closing takes no time, and every waiting caller gets its error."""
+    """Check that closing takes no time, and that every waiting caller gets its error."""
     begun = time.monotonic()
     await client.close()
     results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1.0)
@@ -100,11 +100,11 @@ async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]
 
 
 HUNG_S = 2.5
-"""Within so much it closes where a coordinator hangs, which is waited for a second to give sessions back to."""
+"""Most seconds to close where a coordinator hangs; returning sessions to it may take one second."""
 
 
 async def unanswered(client: AsyncClient, coordinator: FakeCoordinator) -> list[asyncio.Task[object]]:
-    """Collect the requests that the coordinator has received and does not answer."""
+    """Begin requests that the coordinator receives and does not answer; return their tasks."""
     await client.prepare()
     coordinator.answering.clear()
     waiting = begin(client)

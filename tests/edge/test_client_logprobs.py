@@ -1,4 +1,4 @@
-"""Log-probabilities at the SDK and over HTTP: one for each token, through broken streams and stop strings."""
+"""Test log-probabilities at the SDK and over HTTP: one for each token, through broken streams and stop strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking client is the awaiting one: same arguments, methods and types, none missing on either side."""
+"""Test that the blocking client equals the asynchronous one: same arguments, methods and types on either side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def surface(cls: type) -> dict[str, Callable[..., Any]]:
 
 
 def shape(method: Any) -> list[tuple[str, Any, Any, str]]:
-    """Parameters with kinds, defaults and types; the types as text, those of streams by one name."""
+    """Return the parameters with kinds, defaults and types as text; streams of either client have one name."""
     function = method.fget if isinstance(method, property) else method
     signature = inspect.signature(function)
     parameters = [(p.name, p.kind, p.default, same(p.annotation)) for p in signature.parameters.values()]

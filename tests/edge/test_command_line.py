@@ -1,4 +1,4 @@
-"""`outrider-edge` as a process: interrupted, cut off, and without its extras."""
+"""Test `outrider-edge` as a process: interrupted, cut off, and without its extras."""
 
 from __future__ import annotations
 
@@ -119,16 +119,18 @@ async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier
 async def test_an_interrupt_during_the_first_imports_ends_a_command_quietly(
     tmp_path: Path, command: list[str], module: str
 ) -> None:
-    await interrupted(module, [*command, "--verifier", "127.0.0.1:1", "--cache-dir", str(tmp_path)])
+    ended = await interrupted(module, [*command, "--verifier", "127.0.0.1:1", "--cache-dir", str(tmp_path)])
+    assert ended == (130, b"", b"")
 
 
 @pytest.mark.parametrize("module", ["argparse", "pydantic", "outrider.telemetry.logs"])
 async def test_an_interrupt_ends_the_commands_of_releases_quietly(tmp_path: Path, module: str) -> None:
-    await interrupted(module, ["releases", "status", "--cache-dir", str(tmp_path)])
+    ended = await interrupted(module, ["releases", "status", "--cache-dir", str(tmp_path)])
+    assert ended == (130, b"", b"")
 
 
-async def interrupted(module: str, arguments: Sequence[str]) -> None:
-    """The interrupt comes when a module is about to be imported."""
+async def interrupted(module: str, arguments: Sequence[str]) -> tuple[int | None, bytes, bytes]:
+    """Return exit status, stdout and stderr of a command that is interrupted when it begins to import `module`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", INTERRUPTED_AT_IMPORT, module, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -136,7 +138,7 @@ async def interrupted(module: str, arguments: Sequence[str]) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
-    assert (process.returncode, out, err) == (130, b"", b"")
+    return process.returncode, out, err
 
 
 async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:
@@ -161,7 +163,7 @@ async def test_without_the_extra_a_command_says_what_to_install(
 
 
 async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """Do as `communicate` does, but leave standard input open."""
+    """Read the output as `communicate` does, but leave standard input open."""
     assert process.stdout is not None and process.stderr is not None
     out, err = await asyncio.gather(process.stdout.read(), process.stderr.read())
     await process.wait()

@@ -1,4 +1,4 @@
-"""Opening a session at a coordinator that is away, or has just come back."""
+"""Test how sessions are opened at a coordinator that is away, or has just come back."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ ensure = asyncio.ensure_future
 class Opens(coordinator_pb2_grpc.CoordinatorServicer):
     def __init__(self, *, full: int = 0, retry_after_s: float = 0.2) -> None:
         self.full = full
-        """So many requests find no room."""
+        """Number of requests that find no room."""
         self.retry_after_s = retry_after_s
         self.asked: list[float] = []
         self.requests: list[pb.OpenSessionRequest] = []

@@ -1,4 +1,4 @@
-"""A cap on drafting: kept over a second, borrowed against where somebody waits, gone where it is 1."""
+"""Test the cap on drafting: kept over a second, borrowed against while a session waits, without effect at 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration marks the draft's tokens, and its link delays bytes by as much as asked, in order."""
+"""Test that the demonstration marks the draft's tokens, and that its link delays bytes as requested, in order."""
 
 from __future__ import annotations
 

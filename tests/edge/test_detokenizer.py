@@ -1,4 +1,4 @@
-"""Text as it comes: whole characters, silent special tokens, stop strings cut wherever they fall."""
+"""Test text as it is delivered: whole characters, silent special tokens, stop strings cut wherever they fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft of one session: what is drafted comes in late, and another draft takes over."""
+"""Test the draft of one session: nodes arrive late, and another draft takes over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAN = SpeculationPlan(nodes=64, depth=64, nodes_per_step=4, min_acceptance=0.1,
 
 
 class ManualWorker:
-    """A worker whose updates are the test's."""
+    """Send updates when the test says so."""
 
     def __init__(self) -> None:
         self.plans: list[SpeculationPlan] = []
@@ -49,7 +49,7 @@ class ManualWorker:
 
 
 class ManualPool(DraftPool):
-    """A draft with one worker that the test moves by hand."""
+    """Hold a draft with one worker that the test moves by hand."""
 
     def __init__(self, release: str) -> None:
         super().__init__(release, DraftOptions(), release=release)
@@ -65,7 +65,7 @@ class ManualPool(DraftPool):
 
 
 class Device:
-    """A session that has attached, and its draft."""
+    """Hold an attached session and its draft."""
 
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.session = DeviceSession(PROMPT, max_tokens=500)
@@ -84,7 +84,7 @@ class Device:
         self.draft.commit(delivery)
 
     async def grow(self, base: int, *nodes: tuple[int, int, int]) -> int:
-        """Return how many nodes of what the old draft brings were added."""
+        """Return how many of the old draft's nodes were added."""
         before = len(self.session.tree)
         await self.old.manual.update(*nodes, base=base)
         return len(self.session.tree) - before
@@ -137,7 +137,7 @@ async def test_what_the_session_has_no_room_for_is_left_out() -> None:
 
 
 async def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_position() -> None:
-    """The drafter's tree and the session's, with growth delayed by a random number of commits."""
+    """This holds for growth that is delayed by a random number of commits."""
     for seed in range(60):
         rng = random.Random(seed)
         device, mirror, right = Device(), TokenTree(), continuation(PROMPT, 200)

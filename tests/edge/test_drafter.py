@@ -1,4 +1,4 @@
-"""The drafter: a tree that grows by path acceptance, moves with every Commit and learns from it."""
+"""Test the drafter: a tree that grows by path acceptance, moves with every Commit and learns from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drafter(
 
 
 def grown(made: Drafter) -> DraftUpdate:
-    """Return all that the drafter drafts before it rests."""
+    """Return everything that the drafter drafts before it rests."""
     updates: list[DraftUpdate] = []
     while True:
         moved = made.step()
@@ -51,7 +51,7 @@ def grown(made: Drafter) -> DraftUpdate:
 
 
 def spine(growth: DraftUpdate) -> list[int]:
-    """Tokens along the first child of each node."""
+    """Return the tokens along the first child of each node."""
     tokens, parent = [], ROOT
     while child := next((node for node in growth.nodes if node.parent == parent), None):
         tokens.append(child.token)
@@ -262,7 +262,7 @@ def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) 
 
 
 def evaluated(widths: DecodeLatency) -> tuple[Drafter, list[int]]:
-    """A grown drafter of a device with these decodes, at a target's step of 30 ms; nodes in each of its decodes."""
+    """Return the nodes in each decode of a grown drafter, for these decodes and a target's step of 30 ms."""
     source = ScriptedSource(0.5)
     sizes: list[int] = []
     inner = source.expand

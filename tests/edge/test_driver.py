@@ -1,4 +1,4 @@
-"""The session driver against a real stream: nothing lost, nothing doubled, whatever the draft and the network do."""
+"""Test the session driver against a real stream: no token is lost or doubled, whatever the draft and the network do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Run:
         )
 
     async def tokens_of(self, *, until: int | None = None) -> list[int]:
-        """Return what is delivered, up to `until` tokens; the session is cancelled there."""
+        """Return the tokens delivered, up to `until`, where the session is cancelled."""
         got: list[int] = []
         async with aclosing(self.driver.deliveries()) as deliveries:
             async for delivery in deliveries:
@@ -146,7 +146,7 @@ async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> No
 
 
 async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
-    """So the verifier sees how the draft would do."""
+    """These nodes show the verifier how good the draft would be."""
     probe = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, draft_wait_ms=500, step_ms=2.0)
     async with (
         FakeVerifier(Script(target, step_s=0.03, directive=probe)) as verifier,
@@ -275,7 +275,7 @@ async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels:
 
 
 async def test_nodes_reach_the_verifier_within_moments_of_a_commit(channels: Channels) -> None:
-    """The median answer to a Commit that left the verifier without nodes; generous, for a machine that is busy."""
+    """It is the median after Commits that left the verifier without nodes; the bound allows for a busy machine."""
     script = Script(target, step_s=0.005, directive=Directive(draft_wait_ms=20, step_ms=5.0))
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.5, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=150)
@@ -320,7 +320,7 @@ async def test_ids_beyond_the_vocabulary_are_not_drafted(channels: Channels) -> 
 
 
 async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Channels) -> None:
-    """Commits that leave nodes in the tree are not all answered; what is received is reported in time all the same."""
+    """Commits that leave nodes in the tree are not all answered; their receipt is reported in time all the same."""
     limits = SessionLimits(run_ahead=8)
     async with (
         FakeVerifier(Script(target, step_s=0.004, limits=limits)) as verifier,
@@ -350,7 +350,7 @@ async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) ->
 
 
 async def test_a_verifier_that_is_too_far_away_to_wait_receives_no_idle(channels: Channels) -> None:
-    """Its Pings say how far; until the first of them it may be near."""
+    """Its Pings tell how far it is; until the first of them it may be near."""
     script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
     async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.0, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=150)

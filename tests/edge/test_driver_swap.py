@@ -1,4 +1,4 @@
-"""Another draft in the middle of a session: it takes over between two updates, or leaves everything as it was."""
+"""Test another draft in mid-session: it takes over between two updates, or leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_however_often_it_is_replaced_no_token_is_lost(
 
 
 async def _replaced(swaps: list[tuple[int, float]], limits: SessionLimits, drops: bool) -> tuple[list[int], list[int]]:
-    """Return what came, and how often each draft's worker was given back."""
+    """Return the output, and how often each draft's worker was returned."""
     channels = Channels(None, insecure=False)
     async with (
         FakeVerifier(Script(target, step_s=0.001, limits=limits)) as verifier,

@@ -1,4 +1,4 @@
-"""The SDK end to end on the device's side: a real draft on llama.cpp, a scripted target behind a real socket."""
+"""Test the SDK end to end on the device's side: a real draft on llama.cpp, a scripted target behind a real socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
 
 
 def reciting(tokens: Sequence[int]) -> object:
-    """A target that says the same text over and over, whatever the prompt's length."""
+    """Return a target that recites the same text over and over, whatever the prompt's length."""
 
     def target(sequence: Sequence[int]) -> int:
         for length in range(min(len(sequence), len(tokens)), -1, -1):

@@ -1,4 +1,4 @@
-"""A device's metrics are its requests' statistics, added up."""
+"""Test that a device's metrics are the sums of its requests' statistics."""
 
 from __future__ import annotations
 

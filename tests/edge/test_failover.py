@@ -1,4 +1,4 @@
-"""Where a session goes next, and that no token is lost or doubled on the way."""
+"""Test where a session goes next, and that no token is lost or doubled on the way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
 
 
 class Coordinator:
-    """Answers resume with what it was given, one after another; an error is raised."""
+    """Answer resume with the given results, one after another; an error is raised."""
 
     def __init__(self, *answers: Sequence[pb.Grant] | OutriderError) -> None:
         self.answers = list(answers)
@@ -132,7 +132,7 @@ def test_limits_are_read_from_a_ticket_and_a_broken_one_is_refused() -> None:
 
 
 class Pair:
-    """Two verifiers, a session that may use both, a draft of quality .8."""
+    """Hold two verifiers, a session that may use both, and a draft of quality .8."""
 
     def __init__(self, first: FakeVerifier, second: FakeVerifier, channels: Channels, tokens: int) -> None:
         self.first, self.second = first, second
@@ -217,7 +217,7 @@ async def test_appends_follow_open_at_once_where_a_ticket_tells_the_limits(pair:
 
 
 async def test_random_kills_lose_nothing_and_double_nothing() -> None:
-    """Both ways to die, at random points, ten times over."""
+    """Sessions meet both ways to die, at random points, ten times over."""
     for round_ in range(10):
         async with AsyncExitStack() as stack:
             script = Script(target, step_s=0.002, limits=LIMITS)

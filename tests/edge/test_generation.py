@@ -1,4 +1,4 @@
-"""What a request's caller may say about time, other tries and a world without verifiers."""
+"""Test a request's options for time limits, retries and offline generation."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_timeout_of_the_bodys_own_is_not_the_requests() -> None:
 
 
 class ScriptedSessions:
-    """Sessions of which so many fail, each after so many tokens; the draft model could write alone."""
+    """Run sessions of which so many fail, each after so many tokens; the draft model could write alone."""
 
     def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
         self.settings = EdgeSettings(resume_budget_s=within_s)
@@ -171,7 +171,7 @@ class ScriptedSessions:
 
 @pytest.fixture
 def bundle(monkeypatch: pytest.MonkeyPatch) -> TargetBundle:
-    """A target for scripted sessions, with pauses between tries that are short."""
+    """Return a target for scripted sessions, with short pauses between tries."""
     monkeypatch.setattr(generation, "_FIRST_PAUSE_S", 0.01)
     tokenizer = TargetTokenizer(tokenizer_json())
     description = Description(Target("fake", "", ""), (), len(tokenizer.table), (), 0)
@@ -237,7 +237,7 @@ async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifie
 
 
 def renamed(opened: Callable[..., DeliverySource]) -> Callable[..., DeliverySource]:
-    """An error that no other verifier mends, as one that another try does: a try is one attach then."""
+    """Replace an error that no other verifier resolves by one that a retry does, so that a try is one attach."""
 
     @contextlib.asynccontextmanager
     async def renaming(*args: object) -> AsyncIterator[AsyncGenerator[Delivery, None]]:

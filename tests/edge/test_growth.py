@@ -1,4 +1,4 @@
-"""Growth evaluates, sends and waits for the nodes that pay for it."""
+"""Test that growth evaluates, sends and waits for the nodes that pay for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the OpenAI-compatible server, and what a request is called on its way to the verifier."""
+"""Test who may use the OpenAI-compatible server, and the names of a request on its way to the verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def said() -> Iterator[io.StringIO]:
-    """Return what the server logs, as people read it."""
+    """Collect the server's log, as people read it."""
     lines, server = io.StringIO(), logging.getLogger("edge_agent.http")
     handler, level = logging.StreamHandler(lines), server.level
     handler.setFormatter(logs.TextFormatter("edge"))
@@ -49,7 +49,7 @@ def said() -> Iterator[io.StringIO]:
 
 
 async def lines_of(said: io.StringIO, about: str = " in ") -> list[str]:
-    """Once a request's own line is there, which may come after its answer."""
+    """Return the lines once the request's own is there, which may come after its answer."""
     for _ in range(300):
         if about in said.getvalue():
             return said.getvalue().splitlines()
@@ -174,7 +174,7 @@ def test_an_address_beyond_this_machine_needs_a_key(options: ServeOptions) -> No
 
 
 def test_the_command_refuses_to_serve_others_without_a_key(capsys: pytest.CaptureFixture[str]) -> None:
-    """Plain text to the cluster is another matter."""
+    """--insecure permits plain text to the cluster, and no more."""
     with pytest.raises(SystemExit) as exit_:
         main(["serve", "--listen", "0.0.0.0:0", "--verifier", "127.0.0.1:1", "--insecure"])
     assert exit_.value.code == 2

@@ -1,4 +1,4 @@
-"""`outrider-edge serve` at its beginning and its end: what it waits for, what it gives up at, what it lets finish."""
+"""Test the beginning and end of `outrider-edge serve`: what it waits for, gives up at, and lets finish."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMPATIENT = EdgeSettings(resume_budget_s=0.2)
 
 
 def of_another_vocabulary(draft: Path) -> Script:
-    """The target's tokenizer has two letters swapped that its draft has not."""
+    """Swap two letters in the target's tokenizer, but not in its draft."""
     data = json.loads(tokenizer_json())
     vocab = data["model"]["vocab"]
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
@@ -35,7 +35,7 @@ def of_another_vocabulary(draft: Path) -> Script:
 
 
 async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the address at which `serve` says that it serves."""
+    """Return the address at which `serve` listens, from its output."""
     said = ""
     for _ in range(500):
         said += capsys.readouterr().out
@@ -46,7 +46,7 @@ async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 async def health_of(url: str, wanted: int) -> int:
-    """Return what /health answers once it is what is wanted, or at the end of the wait."""
+    """Return the answer of /health once it is as expected, or at the end of the wait."""
     status = 0
     async with httpx.AsyncClient(base_url=url) as web:
         for _ in range(1000):
@@ -111,7 +111,7 @@ async def test_it_can_be_ended_while_it_waits_for_a_verifier(
 
 
 async def streamed(url: str, begun: asyncio.Event, tokens: int = 60) -> bytes:
-    """Return all that comes of a stream, until its end or until it is cut."""
+    """Return everything received of a stream, until its end or until it is cut."""
     came = b""
     try:
         async with (

@@ -1,4 +1,4 @@
-"""What one client of the HTTP server may take from others: with its choices, and a stream that it does not read."""
+"""Test how much one client of the HTTP server may take from others, by its choices and by unread streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def verifier() -> AsyncIterator[FakeVerifier]:
 async def served(
     verifier: FakeVerifier, tmp_path: Path, options: ServeOptions, **settings: Any
 ) -> AsyncIterator[tuple[AsyncClient, httpx.AsyncClient]]:
-    """(the server's own client, a client of the server)"""
+    """Yield (the server's own client, a client of the server)."""
     async with (
         AsyncClient(
             verifier=verifier.address, cache_dir=tmp_path, draft="lookup", settings=EdgeSettings(**settings)
@@ -48,7 +48,7 @@ async def served(
 
 
 async def asked_and_unread(url: httpx.URL, body: dict[str, Any]) -> socket.socket:
-    """A client's socket, with room for next to nothing, from which the first bytes of the answer alone were taken."""
+    """Return a client's socket with a tiny buffer, which has read only the first bytes of the answer."""
     loop, content = asyncio.get_running_loop(), json.dumps(body).encode()
     unread = socket.socket()
     unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,4 +1,4 @@
-"""schemathesis on the HTTP server: whatever is sent, no answer is a server's error, and each is as the schema says."""
+"""Run schemathesis on the HTTP server: no request causes a server error, and each answer follows the schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edge_agent.http.serve import serving
 EXAMPLES = 40
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 SHORT = 4
-"""Tokens: what is under test is what comes before them."""
+"""So few tokens that a request ends soon: the handling before them is under test."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def shortened(body: Any) -> Any:
-    """Return the body with few tokens, where it would be many."""
+    """Return the body with few tokens, if it asks for many."""
     if not isinstance(body, dict):
         return body
     for name in ("max_tokens", "max_completion_tokens"):

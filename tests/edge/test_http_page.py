@@ -1,4 +1,4 @@
-"""The chat page in a browser, before a scripted target: what it shows of texts, errors and turns, and to whom."""
+"""Test the chat page in a browser, before a scripted target: what it shows of texts, errors and turns, and to whom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def prompt_of(verifier: FakeVerifier) -> str:
-    """The last one that it was asked."""
+    """Return the last prompt that the target received."""
     table = TargetTokenizer(tokenizer_json()).table
     return b"".join(table[token] for token in verifier.opens[-1].attach.prompt).decode()
 
@@ -267,7 +267,7 @@ return Object.fromEntries(["body", "#model", "#send", ".draft", ".target", ".alo
   return [name, (Math.max(a, b) + .05) / (Math.min(a, b) + .05)]; }));
 """
 READABLE = 4.5
-"""The contrast of text, by the Web Content Accessibility Guidelines."""
+"""Least contrast of text, by the Web Content Accessibility Guidelines."""
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server over a real socket, in front of a scripted target."""
+"""Test the OpenAI-compatible server over a real socket, in front of a scripted target."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def web(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def problem(answer: httpx.Response) -> dict[str, Any]:
-    """The error, of whose shape no key may be missing."""
+    """Return the error, after checking that no key is missing."""
     body = answer.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]

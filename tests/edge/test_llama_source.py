@@ -1,4 +1,4 @@
-"""The draft on llama.cpp: a draft that is the target itself must propose every token."""
+"""Test the draft on llama.cpp: a draft that is the target itself must propose every token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def context(model: LlamaModel) -> Iterator[TreeContext]:
 
 
 class Reference:
-    """The target's token by the core's own full processors, one linear pass per token."""
+    """Compute the target's token by the core's own full processors, with one linear pass per token."""
 
     def __init__(self, model: LlamaModel, sampling: SamplingParams) -> None:
         self._context = TreeContext(model, n_ctx=256, max_sequences=1, batch=256, kv_type="f32")

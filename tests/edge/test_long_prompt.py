@@ -1,4 +1,4 @@
-"""Prompts that take long to tokenise: nobody waits for others', and what no target can hold is not tokenised at all."""
+"""Test prompts that take long to tokenise: no other request waits, and one too long for any target is not tokenised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_agent.target.bundle import check_text
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 
 LONG = "a few words, " * 75_000
-"""Tokenising it takes a second or so, and gives more tokens than any prompt may have."""
+"""A prompt that takes about a second to tokenise, and gives more tokens than any prompt may have."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncC
 
 
 async def timed(work: Awaitable[Any]) -> tuple[float, float]:
-    """(seconds that it took to be refused as too long, the longest in which nothing else could go on)"""
+    """Return (seconds until it was refused as too long, the longest time in which nothing else could go on)."""
     longest = 0.0
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""Prompt look-up: the token after the longest recent match."""
+"""Test prompt look-up: it proposes the token after the longest recent match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which releases a device takes: what a publisher that it trusts has signed for this very target, and no old ones."""
+"""Test which releases a device accepts: signed by a trusted publisher for this very target, and not older."""
 
 from __future__ import annotations
 

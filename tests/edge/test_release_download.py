@@ -1,4 +1,4 @@
-"""A release's file comes whole and as it was signed, or not at all; what breaks off goes on where it was."""
+"""Test that a release's file arrives whole and as it was signed, or not at all, and that downloads are resumed."""
 
 from __future__ import annotations
 

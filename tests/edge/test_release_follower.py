@@ -1,4 +1,4 @@
-"""A device that follows offers while files come, drafts fail and disks are full. Its drafts have no model."""
+"""Test a device that follows offers while downloads run, drafts fail and disks are full. Its drafts have no model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNER = Signer.generate()
 
 
 class Pool(DraftPool):
-    """Without a model; knows whether it was closed."""
+    """Stand in for a draft pool without a model, and record whether it was closed."""
 
     def __init__(self, release: str, health: DraftHealth | None = None) -> None:
         super().__init__(release[:4], DraftOptions(), release=release, health=health)
@@ -52,7 +52,7 @@ class Pool(DraftPool):
 
 
 class Device:
-    """A release follower and the parts of a device that it works with."""
+    """Hold a release follower and the parts of a device that it works with."""
 
     def __init__(self, files: FileServer, folder: Path) -> None:
         self.files = files

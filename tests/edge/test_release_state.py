@@ -1,4 +1,4 @@
-"""What a device remembers of releases: wherever it is killed, a good draft is what it comes back to."""
+"""Test a device's stored release state: wherever the device is killed, it returns to a good draft."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_
 
 
 class Killed(BaseException):
-    """An error that stands for the end of the process."""
+    """Stand for the end of the process."""
 
 
 @pytest.mark.parametrize("at", ["fdopen", "fsync", "replace"])
@@ -256,7 +256,7 @@ def test_the_state_is_on_disk_before_it_is_said_to_be(folder: ReleaseFolder, mon
 
 
 class Device(RuleBasedStateMachine):
-    """A device that takes, tries and gives up releases, and is killed between any two writes of its state."""
+    """Act as a device that takes, tries and gives up releases, and is killed between any two writes of its state."""
 
     def __init__(self) -> None:
         super().__init__()

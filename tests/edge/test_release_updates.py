@@ -1,4 +1,4 @@
-"""A client whose draft is replaced while its sessions run: nothing is lost, nothing bad is taken or kept."""
+"""Test a client whose draft is replaced while its sessions run: nothing is lost and nothing bad accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outrider.wire.ticket import Signer
 
 PROMPT = [1, 2, 3]
 TOKENS = 480
-"""What the draft's context of 512 tokens can follow."""
+"""As many tokens as the draft's context of 512 can follow."""
 CRASHING = """
 import asyncio, sys
 from edge_agent import AsyncClient, EdgeSettings
@@ -78,7 +78,7 @@ async def publisher(tmp_path: Path) -> AsyncIterator[Publisher]:
 
 
 class World:
-    """A cluster, a publisher, and clients of one device."""
+    """Hold a cluster, a publisher, and clients of one device."""
 
     def __init__(self, verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publisher, cache: Path) -> None:
         self.verifier = verifier
@@ -96,7 +96,7 @@ class World:
         )
 
     def hurry(self) -> None:
-        """What a test waits for in the middle of a session has happened: let the rest of it take no time."""
+        """Let the rest of a session take no time, once the event that the test waits for has happened."""
         self.verifier.script.step_s = 0.0005
 
     def publish(self, version: int, **changes: object) -> str:
@@ -134,7 +134,7 @@ async def until(condition: Callable[[], object], within_s: float = 15.0) -> None
 
 
 async def begun(client: AsyncClient, tokens: int = TOKENS) -> tuple[CompletionStream, asyncio.Task[Completion]]:
-    """A session that runs, with some tokens delivered."""
+    """Return a session that runs, with some tokens delivered."""
     stream = await client.stream(PROMPT, max_tokens=tokens)
     running = asyncio.create_task(stream.drain())
     await until(lambda: stream.statistics.tokens > 20)
@@ -497,7 +497,7 @@ async def test_the_command_line_shows_what_is_remembered_and_forgets_refusals(wo
 
 
 async def said(*arguments: str) -> tuple[int | None, str]:
-    """Exit code and output of `outrider-edge`."""
+    """Run `outrider-edge`; return exit code and output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

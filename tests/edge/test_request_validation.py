@@ -1,4 +1,4 @@
-"""Values of wrong types are refused by name before anybody is asked; those that stand for right ones are taken."""
+"""Test that values of wrong types are refused by name before anything is sent; convertible ones are taken."""
 
 from __future__ import annotations
 

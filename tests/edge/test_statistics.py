@@ -1,4 +1,4 @@
-"""What a request's statistics say of its speed."""
+"""Test how a request's statistics describe its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's end of a stream checks what it receives."""
+"""Test that the device's end of a stream checks what it receives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMS = 50
 
 
 class Leaving(session_pb2_grpc.VerifierServicer):
-    """Reads for a moment, then drains."""
+    """Read for a moment, then drain."""
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> None:
         reading = asyncio.create_task(self._read(requests))
@@ -39,7 +39,7 @@ class Leaving(session_pb2_grpc.VerifierServicer):
 
 
 async def test_a_stream_that_ends_while_it_is_written_to_says_why() -> None:
-    """grpc.aio puts an INTERNAL of its own over the status where a write fails after the end."""
+    """grpc.aio replaces the status by an INTERNAL of its own if a write fails after the end."""
     leaving = server()
     session_pb2_grpc.add_VerifierServicer_to_server(Leaving(), leaving)
     port = bind(leaving, "127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The target's tokenizer on the device: what its file says beyond the vocabulary does no harm."""
+"""Test that a tokenizer file's settings beyond the vocabulary do no harm on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that owns a draft: where it cannot begin, and where it may not go on."""
+"""Test the thread that owns a draft: where it cannot begin, and where it must stop."""
 
 from __future__ import annotations
 

@@ -28,6 +28,6 @@ def context(model: LlamaModel) -> Iterator[TreeContext]:
 
 @pytest.fixture
 def linear(model: LlamaModel) -> Iterator[TreeContext]:
-    """A second context that only ever evaluates plain sequences: the reference."""
+    """Yield a second context that only ever evaluates plain sequences: the reference."""
     with TreeContext(model, n_ctx=256, max_sequences=1, batch=256, kv_type="f32") as context:
         yield context

@@ -1,4 +1,4 @@
-"""Many sequences in one decode: every row of logits is that of a sequence alone."""
+"""Test many sequences in one decode: every row of logits is that of a sequence alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.llama import ChainContext, LlamaModel, TreeContext
 
 MODELS = Path(__file__).parents[2] / "models"
 TOLERANCE = 0.02
-"""The cache of ChainContext is f16; different tokens differ by far more."""
+"""Tolerance for the f16 cache of ChainContext; different tokens differ by far more."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Loading a GGUF gives its properties, refuses what does not fit, and tokenises."""
+"""Test that loading a GGUF gives its properties, refuses what does not fit, and tokenises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latency of a decode is measured by its width."""
+"""Test that the latency of a decode is measured by its width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree decoder: every row of logits equals a fresh linear decode, and no caller can abort the process."""
+"""Test the tree decoder: every row of logits equals a fresh linear decode, and no caller can abort the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 def assert_linear(linear: TreeContext, tokens: Sequence[int], row: Logits) -> None:
-    """`row` is what a fresh, plain decode of `tokens` gives."""
+    """Check that `row` equals a fresh, plain decode of `tokens`."""
     linear.clear()
     np.testing.assert_allclose(row, linear.reset(list(tokens)), rtol=0, atol=TOLERANCE)
 
@@ -290,7 +290,7 @@ def test_half_precision_keys_and_values_stay_close(model: LlamaModel, linear: Tr
 
 
 class RandomSteps:
-    """Drives a context at random, knowing of each handle only the tokens that lead to it."""
+    """Drive a context at random, knowing of each handle only the tokens that lead to it."""
 
     def __init__(self, context: TreeContext, linear: TreeContext, seed: int) -> None:
         self.context, self.linear, self.random = context, linear, random.Random(seed)

@@ -1,4 +1,4 @@
-"""Writes a tiny Llama with random weights and a byte-level BPE vocabulary as GGUF: engine tests need no training."""
+"""Write a tiny Llama with random weights and a byte-level BPE vocabulary as GGUF: engine tests need no training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATE = "{{ raise_exception('never run this') }}"
 
 
 def byte_letters() -> dict[int, str]:
-    """GPT-2's printable letter for every byte."""
+    """Return GPT-2's printable letter for every byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in plain}
     for i, byte in enumerate(b for b in range(256) if b not in letters):
@@ -25,7 +25,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def vocabulary() -> tuple[list[str], list[int]]:
-    """Tokens as the GGUF spells them, and their types."""
+    """Return the tokens as the GGUF spells them, and their types."""
     normal = [letter for _, letter in sorted(byte_letters().items())] + [merge.replace(" ", "") for merge in MERGES]
     padding = [f"[PAD{i}]" for i in range(PADDING)]
     types = [gguf.TokenType.NORMAL] * len(normal)
@@ -34,7 +34,7 @@ def vocabulary() -> tuple[list[str], list[int]]:
 
 
 def write_tiny_llama(path: Path, *, seed: int = 0, nan: bool = False, template: str = TEMPLATE) -> Path:
-    """A file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds."""
+    """Write a file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds."""
     tokens, types = vocabulary()
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")

@@ -1,4 +1,4 @@
-"""What the recipe ships: it replaces what was there, and a target that learnt too little does not ship."""
+"""Test what the recipe ships: it replaces what was there, and a target that learnt too little does not ship."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAD = {"5-gram": {"code": 1.6, "arithmetic": 1.8}, "target": {"code": 1.2, "arit
 
 
 def made(work: Path, bits: dict[str, dict[str, float]]) -> Path:
-    """A finished run's folder, with empty models."""
+    """Return a finished run's folder, with empty models."""
     target = work / "export" / "target"
     target.mkdir(parents=True)
     for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
@@ -28,7 +28,7 @@ def made(work: Path, bits: dict[str, dict[str, float]]) -> Path:
 
 
 def shipped(folder: Path) -> Path:
-    """Write what an earlier run left: one shard, which would be loaded in the place of two."""
+    """Write an earlier run's output: one shard, which would be loaded in the place of two."""
     (folder / "target").mkdir(parents=True)
     (folder / "target" / "model.safetensors").write_bytes(b"old")
     (folder / "recipe").mkdir()

@@ -1,4 +1,4 @@
-"""Help is shown at once: a program that only explains itself imports nothing that takes long."""
+"""Test that help is shown at once: a program that only explains itself imports nothing that takes long."""
 
 from __future__ import annotations
 

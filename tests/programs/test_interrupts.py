@@ -1,4 +1,4 @@
-"""Ctrl-C in their first moments ends the installed programs at once, quietly, with the exit code of an interrupt."""
+"""Test that Ctrl-C ends a starting program at once, quietly, with an interrupt's exit code."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 MOMENTS_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 AT_ONCE_S = 10.0
-"""A busy machine takes its time; a program that goes on until it is ready takes longer, or never ends."""
+"""Most seconds on a busy machine; a program that goes on until it is ready takes longer, or never ends."""
 
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
+    """Yield the address of a server that takes connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def arguments(name: str, silent: str, folder: Path) -> Sequence[str]:
-    """Return a command line of a program with which it goes on for longer than any of the moments."""
+    """Return a command line with which a program goes on for longer than any of the moments."""
     target, draft = str(ROOT / "models" / "target"), str(ROOT / "models" / "draft.gguf")
     return {
         "outrider": ["status", "--coordinator", silent],
@@ -79,7 +79,7 @@ def test_a_program_that_becomes_another_holds_interrupts_back_meanwhile(monkeypa
 
 
 def interrupted(name: str, arguments: Sequence[str], moment_s: float) -> tuple[int, str]:
-    """Return the exit code and stderr of a program that gets a Ctrl-C so long after its first line of ours has run.
+    """Return exit code and stderr of a program that gets a Ctrl-C so long after its first line of ours has run.
 
     What comes before that line is Python's own start, which on a busy machine takes as long as it likes.
     """

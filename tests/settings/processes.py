@@ -1,4 +1,4 @@
-"""The four processes as their users start them, and their settings."""
+"""Run the four processes with settings, as their users start them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edge_agent.config import EdgeSettings
 
 @dataclass(frozen=True)
 class Process:
-    """A process that has settings."""
+    """Describe a process that has settings."""
 
     name: str
     model: type[BaseSettings]
@@ -79,19 +79,19 @@ PROCESSES = (
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings, and with these."""
+    """Return this process's environment without settings, and with these."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")} | more
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m` and this, in an environment without other settings."""
+    """Run `python -m` with these arguments, in an environment without other settings."""
     return subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, env=environment(**variables)
     )
 
 
 def run_here(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Do what `run` does in this process, which has imported what a command that starts nothing needs."""
+    """Do the same as `run` in this process, which has already imported the modules of a command that starts nothing."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name in os.environ.keys() - environment().keys():
@@ -107,12 +107,12 @@ def run_here(module: str, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def settings_shown(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    """Return what --check-config json shows of each setting."""
+    """Return each setting as --check-config json shows it."""
     return {setting["name"]: setting for setting in json.loads(ran.stdout)["settings"]}
 
 
 def toml(path: Path, **tables: Mapping[str, Any]) -> Path:
-    """A file with these tables; strings and JSON's numbers and lists are the same in TOML."""
+    """Return a file with these tables; strings and JSON's numbers and lists are the same in TOML."""
     lines = [
         line
         for name, values in tables.items()

@@ -1,4 +1,4 @@
-"""`outrider config check`: every table, without starting anything."""
+"""Test `outrider config check`, which checks every table without starting anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md: its tables are those of the models, and its example is right."""
+"""Test that the tables of docs/configuration.md are those of the models, and that its example is right."""
 
 from __future__ import annotations
 

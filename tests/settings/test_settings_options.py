@@ -1,4 +1,4 @@
-"""Every option of every command says what it is, and every variable that is named is one that is read."""
+"""Test that every option of every command has a help text, and that every variable named in one is read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.Argume
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """(command and name, option) of all commands below it."""
+    """Yield (command and name, option) of all commands below it."""
     for each_parser in with_subparsers(parser):
         for action in each_parser._actions:
             if not isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""A message about wrong settings names the place, the value and what is near to it, and never a secret."""
+"""Test that a message about wrong settings names the place, the value and similar names, and never a secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(cls, flags=None, file: Path | None = None) -> list[str]:
-    """Load settings and return every problem in words."""
+    """Load settings and return every problem as text."""
     with pytest.raises(WrongSettings) as caught:
         Layers(cls, flags or {}, file).load()
     return [str(problem) for problem in caught.value.problems]

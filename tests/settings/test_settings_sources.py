@@ -1,4 +1,4 @@
-"""Flags come before the environment, the environment before the file, the file before defaults."""
+"""Test that flags override the environment, the environment the file, and the file the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A certificate of a private authority, for servers on 127.0.0.1."""
+"""Make a certificate of a private authority, for servers on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def self_signed(folder: Path) -> ServerTls:
 
 
 def private(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """(PEM file of the authority, what a server that it vouches for listens with)"""
+    """Return (PEM file of the authority, the server options for a certificate that it has signed)."""
     tls = self_signed(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls.cert, tls.key)

@@ -1,4 +1,4 @@
-"""What a test needs and may not have: it is skipped here, and fails where everything is required (in CI)."""
+"""Skip a test whose requirement is missing, or fail it where everything is required (in CI)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def missing(what: str) -> NoReturn:
-    """Skip, or fail where OUTRIDER_REQUIRE_SERVICES is 1."""
+    """Skip, or fail if OUTRIDER_REQUIRE_SERVICES is 1."""
     if os.environ.get("OUTRIDER_REQUIRE_SERVICES") == "1":
         pytest.fail(what)
     pytest.skip(what)

@@ -1,4 +1,4 @@
-"""Reads what processes export and what documents name."""
+"""Read the metrics that processes export, and the names in documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from outrider.wire.v1 import engine_pb2
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. name: as a sample of it is written, for a histogram without its suffix."""
+    """Hold one metric. name: as a sample of it is written, for a histogram without its suffix."""
 
     name: str
     kind: str
@@ -34,14 +34,14 @@ class Family:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Names by which PromQL finds it."""
+        """Return the names by which PromQL finds it."""
         if self.kind == "histogram":
             return tuple(f"{self.name}_{suffix}" for suffix in ("bucket", "sum", "count"))
         return (self.name,)
 
 
 def collectors() -> dict[str, Any]:
-    """Each process' collector, of a process that has just begun."""
+    """Return each process's collector, of a process that has just begun."""
     host = types.SimpleNamespace(stats=engine_pb2.EngineStats(), ended=asyncio.Event())
     loop = types.SimpleNamespace(state=LoopState(), stage_s={}, results={}, failures=0)
     config = types.SimpleNamespace(daily_minutes=1.0)
@@ -76,7 +76,7 @@ def names_in(text: str) -> set[str]:
 
 
 def samples_of(text: str) -> dict[str, float]:
-    """An exposition's samples, by name and labels as they are written."""
+    """Return an exposition's samples, by name and labels as they are written."""
     lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
@@ -88,7 +88,7 @@ _PROMQL = {
 
 
 def names_used(expression: str) -> set[str]:
-    """The metrics of a PromQL expression: every word in it that is no part of the language, no label and no value."""
+    """Return the metrics of a PromQL expression: every word that is no part of the language, no label and no value."""
     bare = re.sub(r'"[^"]*"', "", expression)
     bare = re.sub(r"\{[^}]*\}", "", bare)
     bare = re.sub(r"\[[^\]]*\]", "", bare)
@@ -98,7 +98,7 @@ def names_used(expression: str) -> set[str]:
 
 
 def labels_used(expression: str) -> set[tuple[str, str]]:
-    """(metric, label) of every matcher in a PromQL expression."""
+    """Return (metric, label) of every matcher in a PromQL expression."""
     return {
         (name, label)
         for name, matchers in re.findall(r"([A-Za-z_:][\w:]*)\{([^}]*)\}", expression)

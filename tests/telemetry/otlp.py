@@ -1,4 +1,4 @@
-"""A collector of spans: takes what processes export by OTLP over HTTP."""
+"""Collect spans that processes export by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class ExportedSpan:
-    """A span as it was exported."""
+    """Hold a span as it was exported."""
 
     service: str
     name: str
@@ -27,7 +27,7 @@ class ExportedSpan:
 
 
 class Collector:
-    """A context manager; `endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT is to be."""
+    """Collect spans. Use it as a context manager; `endpoint` is the value for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     def __init__(self) -> None:
         self.spans: list[ExportedSpan] = []

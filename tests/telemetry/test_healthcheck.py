@@ -1,4 +1,4 @@
-"""The health check of a container, against the metrics server of a process."""
+"""Test the health check of a container, against the metrics server of a process."""
 
 from __future__ import annotations
 

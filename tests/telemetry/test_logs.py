@@ -1,4 +1,4 @@
-"""Log lines, for people and for machines."""
+"""Test log lines, for people and for machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("outrider.somewhere")
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """Return what a process that logs JSON writes to standard error."""
+    """Collect what a process that logs JSON writes to standard error."""
     said = io.StringIO()
     monkeypatch.setattr("sys.stderr", said)
     root = logging.getLogger()

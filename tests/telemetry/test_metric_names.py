@@ -1,4 +1,4 @@
-"""Dashboards, alerts and documents name metrics that are exported, and all of them are documented."""
+"""Test that dashboards, alerts and documents name metrics that are exported, and that all of them are documented."""
 
 from __future__ import annotations
 

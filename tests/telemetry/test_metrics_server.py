@@ -1,4 +1,4 @@
-"""The HTTP server answers for metrics and health."""
+"""Test that the HTTP server answers for metrics and health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes, scraped: coordinator, Redis, two verifiers, a device and the distillation loop.
+"""Test real processes by scraping them: coordinator, Redis, two verifiers, a device and the distillation loop.
 
 Their counts add up, dashboards and alerts find what they ask for, and their logs are JSON and hold no text.
 """
@@ -41,7 +41,7 @@ PROMPTS = (
     "class PelicanQueue:\n    def __init__(",
 )
 MARK = "elican"
-"""In every prompt, so that a log which held one would show it."""
+"""Part of every prompt, so that a log with text in it would contain it."""
 TOKENS = 96
 _T = TypeVar("_T")
 DISTILL = (sys.executable, "-m", "cloud_verifier.distill.cli")
@@ -49,7 +49,7 @@ DISTILL = (sys.executable, "-m", "cloud_verifier.distill.cli")
 
 @dataclass(frozen=True)
 class Watched:
-    """A cluster whose processes serve metrics and log JSON."""
+    """Run a cluster whose processes serve metrics and log JSON."""
 
     cluster: Cluster
     folder: Path
@@ -66,7 +66,7 @@ class Watched:
         return await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
 
     async def verifiers(self) -> dict[str, float]:
-        """Both verifiers' samples, added, without our prefix."""
+        """Return both verifiers' samples, added, without our prefix."""
         found: dict[str, float] = {}
         for child in self.cluster.verifiers:
             if child.running:
@@ -76,7 +76,7 @@ class Watched:
         return found
 
     async def until(self, condition: Callable[[dict[str, float]], object]) -> dict[str, float]:
-        """Return the verifiers' samples once they are so: the engine sends its part four times a second."""
+        """Return the verifiers' samples once they meet the condition: the engine sends its part four times a second."""
         give_up = time.monotonic() + 20
         while not condition(found := await self.verifiers()):
             assert time.monotonic() < give_up, found
@@ -85,7 +85,7 @@ class Watched:
 
 
 async def eventually(look: Callable[[], _T]) -> _T:
-    """Return what `look` finds, once it finds something."""
+    """Return the result of `look` once it is not empty."""
     give_up = time.monotonic() + 20
     while not (found := look()):
         assert time.monotonic() < give_up
@@ -131,7 +131,7 @@ async def client(watched: Watched) -> AsyncIterator[AsyncClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def completions(client: AsyncClient) -> list[Completion]:
-    """Two requests that ran to their end, each with an id of its own."""
+    """Return two finished requests, each with an id of its own."""
     done = []
     for number, prompt in enumerate(PROMPTS):
         with logs.about(request=f"req-{number}"):
@@ -220,7 +220,7 @@ async def test_each_processs_health_is_at_the_same_address(watched) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator[Child]:
-    """A loop that watches, and finds too little to learn from."""
+    """Run a loop that watches the traffic log, and finds too little to learn from."""
     target, draft = pair
     key = watched.folder / "key.pem"
     making = await asyncio.create_subprocess_exec(*DISTILL, "key", "--file", str(key), stdout=asyncio.subprocess.PIPE)

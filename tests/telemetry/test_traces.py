@@ -1,4 +1,4 @@
-"""Spans are made and ended, in this process."""
+"""Test that spans are made and ended, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installer: what it builds, when it builds again, and what the terminal shows meanwhile."""
+"""Test what the installer builds, when it builds again, and what the terminal shows meanwhile."""
 
 from __future__ import annotations
 

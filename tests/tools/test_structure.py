@@ -1,4 +1,4 @@
-"""The counts of tools.structure are those of a small product that is known, and its limits end with status 1."""
+"""Test that tools.structure counts a small known product correctly, and exits with status 1 beyond its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS, loopback and bounds, on real sockets."""
+"""Test TLS, loopback and bounds, on real sockets."""
 
 import asyncio
 import datetime
@@ -38,7 +38,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A self-made certificate for 127.0.0.1 and its key, as files."""
+    """Make a self-signed certificate for 127.0.0.1 and its key, as files."""
     directory = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "outrider test")])

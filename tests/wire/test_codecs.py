@@ -1,4 +1,4 @@
-"""The codecs: what goes out comes in unchanged, and whatever is out of bounds is refused by field, value and bound."""
+"""Test that codecs return what they were given, and refuse values out of bounds by field, value and bound."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def attach_from(message: pb.Attach) -> Attach:
 
 
 def append_from(message: pb.Append, epoch: int = 1) -> Append:
-    """Decode as front and engine process do: the one checks, the other builds."""
+    """Decode as front and engine process do: the first checks, the second builds."""
     codecs.check_append(message, vocabulary_size=VOCABULARY)
     return codecs.append_from_checked(message, epoch=epoch)
 
@@ -576,7 +576,7 @@ def raised(decode: Callable[[Any], object], kind: Any, data: bytes) -> Exception
 
 @st.composite
 def mangled(draw: st.DrawFn) -> tuple[Callable[[Any], object], type, bytes]:
-    """The bytes of a good message with some of them changed: far likelier than random ones to get past the parser."""
+    """Return a good message's bytes with some changed, which pass the parser more often than random ones."""
     kind, decode, message = draw(
         st.one_of(
             opens.map(lambda v: (pb.Open, open_from, codecs.open_to_proto(v))),

@@ -1,4 +1,4 @@
-"""Manifests: only what a trusted publisher signed for releases is believed, and only within bounds."""
+"""Test that only manifests that a trusted publisher signed for releases are accepted, and only within bounds."""
 
 import dataclasses
 

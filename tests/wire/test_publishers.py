@@ -1,4 +1,4 @@
-"""Publishers are named by their keys, in the setting itself or in files."""
+"""Test that publishers are named by their keys, in the setting itself or in files."""
 
 import pytest
 from cryptography.hazmat.primitives import serialization

@@ -1,4 +1,4 @@
-"""Every core error crosses the wire and comes back as itself."""
+"""Test that every core error crosses the wire and comes back as itself."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ EVERY_CLASS = [cls for cls in vars(errors).values() if isinstance(cls, type) and
 
 @asynccontextmanager
 async def failing(error: Callable[[], BaseException]) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable]:
-    """A method on a real server that ends every call with `error()`."""
+    """Serve a method that ends every call with `error()`."""
 
     async def fail(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         await status.abort(context, error())

@@ -1,4 +1,4 @@
-"""A refused call keeps nothing of what its peer sent."""
+"""Test that a refused call keeps nothing of what its peer sent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.wire.status import abort
 
 
 class Message:
-    """A message that stands for a large one."""
+    """Stand for a large message."""
 
 
 class Aborted(Exception):
-    """The error that grpc.aio raises when a call is aborted."""
+    """Stand for the error that grpc.aio raises when a call is aborted."""
 
 
 class Context:

@@ -1,4 +1,4 @@
-"""Telemetry comes out of its message as it went in, and nothing that no verifier measures comes in."""
+"""Test that telemetry is decoded as it was encoded, and that values which no verifier measures are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tickets: only whole, fresh ones, signed by a known key, for this verifier, are believed."""
+"""Test that only whole, fresh tickets, signed by a known key, for this verifier, are accepted."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Web servers run inside of other processes."""
+"""Test web servers that run inside of other processes."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class Player:
         )
 
     async def _proxy(self, stack: contextlib.AsyncExitStack, job: SessionJob) -> DelayProxy | None:
-        """Yield a link of the session's own if it is delayed or will be cut."""
+        """Return a link of the session's own if it is delayed or will be cut, else None."""
         where = self._where
         if job.rtt_ms is not None:
             where = replace(where, rtt_ms=job.rtt_ms)

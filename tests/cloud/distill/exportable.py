@@ -36,7 +36,7 @@ CONFIGS = {
 
 
 def save_tokenizer(folder: Path, *, pattern: str = QWEN2_SPLIT, size: int = 300) -> Path:
-    """Save a byte-level BPE, as a target's folder has it."""
+    """Save a byte-level BPE as in a target's folder."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -55,7 +55,7 @@ def save_tokenizer(folder: Path, *, pattern: str = QWEN2_SPLIT, size: int = 300)
 
 
 def make_model(kind: str, **changes: Any) -> Any:
-    """Random, with norms and biases that are not what they begin as, so that a lost one shows."""
+    """Make a random model whose norms and biases differ from their initial values, so that a lost one shows."""
     config = copy.deepcopy(CONFIGS[kind])
     for name, value in changes.items():
         setattr(config, name, value)

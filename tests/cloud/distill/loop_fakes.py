@@ -1,4 +1,4 @@
-"""Provide fakes of what surrounds the loop: a coordinator, a traffic log, and stages that write what real ones do."""
+"""Provide fakes around the loop: a coordinator, a traffic log, and stages that write the files of real ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGNER = Signer.generate()
 
 
 class FakeReleases:
-    """A coordinator with a store that can be lost, and a canary that ends when the test says so."""
+    """Act as a coordinator with a store that can be lost, and a canary that ends when the test says so."""
 
     def __init__(self) -> None:
         self.known: dict[str, ReleaseRecord] = {}
@@ -112,7 +112,7 @@ class FakePassage:
 
 
 def passage(session: str, count: int, name: str, time: float, accepted: float = 1.0, **more: Any) -> FakePassage:
-    """count: tokens, of which a device had proposed the share `accepted`."""
+    """Return a passage. count: tokens, of which a device had proposed the share `accepted`."""
     depths = (np.arange(count) < accepted * count).astype(np.uint8)
     more = {"draft_release": "", **more}
     return FakePassage(session, np.zeros(count, np.int32), depths, name, time_unix=time, **more)
@@ -136,7 +136,7 @@ class FakeLog:
 
 
 class FakeStages:
-    """Stages that take no time. `fails`: stage -> errors that it raises first."""
+    """Run stages that take no time. `fails`: stage -> errors that it raises first."""
 
     def __init__(self, *, passes: bool = True) -> None:
         self.passes = passes
@@ -184,7 +184,7 @@ def card(expires_unix: float) -> str:
 
 @dataclass
 class World:
-    """A folder, and everything around the loop that outlives it."""
+    """Hold a folder, and everything around the loop that outlives it."""
 
     folder: Path
     releases: FakeReleases = field(default_factory=FakeReleases)
@@ -234,11 +234,11 @@ class World:
 
 
 class Killed(BaseException):
-    """Stands for a kill, which no handler of errors may catch."""
+    """Stand for a kill, which no handler of errors may catch."""
 
 
 def killed_at(line: int, modules: Sequence[ModuleType], work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
-    """Run a coroutine and kill it before the n-th line that it executes in these modules, from 0 on.
+    """Run a coroutine and kill it before the n-th line that it executes in these modules, counted from 0.
 
     None where it was killed. What cleans up after exceptions still runs, as it would not after SIGKILL.
     """

@@ -178,7 +178,7 @@ def test_an_expired_passage_is_not_read(tmp_path: Path) -> None:
 
 def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) -> None:
     class Shrinking(ListedLog):
-        """Loses the second halves of all sessions after the first reading."""
+        """Lose the second halves of all sessions after the first reading."""
 
         def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Any:
             yield from list(super().read(since_unix, now))

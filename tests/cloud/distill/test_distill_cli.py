@@ -20,7 +20,7 @@ TARGET = Path(__file__).resolve().parents[3] / "models" / "target"
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]):
-    """arguments -> exit status, stdout, stderr"""
+    """Return a function: arguments -> exit status, stdout, stderr."""
 
     def of(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).with_name("loop_process.py")
 
 
 class Admin(coordinator_pb2_grpc.AdminServicer):
-    """The part of the Admin service that concerns releases, over a dictionary."""
+    """Serve the part of the Admin service that concerns releases, over a dictionary."""
 
     def __init__(self) -> None:
         self.known: dict[str, ReleaseRecord] = {}
@@ -92,7 +92,7 @@ async def address(admin: Admin) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def start(tmp_path: Path, address: str) -> AsyncIterator[Callable[[], Awaitable[asyncio.subprocess.Process]]]:
-    """Start the loop, with one run's traffic waiting; nothing outlives the test."""
+    """Start the loop, with one run's traffic waiting; all processes end with the test."""
     create_key(tmp_path / "key.pem")
     started: list[asyncio.subprocess.Process] = []
 
@@ -118,7 +118,7 @@ async def until(true: Callable[[], bool], what: str, timeout_s: float = 30.0) ->
 
 
 def trainers(folder: Path) -> list[tuple[int, int]]:
-    """(pid, niceness) of every trainer that was started."""
+    """Return (pid, niceness) of every trainer that was started."""
     file = folder / "trainers"
     lines = file.read_text().splitlines() if file.exists() else []
     return [(int(pid), int(nice)) for pid, nice in (line.split() for line in lines)]

@@ -40,7 +40,7 @@ def sum_of(rng: random.Random) -> str:
 
 
 def record(folder: Path, weights_hash: str) -> int:
-    """Sessions of sums, each token all but certain; returns how many tokens."""
+    """Record sessions of sums, each token all but certain; return the number of tokens."""
     rng, chance, tokens = random.Random(5), np.random.default_rng(5), 0
     writer = SegmentWriter(str(folder))
     with LlamaModel.load(MODELS / "draft.gguf") as model:

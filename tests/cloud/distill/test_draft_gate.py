@@ -1,4 +1,4 @@
-"""Test the gate's decision: what passes, what does not, and that noise does not."""
+"""Test the gate's decision: good candidates pass, worse ones do not, and noise does not decide."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RULE = GateRule(gain=0.02, loss=0.05, slower=1.25, confidence=0.95, sessions=6, 
 
 
 def text(name: str, new: int, old: int, positions: int = 100) -> TextComparison:
-    """A text that takes so many steps with the candidate and with the incumbent, whatever the shape."""
+    """Return a text that takes so many steps with the candidate and with the incumbent, whatever the shape."""
     return TextComparison(
         name, -1, positions, DraftCounts(positions - new, new, new), DraftCounts(positions - old, old, old)
     )
 
 
 def measured(*texts: TextComparison, ms: float = 1.0) -> DraftComparison:
-    """Each of a session of its own, unless it has one."""
+    """Measure texts, each in a session of its own unless it has one."""
     own = (replace(one, session=number) if one.session < 0 else one for number, one in enumerate(texts))
     return DraftComparison(tuple(own), ms, 1.0)
 
@@ -107,7 +107,7 @@ def test_the_verdict_is_json_and_its_metrics_fit_into_a_manifest() -> None:
 
 
 def of_share(rng: random.Random, name: str, session: int, positions: int, right: tuple[float, float]) -> TextComparison:
-    """Drafts that are right by the given shares, candidate first, and mostly at the same positions: 5% differ."""
+    """Return drafts that are right by the given shares, candidate first; they differ at 5% of the positions."""
     both = min(right) - 0.025
     new = old = steps_new = steps_old = run_new = run_old = 0
     for _ in range(positions):

@@ -29,7 +29,7 @@ def kept(target: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merged(p: Tensor, ids: Tensor) -> Tensor:
-    """The dense distribution with all ids but the listed ones as one."""
+    """Return the dense distribution with all ids but the listed ones merged into one."""
     listed = p.gather(1, ids)
     return torch.cat([listed, (1 - listed.sum(1, keepdim=True))], dim=1)
 
@@ -114,7 +114,7 @@ def test_gradients_are_those_of_finite_differences(kind: LossKind) -> None:
 
 
 def test_the_kl_gradient_is_draft_minus_target_on_what_is_listed() -> None:
-    """The well-known gradient of a softmax: q - p, here for ids on their own bins."""
+    """The gradient of a softmax is q - p, here for ids on their own bins."""
     target, draft = logits_pair()
     ids, log_probs, tail = kept(target, V - 1)
     draft.requires_grad_()

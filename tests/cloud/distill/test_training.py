@@ -109,7 +109,7 @@ def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> N
 
 
 def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run until the curve is at `step`, then take SIGTERM."""
+    """Run until the curve is at `step`, then send SIGTERM."""
     original = training.DraftTrainer._step
 
     def stepping(trainer: Any, *how: Any) -> None:
@@ -278,7 +278,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; one that nobody has waited for yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -318,7 +318,7 @@ def test_the_result_is_a_mean_of_what_was_learnt_and_what_was_known(tmp_path: Pa
 
 
 def test_one_killed_between_its_best_weights_and_its_state_knows_how_good_they_are(tmp_path: Path) -> None:
-    """With a length in minutes, where it goes on it may not come to that step again."""
+    """With a length in minutes, a resumed training may not reach that step again."""
     run = trained(tmp_path)
     best = safe_open(run / "checkpoint" / BEST, framework="pt").metadata()["progress"]
     state = run / "checkpoint" / STATE

@@ -59,7 +59,7 @@ def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def tiny_draft(kind: str, seed: int = 3) -> Any:
-    """A random model; norms and biases too, so that a lost one shows."""
+    """Return a random model, whose norms and biases are random too, so that a lost one shows."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]))
     with torch.no_grad():
@@ -72,7 +72,7 @@ def tiny_draft(kind: str, seed: int = 3) -> Any:
 
 
 def random_text(rng: np.random.Generator, count: int, *, name: str = "code", first: int = 1, top: int = TOP) -> Text:
-    """A text whose target prefers, sharply, the tokens that come."""
+    """Return a text whose target strongly prefers the tokens that follow."""
     # A walk by fixed steps over few tokens: easy to learn from one token to the next.
     tokens = ((7 * np.arange(count) + int(rng.integers(40))) % 40).astype(np.int32)
     ids = np.stack([rng.permutation(VOCAB - 1)[:top] for _ in range(count)]).astype(np.int32)
@@ -100,7 +100,7 @@ def tiny_base(folder: Path, kind: str = "qwen3") -> Path:
 
 
 def tiny_plan(root: Path, **changes: Any) -> TrainingPlan:
-    """A plan over a base and a dataset in `root`, made on the first call."""
+    """Return a plan over a base and a dataset in `root`, made on the first call."""
     base = root / "base" if (root / "base").exists() else tiny_base(root / "base")
     data = root / "data" if (root / "data").exists() else tiny_dataset(root / "data")
     settings: dict[str, Any] = {
@@ -144,7 +144,7 @@ def passage(session: str, start: int, tokens: Sequence[int], **changes: Any) -> 
 
 
 class ListedLog:
-    """Holds a traffic log in memory."""
+    """Hold a traffic log in memory."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = list(passages)

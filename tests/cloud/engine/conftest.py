@@ -11,7 +11,7 @@ from cloud_verifier.engine.numerics_check import check_numerics
 
 @pytest.fixture(scope="session")
 def target(tiny_directory: Callable[[str], Path]) -> Callable[[str], TargetModel]:
-    """kind -> a loaded and tested tiny target, made once."""
+    """Return a function: kind -> a loaded and tested tiny target, made once."""
     made: dict[str, TargetModel] = {}
 
     def get(kind: str) -> TargetModel:

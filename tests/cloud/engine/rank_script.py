@@ -34,7 +34,7 @@ def pool_for(model: TargetModel) -> KVPool:
 
 
 def tree_logits(model: TargetModel, pool: KVPool) -> torch.Tensor:
-    """`[rows, V]`: of a prompt's chunk and a branching tree below it, then of a chain beside another tree."""
+    """Return logits `[rows, V]` of a chunk with a branching tree below it, then of a chain beside another tree."""
     rng = np.random.default_rng(3)
 
     def segment(chain: int, parents: list[int], prefix: np.ndarray) -> Segment:
@@ -64,7 +64,7 @@ def tree_logits(model: TargetModel, pool: KVPool) -> torch.Tensor:
 
 
 def sequences(model: TargetModel) -> dict[str, list[list[int]]]:
-    """Return what an engine delivers to three devices at once: without a draft, random trees, an adversary."""
+    """Return an engine's tokens for three devices at once: without a draft, random trees, an adversary."""
     out = {}
     for name, sampling in SAMPLINGS.items():
         rig = Rig(model, EngineConfig(kv_slots=512, token_budget=48, prefill_chunk=16))
@@ -85,7 +85,7 @@ def say(**facts: Any) -> None:
 
 
 def equal(group: RankGroup, directories: list[str]) -> None:
-    """The leader compares what the ranks compute together with what it computes alone."""
+    """Compare, on the leader, the results of all ranks together with its own."""
     for directory in directories:
         target = group.load(directory)
         if not group.leads:
@@ -118,7 +118,7 @@ def equal(group: RankGroup, directories: list[str]) -> None:
 
 
 def refused(group: RankGroup, directories: list[str]) -> None:
-    """Every rank is refused, with the same reason; the last directory is another one on each rank."""
+    """Load directories, the last of which differs between ranks: all ranks are refused with the same reason."""
     *bad, mine, theirs = directories
     reasons = []
     loads: list[Callable[[], ShardedTarget]] = [lambda path=path: group.load(path) for path in bad]  # type: ignore[misc]
@@ -134,7 +134,7 @@ def refused(group: RankGroup, directories: list[str]) -> None:
 
 
 def lost(group: RankGroup, directories: list[str]) -> None:
-    """Rank 1 dies, or stops, in the midst of a session, where nothing but a forward can notice."""
+    """Let rank 1 die or stop in the midst of a session, where only a forward pass can notice."""
     target = group.load(directories[0])
     if not group.leads:
         forward, left = target.forward, 12  # some of them are the numerics check's

@@ -1,4 +1,4 @@
-"""Devices with scripted drafters that drive an engine on a clock of their own; no wire, no threads."""
+"""Drive an engine with scripted drafters on a clock of their own, without wire or threads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
 DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
 
 Drafter = Callable[[DeviceSession, random.Random], None]
-"""Adds nodes to a device's tree."""
+"""A function that adds nodes to a device's tree."""
 
 
 class Clock:
-    """Time that passes only when a test lets it."""
+    """Advance only when a test lets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -57,7 +57,7 @@ def random_tree(device: DeviceSession, rng: random.Random) -> None:
 
 
 def adversary(expected: Sequence[int]) -> Drafter:
-    """The right path with wrong siblings everywhere, ends in its midst, right tokens under wrong parents."""
+    """Draft the right path with wrong siblings everywhere, ends in its midst, and right tokens under wrong parents."""
 
     def draft(device: DeviceSession, rng: random.Random) -> None:
         future = expected[len(device.received) :]
@@ -73,7 +73,7 @@ def adversary(expected: Sequence[int]) -> Drafter:
 
 
 def _follow(device: DeviceSession, tokens: Sequence[int]) -> list[int]:
-    """Node ids along `tokens` from the root, added where they are missing."""
+    """Return node ids along `tokens` from the root; missing nodes are added."""
     path: list[int] = []
     for token in tokens:
         parent = path[-1] if path else ROOT
@@ -88,7 +88,7 @@ def _follow(device: DeviceSession, tokens: Sequence[int]) -> list[int]:
 
 @dataclass
 class Client:
-    """One device and what it has seen."""
+    """Hold one device and what it has received."""
 
     device: DeviceSession
     draft: Drafter = nothing
@@ -110,7 +110,7 @@ def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24
 
 
 class Rig:
-    """An engine and its devices, without a network between them."""
+    """Connect an engine and its devices, without a network between them."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Rig:
         allocation: AllocationPolicy = evenly,
         **parts: Any,
     ) -> None:
-        """allocation: evenly, so that what happens does not depend on how long this machine's steps take."""
+        """Set up the rig. allocation: evenly by default, so that the speed of this machine decides nothing."""
         self.clock = Clock()
         self.engine = Engine(model, config or EngineConfig(kv_slots=1024, max_sessions=16), self.clock, **parts)
         self.engine.allocation = allocation
@@ -128,7 +128,7 @@ class Rig:
         self.rng = random.Random(seed)
 
     def attach(self, session_id: str, joining: Client, epoch: int | None = None) -> None:
-        """Open or take back a session."""
+        """Attach a session, for the first time or again."""
         epoch = joining.device.epoch + 1 if epoch is None else epoch
         message = joining.device.attach(epoch, joining.limits)
         self.engine.start(session_id, message, joining.limits, joining.directive, joining.salt)
@@ -156,7 +156,7 @@ class Rig:
                 one.errors.append(error)
 
     def run(self, turns: int = 2_000) -> None:
-        """Step until every session is through."""
+        """Step until every session has finished."""
         for _ in range(turns):
             if all(one.ended for one in self.clients.values()):
                 return
@@ -165,7 +165,7 @@ class Rig:
 
     @property
     def slots(self) -> tuple[int, int]:
-        """(slots that hold a token, slots promised)."""
+        """Return (slots that hold a token, slots promised)."""
         stats = self.engine.stats()
         return stats.verifier.kv_used, stats.kv_reserved
 

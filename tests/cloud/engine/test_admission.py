@@ -1,4 +1,4 @@
-"""Sessions are admitted by when their first token is predicted; others are refused and come again later."""
+"""Test that sessions are admitted by the predicted time of their first token, or refused and come again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost
 
 FACTOR = 3.0
-"""By which a predicted first token may be early or late: where the ends of several prompts share a step's rows, the
-newcomer gets less than a chunk and stands behind again for it."""
+"""Factor by which a predicted first token may be early or late: where several prompts end in one step, the newcomer
+gets less than a chunk and queues again for the rest."""
 BUDGET = StepBudget(rows=512, prefill_rows=128)
 FLAT = StepCost({1: 1.0})
-"""Seconds are steps."""
+"""Costs of a step of one second, so that seconds count steps."""
 STEEP = StepCost({1: 1.0, 2048: 65.0})
 
 
@@ -60,7 +60,7 @@ def test_who_was_overdue_has_one_chunk_and_waits_as_long_for_the_next(before: li
 
 BUDGETS = st.sampled_from([(16, 4), (64, 8), (64, 16), (64, 64), (128, 32), (512, 128)]).map(lambda b: StepBudget(*b))
 LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
-"""Of prompts, in `prefill_rows`: from a part of a chunk to 32 of them."""
+"""Lengths of prompts in `prefill_rows`: from a part of a chunk to 32 of them."""
 
 
 @settings(max_examples=300, deadline=None)
@@ -89,7 +89,7 @@ SMALL = EngineConfig(kv_slots=2_048, token_budget=16, prefill_chunk=2)
 
 
 def engine_of(target: Target, *prompts: int) -> Engine:
-    """A step takes a second. One session generates, others have prompts of these lengths still before them."""
+    """Return an engine with steps of a second. One session generates, others have such prompts still to read."""
     rig = Rig(target("llama"), SMALL, cost=FLAT)
     rig.engine.start("generates", attach_of(prompt_of(4), max_tokens=64), LIMITS, DIRECTIVE)
     rig.engine.step()
@@ -117,7 +117,7 @@ def test_a_newcomer_that_would_be_a_little_late_comes_again_a_little_later(targe
 
 @pytest.mark.parametrize(("before", "own"), [((), 200), ((30,), 20), ((200,), 2)])
 def test_a_newcomer_that_is_soon_served_is_taken(target: Target, before: tuple[int, ...], own: int) -> None:
-    """Nothing before it, little before it, or so little of its own that it is through once it is overdue."""
+    """Nothing or little is queued before it, or its own prompt is so short that it has been read once it is overdue."""
     engine = engine_of(target, *before)
     engine.start("newcomer", attach_of(prompt_of(own)), LIMITS, DIRECTIVE)
     assert engine.stats().verifier.live_sessions == 2 + len(before)

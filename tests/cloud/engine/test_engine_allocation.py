@@ -1,4 +1,4 @@
-"""Nodes are taken by the verifier's estimate of their acceptance, at what its steps cost."""
+"""Test that nodes are taken by the verifier's estimate of their acceptance, at the cost of its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Plain = Callable[[str], Reference]
 
 
 class Dear(StepCost):
-    """A row costs a third of a plain step, whatever this machine says."""
+    """Make a row cost a third of a plain step, whatever the machine."""
 
     def __init__(self) -> None:
         super().__init__({1: 0.003, 2: 0.004, 2000: 2.002})
@@ -29,7 +29,7 @@ class Dear(StepCost):
 
 
 def rubbish(device: DeviceSession, rng: random.Random) -> None:
-    """A chain of one random token six times over: right once in a hundred."""
+    """Draft a chain of one random token six times over, which is right once in a hundred."""
     parent = ROOT
     for _ in range(6):
         node = device.add(parent, rng.randrange(VOCAB))
@@ -88,7 +88,7 @@ def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> No
 
 
 class _Free(Dear):
-    """A step costs the same however many rows it has."""
+    """Make a step cost the same however many rows it has."""
 
     def __init__(self) -> None:
         StepCost.__init__(self, {1: 0.003})

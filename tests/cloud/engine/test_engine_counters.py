@@ -1,4 +1,4 @@
-"""What the engine counts for operators is what its sessions saw."""
+"""Test that the engine's counters for operators agree with what its sessions received."""
 
 from __future__ import annotations
 

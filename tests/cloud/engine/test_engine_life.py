@@ -1,4 +1,4 @@
-"""How sessions come and go: bounds, epochs, cancel, disconnect, failure; nothing leaks and no neighbour notices."""
+"""Test how sessions come and go (bounds, epochs, cancel, disconnect, failure) without leaks or disturbance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def llama(target: Target) -> TargetModel:
 
 
 def running(rig: Rig, reference: Plain, name: str = "s", tokens: int = 40, turns: int = 4) -> tuple[Client, list[int]]:
-    """A session with some tokens behind it, and all that it will say."""
+    """Return a session that has generated some tokens, and all tokens that it will generate."""
     prompt = prompt_of(11)
     expected = reference("llama").generate(prompt, tokens, ignore_eos=True)
     one = client(prompt, perfect(expected[:3]), max_tokens=tokens, ignore_eos=True)
@@ -266,7 +266,7 @@ def test_messages_for_unknown_sessions_and_other_epochs_are_ignored(llama: Targe
 
 
 class Spoilt:
-    """Stands in for a model's forward and spoils chosen steps."""
+    """Stand in for a model's forward pass and corrupt chosen steps."""
 
     def __init__(self, model: TargetModel, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._forward = model.forward
@@ -413,7 +413,7 @@ def test_a_device_that_stops_listening_stops_its_verifier(llama: TargetModel) ->
 
 
 SLOW = {1: 1.0}
-"""Seconds of a step that are worth a wait of a few milliseconds."""
+"""Seconds of a step so long that a wait of a few milliseconds pays."""
 
 
 def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_token(llama: TargetModel) -> None:

@@ -1,4 +1,4 @@
-"""Requests in, events out: what reaches the front, under which epoch."""
+"""Test the events that reach the front for its requests, and their epochs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.wire.v1 import session_pb2
 
 
 class ScriptedEnd:
-    """Stands in for EngineEnd: hands out batches of requests, one a turn, and then has lost its front."""
+    """Stand in for EngineEnd: return one batch of requests per turn, and then lose the front."""
 
     def __init__(self, *batches: list[pb.EngineRequest]) -> None:
         self._batches = list(batches)

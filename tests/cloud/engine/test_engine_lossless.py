@@ -1,4 +1,4 @@
-"""The output equals that of plain transformers, whatever the draft, the batch and the chunking (I1)."""
+"""Test that the output equals that of plain transformers, whatever the draft, the batch and the chunking (I1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix cache saves computation and changes no token."""
+"""Test that the prefix cache saves computation and changes no token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def llama(target: Target) -> TargetModel:
 
 
 def say(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options: Any) -> tuple[list[int], int]:
-    """One session from its begin to its end: what it says, and how many tokens were prefilled for it."""
+    """Run one session from beginning to end; return its tokens and how many were prefilled for it."""
     before = rig.engine.counters.prefilled
     rig.attach(name, client(prompt, max_tokens=max_tokens, ignore_eos=True, **options))
     rig.run()
@@ -249,7 +249,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
 
 
 class Crowd:
-    """Chats that come, go, are cut off and come back, all at random, in a pool far too small for what they say."""
+    """Run chats that come, go, are cut off and come back at random, in a pool far too small for them."""
 
     def __init__(self, model: TargetModel, plain: Reference, seed: int, *, cache: bool, slots: int) -> None:
         config = EngineConfig(kv_slots=slots, token_budget=40, prefill_chunk=11, max_sessions=6, prefix_cache=cache)
@@ -258,13 +258,13 @@ class Crowd:
         self.plain = plain
         self.histories = [prompt_of(24, 90)] * 3 + [prompt_of(10, 91)]
         self.live: dict[str, tuple[Client, int]] = {}
-        """session id -> its device and which of the chats it goes on with"""
+        """session id -> its device and the chat that it continues"""
         self.through: list[Client] = []
-        """Those that went to their end."""
+        """Sessions that ran to their end."""
         self.count = 0
 
     def act(self) -> None:
-        """Something happens to one session or the other."""
+        """Begin, cancel or attach a random session, or none; then take a step."""
         dice = self.rng.random()
         if dice < 0.25 and len(self.live) < 6:
             self.begin()

@@ -1,4 +1,4 @@
-"""Nobody starves in the engine itself, by its own books of who stepped when, whoever falls behind and comes back."""
+"""Test that no session starves in the engine, whoever falls behind and comes back."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CONFIG = EngineConfig(kv_slots=4_096, prefill_chunk=2, max_sessions=AT_ONCE, fir
 
 
 class Crowd:
-    """More sessions than a step has rows: long prompts, devices with nodes and without, some silent for a while."""
+    """Run more sessions than a step has rows: long prompts, devices with and without nodes, some silent for a while."""
 
     def __init__(self, model: TargetModel, allocation: AllocationPolicy, rows: int, run_ahead: int, seed: int) -> None:
         self._limits = replace(LIMITS, run_ahead=run_ahead)
         self.rig = Rig(model, replace(CONFIG, token_budget=rows), seed, allocation)
         self.left_out: dict[EngineSession, int] = {}
-        """Steps in a row that others have made while it could have."""
+        """Successive steps in which other sessions were served while it could have been."""
         self.longest = 0
         self.fell_behind = self.came_back = self.came = 0
         self._silent: dict[str, int] = {}
-        """Turns that a device goes on saying nothing."""
+        """Turns for which a device will stay silent."""
         self._stuck: set[EngineSession] = set()
 
     def turn(self) -> None:

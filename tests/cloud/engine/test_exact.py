@@ -1,4 +1,4 @@
-"""With exact attention a token's logits have the same bits however they were computed."""
+"""Test that with exact attention a token's logits have the same bits however they were computed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROWDS = (33, 40, 64, 128, 512)
 
 
 def rows_that_differ(model: TargetModel) -> tuple[int, int]:
-    """(rows whose logits have other bits than in one-token decode, rows compared)."""
+    """Return (rows whose logits have other bits than in one-token decode, rows compared)."""
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, model.vocab_size, length).tolist() for length in LENGTHS]
     expected = [decode(model, tokens) for tokens in sequences]
@@ -45,7 +45,7 @@ def rows_that_differ(model: TargetModel) -> tuple[int, int]:
 
 
 def crowds_that_differ(model: TargetModel) -> dict[int, int]:
-    """Rows of the step -> of them those whose logits have other bits than in one-token decode."""
+    """Return, by rows of the step, how many rows have logits with other bits than in one-token decode."""
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, model.vocab_size, length).tolist() for length in LENGTHS]
     expected = [decode(model, tokens) for tokens in sequences]
@@ -81,7 +81,7 @@ def test_bits_of_a_wide_model_do_not_depend_on_how_many_rows_a_step_has(dtype: s
 
 @pytest.fixture
 def kernels_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library as oneDNN is with AMX, on any processor: from 33 rows on a product comes out otherwise."""
+    """Act as oneDNN with AMX, on any processor: from 33 rows on a product has other bits."""
     linear = kernels._linear
     if linear is None:
         pytest.skip("this torch has no packed linear")
@@ -126,7 +126,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
     choose = Sampler.choose
 
     def sampled(draft: Drafter, *, together: bool, cache: bool) -> list[torch.Tensor]:
-        """The logits of every token of four sessions that begin alike."""
+        """Return the logits of every token of four sessions that begin alike."""
         rows: dict[tuple[int, int], torch.Tensor] = {}
 
         def record(sampler: Sampler, row: torch.Tensor, position: int, path: Sequence[int]) -> int:

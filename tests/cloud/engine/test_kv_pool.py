@@ -1,4 +1,4 @@
-"""Slots are taken, promised and given back; none is lost or handed out twice."""
+"""Test that slots are taken, promised and given back; none is lost or handed out twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's log-probabilities, as a plain softmax over plain logits has them, whatever draft and attaches."""
+"""Test that log-probabilities are a plain softmax of the target's plain logits, whatever draft and attaches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SAMPLED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.3, seed
 
 
 def plain(reference: Reference, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Log-probabilities `[n, V]` at each generated position."""
+    """Return log-probabilities `[n, V]` at each generated position."""
     with torch.inference_mode():
         logits = reference.module(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
     return torch.log_softmax(logits.float(), dim=-1)
 
 
 def collected(rig: Rig, name: str) -> dict[int, TokenLogprobs]:
-    """Run to the end; by position what came with the tokens of session `name`."""
+    """Run to the end; return the log-probabilities of session `name` by position."""
     found: dict[int, TokenLogprobs] = {}
     while not rig.clients[name].ended:
         for event in rig.turn():

@@ -1,4 +1,4 @@
-"""Which models are served, which are refused, and with what reason."""
+"""Test which models are served, and which are refused with what reason."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_layers_that_are_no_attention_are_refused() -> None:
 
 
 class Causal(SdpaBackend):
-    """Ignores the trees: every row sees all rows before it, siblings too."""
+    """Ignore the trees: every row sees all rows before it, siblings too."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         chains = [
@@ -154,14 +154,14 @@ class Causal(SdpaBackend):
 
 
 class Blind(SdpaBackend):
-    """Forgets the newest slot of every prefix."""
+    """Forget the newest slot of every prefix."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return super().plan([Segment(**{**vars(s), "prefix": s.prefix[:-1]}) for s in segments], pool)
 
 
 class Nan(SdpaBackend):
-    """Returns what is no number."""
+    """Return NaN."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         inner = super().plan(segments, pool)

@@ -1,4 +1,4 @@
-"""Linear layers packed for oneDNN: the same function, with bits that do not depend on the neighbours."""
+"""Test that linear layers packed for oneDNN compute the same, with bits independent of the neighbours."""
 
 import pytest
 import torch

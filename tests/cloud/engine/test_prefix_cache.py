@@ -1,4 +1,4 @@
-"""The prefix cache against a naive model: a dictionary from token paths to slots."""
+"""Test the prefix cache against a naive model: a dictionary from token paths to slots."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cloud_verifier.engine.prefix_cache import PrefixCache, PrefixLease, _Node
 
 SLOTS = 48
 Path = tuple[str, tuple[int, ...]]
-"""Salt and tokens."""
+"""A salt and the tokens."""
 
 salts = st.sampled_from(["a", "b"])
 tokens = st.lists(st.integers(0, 2), max_size=12)
-"""Few different ones, so that paths meet and part."""
+"""So few different tokens that paths meet and part."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert found == self.known
 
     def _visit(self, node: _Node, before: tuple[str | int, ...], found: dict[Path, int]) -> int:
-        """Leases that end at the node or below, while everything else about it is checked."""
+        """Return the leases that end at the node or below, and check everything else about it."""
         for token, slot in zip(node.tokens.tolist(), node.slots.tolist(), strict=True):
             before = (*before, token)
             found[str(before[0]), tuple(map(int, before[1:]))] = slot
@@ -137,7 +137,7 @@ TestPrefixCache.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 
 def filled(*paths: list[int]) -> PrefixCache:
-    """One in which each of the paths, longest unused first, was computed; its slots are numbered as they come."""
+    """Return a cache in which each path, longest unused first, was computed; slots are numbered in this order."""
     cache, slots = PrefixCache(), itertools.count()
     for path in paths:
         lease = cache.acquire("a", path)

@@ -1,4 +1,4 @@
-"""What is recorded of a session is the target's own distribution, at the positions that it committed and no others."""
+"""Test that a session's recording holds the target's own distribution, at the committed positions and no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attach(rig: Rig, session_id: str, joining: Client, epoch: int = 1, **options
 
 
 def run(rig: Rig) -> list[RecordedTokens]:
-    """Step until every session is through."""
+    """Step until every session has finished."""
     recorded_tokens: list[RecordedTokens] = []
     for _ in range(2_000):
         if all(one.ended for one in rig.clients.values()):
@@ -58,7 +58,7 @@ def tokens_of(recorded_tokens: list[RecordedTokens]) -> list[int]:
 
 @torch.inference_mode()
 def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """`[n, V]`: transformers' own, one forward over the whole sequence."""
+    """Return transformers' log-probabilities `[n, V]`, from one forward pass over the whole sequence."""
     logits = plain.module(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
     return logits.float().log_softmax(-1).numpy()
 
@@ -66,7 +66,7 @@ def log_softmax(plain: Reference, prompt: list[int], tokens: list[int]) -> np.nd
 def check(
     recorded_tokens: list[RecordedTokens], plain: Reference, prompt: list[int], tokens: list[int], first: int = 0
 ) -> None:
-    """Every position from `first` on, once and in order, with the target's distribution."""
+    """Check every position from `first` on, once and in order, with the target's distribution."""
     assert tokens_of(recorded_tokens) == tokens[first:]
     starts = [one.start for one in recorded_tokens]
     assert starts == [first + sum(len(one.tokens) for one in recorded_tokens[:i]) for i in range(len(recorded_tokens))]

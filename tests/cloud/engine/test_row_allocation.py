@@ -1,4 +1,4 @@
-"""Rows for nodes are allocated by acceptance and cost, or evenly."""
+"""Test that rows for nodes are allocated by acceptance and cost, or evenly."""
 
 from __future__ import annotations
 

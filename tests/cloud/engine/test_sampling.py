@@ -1,4 +1,4 @@
-"""The target's token for one row follows the sampling parameters."""
+"""Test that the target's token for one row follows the sampling parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who steps now."""
+"""Test which sessions are served in a step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = 100.0
 
 
 def candidate(session_id: str = "s", **changes: Any) -> StepCandidate:
-    """A session without nodes that committed just now and waits up to 10 ms for a device that answers in 2 ms."""
+    """Return a session without nodes that committed just now and waits up to 10 ms for a device 2 ms away."""
     values: dict[str, Any] = {
         "pending": 1,
         "acceptances": (),
@@ -193,7 +193,7 @@ def test_prompts_get_no_more_rows_than_there_are() -> None:
 
 @dataclass
 class Waiting:
-    """A session as the scheduler sees it over many steps."""
+    """Hold a session as the scheduler sees it over many steps."""
 
     pending: int
     """Prompt tokens not yet in the pool; 1 once it generates."""
@@ -202,7 +202,7 @@ class Waiting:
     last_step: int
     skipped: int = 0
     most: int = 0
-    """Sessions that could step while it waited, at the most."""
+    """Most sessions that could step while it waited."""
 
 
 arrivals = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=3)
@@ -284,7 +284,7 @@ def test_what_one_does_not_want_goes_to_the_others() -> None:
 
 @dataclass
 class Crowd:
-    """Sessions over many steps, with the order of service that the engine keeps."""
+    """Run sessions over many steps, in the order of service that the engine keeps."""
 
     queue: list[str]
     last_steps: Counter[str]
@@ -340,7 +340,7 @@ def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
     budget = StepBudget(rows, min(rows, prefill_rows))
     crowd = Crowd(NAMES, Counter())
     behind: Counter[tuple[str, str]] = Counter()
-    """(who, whom) -> by how much, since `who` began to want more than it got."""
+    """(session, other session) -> rows by which it has fallen behind since it began to want more than it got"""
     for step in steps:
         wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # 8 nodes per step
         pending = {name: count for name, (_, count) in step.items()}

@@ -1,4 +1,4 @@
-"""The verifier drafts for sessions whose devices do not: faster, and the same tokens."""
+"""Test that the verifier drafts for sessions whose devices do not: faster, and with the same tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Plain = Callable[[str], Reference]
 
 
 class Chains:
-    """A draft whose logits are the target's own, blurred by noise; in place of llama.cpp."""
+    """Stand in for llama.cpp with a draft whose logits are the target's own, blurred by noise."""
 
     def __init__(self, model: TargetModel, *, count: int = 8, length: int = 250, blur: float = 0.0) -> None:
         self.length = length
         self.fed = 0
         self.most = 0
-        """Sequences in one call."""
+        """Most sequences in one call."""
         self._model = model
         self._texts: list[list[int]] = [[] for _ in range(count)]
         self._rng = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_for_measurements_it_never_pauses(target: Target) -> None:
 
 
 def test_prompts_that_drafting_cannot_pay_back_are_not_read(target: Target) -> None:
-    """Many short answers to long prompts: but for trials, a draft that reads slowly reads none of them."""
+    """With many short answers to long prompts a draft that reads slowly reads no prompt but for trials."""
     chains = Chains(target("llama"), count=16)
     clock = Clock()
     feed = chains.feed

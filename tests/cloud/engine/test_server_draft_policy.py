@@ -1,4 +1,4 @@
-"""When the server draft is paused, and when it is tried again."""
+"""Test when the server draft is paused, and when it is tried again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE
 
 @dataclass
 class World:
-    """Steps of 20 ms plus 1 ms a node, with a draft of the given time and gain."""
+    """Simulate steps of 20 ms plus 1 ms a node, with a draft of the given time and gain."""
 
     drafting_s: float = 0.002
     gain: float = 0.5
-    """Accepted nodes of a session and step, of two."""
+    """Accepted nodes of a session and step, out of two."""
     sessions: int = 16
     beside: float = 0.0
     """Tokens that the step commits for devices' own nodes, and for their sessions."""
@@ -42,7 +42,7 @@ class World:
         return sum(self.steps(count))
 
     def pauses(self, count: int) -> list[int]:
-        """Lengths of the pauses that ended within the next steps."""
+        """Return the lengths of the pauses that ended within the next steps."""
         found, length = [], 0
         for drafts in self.steps(count):
             if drafts and length:
@@ -102,7 +102,7 @@ def test_fewer_sessions_end_a_pause() -> None:
 
 
 def test_with_fewer_sessions_a_spoiled_trial_is_soon_made_good() -> None:
-    """However long the pauses had become for many sessions."""
+    """This holds however long the pauses had become for many sessions."""
     world = World(gain=0.9)
     world.drafted(5000)
     world.sessions, world.gain = 1, 0.0  # a passage of which no draft token is accepted
@@ -121,7 +121,7 @@ def test_what_others_commit_counts_against_a_longer_step() -> None:
 
 
 def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.0002) -> DraftPolicy:
-    """Knows of 4 sessions what a token takes to read."""
+    """Return a policy that knows of 4 sessions how long a token takes to read."""
     policy = DraftPolicy()
     for _ in range(30):
         policy.observe_drafting(4, drafting_s)
@@ -131,7 +131,7 @@ def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.00
 
 
 def test_a_long_prompt_before_a_short_answer_is_not_read() -> None:
-    """A step of 20 ms with 4 sessions: a token is worth 5 ms; drafting and nodes cost 2.5 ms a session and step."""
+    """With a step of 20 ms and 4 sessions a token is worth 5 ms; drafting and nodes cost 2.5 ms a session and step."""
     policy = reader()
     assert policy.reading_pays(1000, 400, 4, 4, World().cost)  # 200 ms, against 200 steps of 2.5 ms
     assert not policy.reading_pays(1000, 24, 4, 4, World().cost)  # against 12 of them

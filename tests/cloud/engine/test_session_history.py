@@ -1,4 +1,4 @@
-"""The history keeps what outlives a session, and forgets the oldest."""
+"""Test that the history keeps what outlives a session, and forgets the oldest."""
 
 from __future__ import annotations
 

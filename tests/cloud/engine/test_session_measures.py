@@ -1,4 +1,4 @@
-"""What the engine measures of a session for the controller, and what a device cannot make it believe."""
+"""Test what the engine measures of a session for the controller, and that devices cannot falsify it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def committed(rig: Rig) -> tuple[int, ...]:
 
 @pytest.fixture
 def streaming(target: Target) -> Rig:
-    """A device 40 ms away, none of whose draft tokens is evaluated; a step has been made."""
+    """Return a device 40 ms away, none of whose draft tokens is evaluated, after one step."""
     rig = Rig(target("llama"))
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
     rig.engine.update("s", rtt_ms=40.0)

@@ -1,4 +1,4 @@
-"""A device that confirms nothing stops its own session (rule 16), and does not keep others out for good."""
+"""Test that a device that confirms nothing stops its own session (rule 16), and does not keep others out for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps cost, measured at load."""
+"""Test the costs of steps that are measured when a target is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloud_verifier.engine.step_profiler import profile
 
 
 class Slow:
-    """Time as a slow machine has it: so many seconds for a pass, and so many for each row of it."""
+    """Simulate the time of a slow machine: so many seconds for a pass, and so many for each of its rows."""
 
     def __init__(self, base: float, per_row: float) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Two ranks that share a target, in processes of their own over gloo: they must be as good as one."""
+"""Test that two ranks that share a target, as processes over gloo, compute the same as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers in tiles: the same function, always computed for the same number of rows."""
+"""Test that tiled linear layers compute the same function, always for the same number of rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Attention in triton kernels: the tables they read, that they compile, and `triton_checks.py` in a process of its own.
+"""Test attention in triton kernels: the tables they read, that they compile, and `triton_checks.py` as a process.
 
 There the kernels run on the GPU, or in triton's interpreter where there is none: that is for triton's import to know.
 """
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 CHECKS = HERE / "triton_checks.py"
 ROOT = HERE.parents[2]
 SHARED_BYTES = {"80": 101_376, "90": 232_448}
-"""What a block may have on the smallest GPU that runs code of this capability: sm_86 and 89 run what is for sm_80."""
+"""Shared memory of a block on the smallest GPU for this capability: sm_86 and 89 run code for sm_80."""
 
 
 def in_a_process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def in_a_process(*arguments: str, **variables: str) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
-    """name of a check -> (passed, skipped or failed; what was said) for each of its cases."""
+    """Return name of a check -> (passed, skipped or failed; its message) for each of its cases."""
     pytest.importorskip("triton")
     report = tmp_path_factory.mktemp("triton") / "report.xml"
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
@@ -115,7 +115,7 @@ def array(size: int) -> step_tables.Table:
 
 
 def seen_by(table: step_tables.Table, width: int, items: int) -> dict[int, list[tuple[int, ...]]]:
-    """Per row the slots of the keys that it sees, in order of key, by the table alone: what the kernels do."""
+    """Return per row the slots of the keys that it sees, in order of key, by the table alone, as the kernels do."""
     seen: dict[int, list[tuple[int, ...]]] = {}
     words = int(table[1])
     at = step_tables.HEADER + 4 * width

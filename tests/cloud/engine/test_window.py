@@ -1,4 +1,4 @@
-"""The verifier keeps to the directive's window itself: what a device sends beyond it is ignored and counted."""
+"""Test that the verifier keeps to the directive's window: what a device sends beyond it is ignored and counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stats(rig: Rig) -> SessionTelemetry:
 
 
 def evaluated(events: list[Event]) -> int:
-    """Nodes that the only commit says were evaluated."""
+    """Return the number of evaluated nodes by the only commit."""
     (event,) = events
     assert isinstance(event, Committed)
     return event.commit.evaluated

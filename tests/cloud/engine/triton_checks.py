@@ -54,7 +54,7 @@ def random_segment(pool: KVPool, start: int, chain: int, nodes: int, rng: np.ran
 
 
 class Step:
-    """Random rows over a random pool, and what a backend makes of them."""
+    """Compute random rows over a random pool with a backend."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ def test_a_target_passes_the_numerics_check_in_bfloat16(tiny_directory: Director
 
 
 class Again(CudaGraphRecorder):
-    """Stands in for CUDA's graphs: a replay does the work again, on the same tensors."""
+    """Stand in for CUDA's graphs: a replay does the work again, on the same tensors."""
 
     def __init__(self) -> None:
         self.programs = 6
@@ -226,7 +226,7 @@ def pool_of(model: TargetModel) -> KVPool:
 def both_ways(
     model: TargetModel, pool: KVPool, mix: Sequence[tuple[int, int, int]], seed: int, every: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logits of a random step as the model serves it, the same without graphs); every: of all its rows, or of none."""
+    """Return a random step's logits with and without graphs; every: of all its rows, or of none."""
     rng = np.random.default_rng(seed)
     segments = [replace(random_segment(pool, *shape, rng), wants_logits=every) for shape in mix]
     batch = PackedBatch.pack(segments, model.device)

@@ -1,4 +1,4 @@
-"""Compiles the kernels for GPUs that need not be there, and prints how much shared memory each takes.
+"""Compile the kernels for GPUs that need not be there, and print how much shared memory each takes.
 
 usage: python triton_compiles.py <groups> <dim> <dtype> <capped> <windowed>
 """
@@ -22,7 +22,7 @@ INTS = ("width", "window", "k_head", "k_row", "v_head", "v_row", "q_head", "q_ro
 
 
 def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], warps: int, stages: int) -> int:
-    """Bytes of shared memory; raises where the kernel does not compile."""
+    """Return bytes of shared memory; raises if the kernel does not compile."""
     kernel = getattr(triton_kernels, f"{name}_kernel")
     signature = dict.fromkeys(kernel.arg_names, pointer)
     signature |= dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "i32") | {"tables": "*i32"}

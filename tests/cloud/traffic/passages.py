@@ -14,7 +14,7 @@ NOW = 1_800_000_000.0
 
 
 def passage(n: int = 4, top: int = 3, seed: int = 0, **changes: Any) -> Passage:
-    """Random tokens; whole but for what is to be changed."""
+    """Return a passage of random tokens, complete apart from the given changes."""
     rng = np.random.default_rng(seed)
     log_probs = -np.sort(rng.exponential(2.0, (n, top)), axis=1)
     made = {

@@ -28,7 +28,7 @@ STEPS = st.integers(1, 4) | st.integers(1, 90)
 
 
 def secret(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-    """Hide the secret where it stands whole."""
+    """Hide the secret wherever it occurs whole."""
     mask = np.zeros(len(tokens), dtype=bool)
     for at in range(len(tokens) - len(SECRET) + 1):
         if tuple(tokens[at : at + len(SECRET)]) == SECRET:

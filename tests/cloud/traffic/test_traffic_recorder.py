@@ -23,7 +23,7 @@ SOURCE = RecordedSession("s", "acme", "code", "sha256:cd", 0.7, keep_s=60.0)
 
 
 class Disk:
-    """A writer that keeps what it gets, refuses, or hangs."""
+    """Act as a writer that keeps its batches, refuses them, or hangs."""
 
     def __init__(self) -> None:
         self.pending = 0

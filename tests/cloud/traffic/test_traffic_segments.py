@@ -1,4 +1,4 @@
-"""Test that what was written to the traffic log comes back, once, until it expires; and nothing else does."""
+"""Test that data written to the traffic log is read back, once, until it expires; and nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def files(place: Path) -> list[Path]:
 
 
 def minutes(count: int, **changes: object) -> list[Passage]:
-    """One passage a minute, each of a session of its own."""
+    """Return one passage a minute, each of a session of its own."""
     return [passage(3, seed=i, session_id=f"s{i:03d}", time_unix=NOW + 60.0 * i, **changes) for i in range(count)]
 
 
@@ -202,7 +202,7 @@ def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
 def test_what_two_have_merged_at_once_is_there_once_after_another_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Though neither merged segment is small enough to be merged for its size."""
+    """This holds although neither merged segment is small enough to be merged for its size."""
     written = minutes(8)
     write(tmp_path, *([one] for one in written[:6]))
     put, others = SegmentStore.put, SegmentLog(str(tmp_path))
