@@ -63,10 +63,12 @@ def test_an_answer_counts_once_and_one_to_no_ping_is_no_sign_of_life():
 def test_signs_of_life_keep_a_session():
     clock = Clock()
     heartbeat = beating(clock)
+    nonces = set()
     for _ in range(10):
         clock.now += 15.0
         heartbeat.sign_of_life()
-        heartbeat.ping()
+        nonces.add(heartbeat.ping().nonce)
+    assert len(nonces) == 10  # each ping was sent although no pong has come
 
 
 def test_the_times_of_the_last_pings_alone_are_kept():

@@ -134,7 +134,9 @@ async def test_one_that_is_slower_than_the_old_one_takes_over_all_the_same(chann
         await run.draft.change_to(new)
         await eventually(lambda: run.draft.pool is new, within_s=10.0)
         run.driver.cancel()
-        await reading
+        received = await reading
+        assert received == continuation(PROMPT, len(received))
+        assert run.draft.pool is new and (old.returned, new.returned) == (1, 1)
 
 
 async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerifier, channels: Channels) -> None:
