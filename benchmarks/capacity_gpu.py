@@ -83,17 +83,17 @@ def level(bench: SteppedEngine, sessions: int) -> LoadLevel:
     cases = bench.continued([fresh() for _ in range(sessions)])
     for number in range(bench.plan.rounds + 1):
         turn = number % len(every)
-        astray: set[int] = set()
+        diverged: set[int] = set()
         for arm in (*every[turn:], *every[:turn]):
             tally = found.tally if number and arm.nodes and not arm.pruned else TreeTally()
             result = bench.run(cases, arm, f"{sessions} {number}", tally)
-            astray |= result.astray
+            diverged |= result.diverged
             if number:
                 found.rounds[arm].append(result)
-                found.astray += len(result.astray)
+                found.diverged += len(result.diverged)
                 found.served += sessions
-        if astray:
-            cases = bench.continued([fresh() if i in astray else case for i, case in enumerate(cases)])
+        if diverged:
+            cases = bench.continued([fresh() if i in diverged else case for i, case in enumerate(cases)])
     return found
 
 

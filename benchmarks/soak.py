@@ -128,7 +128,7 @@ class VerifierMonitor:
             await asyncio.sleep(0.5)
 
 
-async def unpromised(where: ServiceAddress, capacity: int) -> int:
+async def missing_slots(where: ServiceAddress, capacity: int) -> int:
     """Return the number of slots that an empty engine does not promise; 0 if sessions can fill it to the last one."""
     async with contextlib.AsyncExitStack() as held:
         left, most = capacity, MAX_SEQUENCE + TREE_NODES
@@ -178,7 +178,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         recorded = await record_drafts(where, pair, prompts, settings(size.tokens))
         watcher = VerifierMonitor(cluster.address, verifier.pid)
         tally, phases = SessionTally(), AlternatingPhases()
-        hostile = MaliciousClient(where, random.Random(SEED), next(iter(prompts.values())))
+        attacker = MaliciousClient(where, random.Random(SEED), next(iter(prompts.values())))
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
             file = Path(scratch, "recorded.json")
             recorded.save(file)
@@ -186,11 +186,18 @@ async def main(argv: Sequence[str] | None = None) -> None:
                 print(
                     f"{size.sessions} sessions on {len(recorded.recordings)} recordings for {seconds:.0f} s", flush=True
                 )
-                await _soak(swarm, recorded, tally, hostile, phases, watcher, size, seconds)
+                await _soak(swarm, recorded, tally, attacker, phases, watcher, size, seconds)
         rest = await watcher.at_rest()
-        missing = 0 if rest.kv_used else await unpromised(where, rest.kv_capacity)
+        missing = 0 if rest.kv_used else await missing_slots(where, rest.kv_capacity)
     findings = SoakFindings(
-        tally, hostile, phases, watcher.samples, seconds, kv_used=rest.kv_used, live=rest.live_sessions, missing=missing
+        tally,
+        attacker,
+        phases,
+        watcher.samples,
+        seconds,
+        kv_used=rest.kv_used,
+        live=rest.live_sessions,
+        missing=missing,
     )
     findings.report(options.size)
 
@@ -199,7 +206,7 @@ async def _soak(
     swarm: Swarm,
     recorded: DraftRecording,
     tally: SessionTally,
-    hostile: MaliciousClient,
+    attacker: MaliciousClient,
     phases: AlternatingPhases,
     watcher: VerifierMonitor,
     size: SoakSize,
@@ -211,7 +218,7 @@ async def _soak(
         asyncio.create_task(take_turns(swarm, recorded, random.Random(SEED + i), tally, until))
         for i in range(size.sessions)
     ]
-    attacking = phases.alternate(hostile.run, phase_s=phase_s, warm_s=size.warm_s, until=until)
+    attacking = phases.alternate(attacker.run, phase_s=phase_s, warm_s=size.warm_s, until=until)
     others = (watcher.run(), attacking, killer(swarm, random.Random(SEED), size, until))
     tasks = {*players, *map(asyncio.create_task, others)}
     try:

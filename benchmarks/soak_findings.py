@@ -94,7 +94,7 @@ class SoakFindings:
     """Hold the observations of one run. `kv_used`, `live`: at rest. `missing`: slots that are no longer promised."""
 
     tally: SessionTally
-    hostile: MaliciousClient
+    attacker: MaliciousClient
     phases: AlternatingPhases
     samples: Sequence[VerifierSample]
     seconds: float
@@ -120,14 +120,14 @@ class SoakFindings:
             ("sessions left at rest", self.live),
             ("honest sessions with another output", self.tally.differing),
             ("honest sessions that ended by an error", sum(self.tally.errors.values())),
-            ("attacks that ended otherwise than they may", sum(self.hostile.wrong.values())),
+            ("attacks that ended otherwise than they may", sum(self.attacker.wrong.values())),
         )
         for name, count in none:
             yield Criterion.none(name, count)
         if self.seconds >= LONG_S:
             ratio = self.pace(attacked=True).typical / self.pace(attacked=False).typical
             yield Criterion.bound("p99 with the attacker over without", ratio, at_most=MOST_HARM, strict=True)
-            yield Criterion.none("attacks never made", len(self.hostile.unmade))
+            yield Criterion.none("attacks never made", len(self.attacker.not_made))
             growth_name = f"MB by which memory grew in the last {SPAN_S:.0f} s"
             yield Criterion.bound(growth_name, self.growth_mb, at_most=MOST_GROWTH_MB, strict=True)
 
@@ -142,14 +142,14 @@ class SoakFindings:
                 "rss_growth_mb": round(self.growth_mb, 2),
                 "p50_ms": attacked.p50,
                 "p99_ms": attacked.p99,
-                "p50_ms_without_hostile": alone.p50,
-                "p99_ms_without_hostile": alone.p99,
+                "p50_ms_without_attacker": alone.p50,
+                "p99_ms_without_attacker": alone.p99,
                 "differing": self.tally.differing,
                 "errors": sum(self.tally.errors.values()),
                 "sessions": sum(self.tally.endings.values()),
                 "tokens": self.tally.tokens,
-                "attacks": sum(self.hostile.answers.values()),
-                "wrong_endings": sum(self.hostile.wrong.values()),
+                "attacks": sum(self.attacker.answers.values()),
+                "wrong_endings": sum(self.attacker.wrong.values()),
                 "seconds": round(self.seconds),
             },
             self.criteria(),
@@ -162,10 +162,10 @@ class SoakFindings:
             yield f"error, {count} times: {error}"
 
     def _attacks(self) -> Iterator[str]:
-        for (attack, ended), count in sorted(self.hostile.answers.items()):
+        for (attack, ended), count in sorted(self.attacker.answers.items()):
             wrong = "" if ended in RIGHT[attack] else f"   WRONG, must be {' or '.join(sorted(RIGHT[attack]))}"
             yield f"attack {attack:<24} {ended:<20} {count:>5}{wrong}"
-        for attack in self.hostile.unmade:
+        for attack in self.attacker.not_made:
             yield f"attack {attack:<24} never made"
 
     def _memory(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ class SoakFindings:
 
     def _neighbours(self) -> Iterator[str]:
         yield f"{'ms between deliveries':<28} {'p50':>7} {'p99':>7}   p99 by phase"
-        for name, attacked in (("with the hostile client", True), ("without it", False)):
+        for name, attacked in (("with the attacker", True), ("without it", False)):
             pace, count = self.pace(attacked=attacked), len(self.phases.of((), disturbed=attacked))
             yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_phase}, {count} phases"
 

@@ -64,34 +64,36 @@ class PlotData:
     names: dict[str, str] = field(default_factory=dict)
 
 
-async def run(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult, kept: PlotData) -> None:
+async def run(
+    system: DistillSystem, scale: DistillSize, run_log: RunLog, result: DistillResult, kept: PlotData
+) -> None:
     """Run all parts in the order of time. `result` holds the figures measured so far, even if this raises."""
     cache, pair = system.folder / "devices", system.pair
     devices = DeviceFleet.of(system.address, cache, system.public_key, scale.request_tokens, system.logs)
     kept.names[file_digest(pair.narrow)] = "narrow draft"
     async with AsyncClient(coordinator=system.address, draft=None) as plain, devices as fleet:
         kept.answers = fleet.answers
-        stable = await learn(system, fleet, scale, story, kept)
+        stable = await learn(system, fleet, scale, run_log, kept)
         await fleet.quiet()
         # Not before: this is recorded too, and what is measured with must not be learnt from.
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
-        judge_gain(await asyncio.to_thread(measured, system, stable, texts, story), scale, story, result)
+        judge_gain(await asyncio.to_thread(measured, system, stable, texts, run_log), scale, run_log, result)
         bad = await asyncio.to_thread(safety.prepare, system, scale, texts, stable)
         kept.names[file_digest(bad.file)] = "worse draft"
         fleet.order("arithmetic")
-        await kills.kill_redis(system, fleet, story)
-        result.rolled_back = await safety.worse(system, fleet, scale, story, bad, stable)
+        await kills.kill_redis(system, fleet, run_log)
+        result.rolled_back = await safety.worse(system, fleet, scale, run_log, bad, stable)
         await fleet.quiet()
-        result.swap_ms_p50, result.swap_ms_p99 = (round(ms, 1) for ms in safety.swaps(fleet.answers, story))
+        result.swap_ms_p50, result.swap_ms_p99 = (round(ms, 1) for ms in safety.swaps(fleet.answers, run_log))
         again = identity.chosen(fleet.answers, scale.compared)
         found = await identity.compare(plain, again, pair)
         result.tokens_lost = found.lost
-        safety.judge_outputs(found, kills.unexcused(fleet.answers, story.outages), story)
-        refusals = await safety.refusals(system, system.artifacts / f"{stable}.gguf", story)
+        safety.judge_outputs(found, kills.unexplained(fleet.answers, run_log.outages), run_log)
+        refusals = await safety.refusals(system, system.artifacts / f"{stable}.gguf", run_log)
         result.refused = sorted(refusal.wanted for refusal in refusals if refusal.held)
 
 
-async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
+async def smoke(system: DistillSystem, scale: DistillSize, run_log: RunLog, result: DistillResult) -> None:
     """Compare a few answers with plain streaming and offer one bad release; nothing is learnt."""
     devices = DeviceFleet.of(
         *(system.address, system.folder / "devices", system.public_key, scale.request_tokens, system.logs),
@@ -105,55 +107,57 @@ async def smoke(system: DistillSystem, scale: DistillSize, story: RunLog, result
         found = await identity.compare(plain, identity.chosen(fleet.answers, scale.compared), system.pair)
     result.tokens_lost = found.lost
     measured = f"{found.lost} of {found.tokens} in {found.requests} requests"
-    story.check("tokens that are not those of plain streaming", "0", measured, found.identical and found.tokens > 0)
+    run_log.check("tokens that are not those of plain streaming", "0", measured, found.identical and found.tokens > 0)
     # Not of the draft that devices have: they would have no need to download it.
-    refusals = await safety.refusals(system, system.pair.draft, story, BAD_RELEASES[:1])
+    refusals = await safety.refusals(system, system.pair.draft, run_log, BAD_RELEASES[:1])
     result.refused = [refusal.wanted for refusal in refusals if refusal.held]
 
 
-async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, kept: PlotData) -> str:
+async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, run_log: RunLog, kept: PlotData) -> str:
     """Run part 1, in which trainer and coordinator are killed; return the digest of the stable release."""
-    number = await learning.turn(system, fleet, scale, story)
+    number = await learning.turn(system, fleet, scale, run_log)
     fleet.order("arithmetic", scale.pause_s)
-    await learning.train(system, number, scale, story)
+    await learning.train(system, number, scale, run_log)
     kept.curve = learning.curve(system.run_folder(number))
-    release = await learning.published(system, scale, story)
+    release = await learning.published(system, scale, run_log)
     kept.names[release] = "learnt draft"
     fleet.order("arithmetic")
-    await kills.kill_coordinator(system, fleet, story)
-    last = await learning.decided(system, scale, story)
-    story.check("the canary", "the learnt draft is stable", last.result, last.result == "stable")
+    await kills.kill_coordinator(system, fleet, run_log)
+    last = await learning.decided(system, scale, run_log)
+    run_log.check("the canary", "the learnt draft is stable", last.result, last.result == "stable")
     if last.result != "stable":
         raise Unavailable("there is no learnt draft to go on with")
-    await learning.adopted(fleet, release, _ADOPT_S, story)
+    await learning.adopted(fleet, release, _ADOPT_S, run_log)
     return release
 
 
-def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], story: RunLog) -> DraftGain:
+def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], run_log: RunLog) -> DraftGain:
     """Measure the draft before and after training, and the reference, in the files that devices load."""
     after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
     reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
     low, high = gain.interval(before, after, reference)
-    story.log(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
+    run_log.log(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
     return DraftGain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
 
 
-def judge_gain(found: DraftGain, scale: DistillSize, story: RunLog, result: DistillResult) -> None:
+def judge_gain(found: DraftGain, scale: DistillSize, run_log: RunLog, result: DistillResult) -> None:
     """Compare the figures of part 1 with those expected."""
     for name, values in (("before", found.before), ("after", found.after), ("reference", found.reference)):
         figures = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
-        story.log(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
+        run_log.log(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
         result.tokens_per_step[name] = round(values["arithmetic"], 3)
     result.gap_closed, result.code_loss = round(found.gap_closed, 3), round(found.code_loss, 3)
-    story.check(
+    run_log.check(
         "the gap", f"at least {gain.LEAST_GAP} tokens per step, or nothing is shown", f"{found.gap:.3f}", found.valid
     )
     if not scale.promised:
-        story.log(f"of the gap {found.gap_closed:.0%} is closed, on code {found.code_loss:.1%} lost; nothing promised")
+        run_log.log(
+            f"of the gap {found.gap_closed:.0%} is closed, on code {found.code_loss:.1%} lost; nothing promised"
+        )
         return
     held = found.gap_closed >= GAP_CLOSED
-    story.check("gap closed", f"at least {GAP_CLOSED:.0%}", f"{found.gap_closed:.1%}", held)
-    story.check("lost on code", f"at most {CODE_LOSS:.0%}", f"{found.code_loss:.1%}", found.code_loss <= CODE_LOSS)
+    run_log.check("gap closed", f"at least {GAP_CLOSED:.0%}", f"{found.gap_closed:.1%}", held)
+    run_log.check("lost on code", f"at most {CODE_LOSS:.0%}", f"{found.code_loss:.1%}", found.code_loss <= CODE_LOSS)
 
 
 async def main(argv: Sequence[str] | None = None) -> None:
@@ -161,35 +165,37 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG)")
     asked = parser.parse_args(argv)
     scale = asked.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
-    story, result, kept = RunLog(), DistillResult(), PlotData()
+    run_log, result, kept = RunLog(), DistillResult(), PlotData()
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         system = DistillSystem(Pair.in_folder(asked.models), scale, Path(scratch))
         try:
             async with system:
-                story.log("the system runs: Redis, coordinator, verifier, the loop")
-                story.log(f"not the defaults: {system.unusual}")
+                run_log.log("the system runs: Redis, coordinator, verifier, the loop")
+                run_log.log(f"not the defaults: {system.unusual}")
                 if scale.learns:
-                    await run(system, scale, story, result, kept)
+                    await run(system, scale, run_log, result, kept)
                 else:
-                    await smoke(system, scale, story, result)
+                    await smoke(system, scale, run_log, result)
         except (OutriderError, TimeoutError, RuntimeError) as error:
-            story.check("the run", "comes to its end", f"{type(error).__name__}: {error}", False)
+            run_log.check("the run", "comes to its end", f"{type(error).__name__}: {error}", False)
             system.show_logs()
     if asked.out:
-        draw(asked.out, story, kept)
-    result.minutes = round(story.minutes, 1)
-    story.check(
+        draw(asked.out, run_log, kept)
+    result.minutes = round(run_log.minutes, 1)
+    run_log.check(
         "the time", f"under {scale.minutes:.0f} minutes", f"{result.minutes} minutes", result.minutes < scale.minutes
     )
-    harness.finish(vars(result), story.checks, asked.size)
+    harness.finish(vars(result), run_log.checks, asked.size)
 
 
-def draw(folder: Path, story: RunLog, kept: PlotData) -> None:
+def draw(folder: Path, run_log: RunLog, kept: PlotData) -> None:
     """Draw the plots for which there are data."""
     from benchmarks.distill import plots
 
     folder.mkdir(parents=True, exist_ok=True)
-    made = [plots.acceptance(kept.answers, story.events, kept.names, story.begun, folder / "distill_acceptance.png")]
+    made = [
+        plots.acceptance(kept.answers, run_log.events, kept.names, run_log.begun, folder / "distill_acceptance.png")
+    ]
     if kept.curve:
         made.append(plots.training(kept.curve, folder / "distill_training.png"))
     for path in made:

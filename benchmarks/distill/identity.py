@@ -43,7 +43,7 @@ def chosen(answers: Sequence[DeviceAnswer], count: int) -> list[DeviceAnswer]:
     return [answer for answer in done if answer.swaps_s or id(answer) in drawn]
 
 
-def astray(got: Sequence[int], wanted: Sequence[int]) -> int:
+def differing_tokens(got: Sequence[int], wanted: Sequence[int]) -> int:
     """Return the number of tokens from the first difference on; 0 for equal texts."""
     same = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return max(len(got), len(wanted)) - same
@@ -58,13 +58,13 @@ async def compare(plain: AsyncClient, answers: Sequence[DeviceAnswer], pair: Pai
             return (await plain.generate(answer.prompt, **answer.options)).token_ids
 
     texts = await asyncio.gather(*(again(answer) for answer in answers))
-    differing = [a for a, text in zip(answers, texts, strict=True) if astray(a.tokens, text)]
+    differing = [a for a, text in zip(answers, texts, strict=True) if differing_tokens(a.tokens, text)]
     ties = {id(answer) for answer in differing if await asyncio.to_thread(_is_tie, answer, pair)}
     return OutputComparison(
         requests=len(answers),
         swapped=sum(bool(answer.swaps_s) for answer in answers),
         tokens=sum(map(len, texts)),
-        lost=sum(astray(a.tokens, text) for a, text in zip(answers, texts, strict=True) if id(a) not in ties),
+        lost=sum(differing_tokens(a.tokens, text) for a, text in zip(answers, texts, strict=True) if id(a) not in ties),
         ties=len(ties),
     )
 

@@ -30,26 +30,26 @@ def lines(known: Mapping[str, ReleaseRecord]) -> dict[str, tuple[int, str]]:
     return {digest: (one.manifest.version, one.state) for digest, one in known.items()}
 
 
-async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
+async def kill_coordinator(system: DistillSystem, fleet: DeviceFleet, run_log: RunLog) -> None:
     """Kill the coordinator amid sessions and a trial, and start a new one over the same Redis."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.log(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")
+    killed = run_log.log(f"kill -9 of the coordinator, with {show(before)}", "coordinator killed")
     await system.kill_coordinator()
     await asyncio.sleep(AWAY_S)
     await system.start_coordinator()
-    await _judge("the coordinator", "nothing", killed, before, system, fleet, story)
+    await _judge("the coordinator", "nothing", killed, before, system, fleet, run_log)
 
 
-async def kill_redis(system: DistillSystem, fleet: DeviceFleet, story: RunLog) -> None:
+async def kill_redis(system: DistillSystem, fleet: DeviceFleet, run_log: RunLog) -> None:
     """Kill Redis, which loses its data, start it again, and check the recovery."""
     await _answered(time.time(), fleet)
     before = lines(await system.releases())
-    killed = story.log(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
+    killed = run_log.log(f"kill -9 of Redis with all its data, with {show(before)}", "Redis killed")
     system.redis.stop(kill=True)
     await asyncio.sleep(AWAY_S)
     system.redis.start()
-    await _judge("Redis", "samples of a trial under way alone", killed, before, system, fleet, story)
+    await _judge("Redis", "samples of a trial under way alone", killed, before, system, fleet, run_log)
 
 
 async def _judge(
@@ -59,7 +59,7 @@ async def _judge(
     before: dict[str, tuple[int, str]],
     system: DistillSystem,
     fleet: DeviceFleet,
-    story: RunLog,
+    run_log: RunLog,
 ) -> None:
     """Check that releases are kept or were decided, that new requests are answered, and that the loop lives.
 
@@ -69,12 +69,12 @@ async def _judge(
     after = await _restored(before, system)
     took = time.time() - began
     answered = await _answered(began, fleet)
-    story.outages.append((killed - _OPENING_S, began + _SETTLING_S))
+    run_log.outages.append((killed - _OPENING_S, began + _SETTLING_S))
     late = [answer for answer in fleet.answers if answer.error and answer.ended >= killed]
-    failed = unexcused(late, story.outages)
+    failed = unexplained(late, run_log.outages)
     through = went_through(fleet.answers, killed)
     served = through > 0 and answered >= _ANSWERS and not failed
-    story.check(
+    run_log.check(
         f"{what}, killed",
         f"{window} lost, no request fails that had begun, later ones are answered, the loop lives",
         f"{show(after)} {took:.1f} s after the new start, {through} requests that were under way came to their end and"
@@ -112,7 +112,7 @@ def went_through(answers: Sequence[DeviceAnswer], killed: float) -> int:
     return sum(not a.error and 0.0 < a.first < killed < a.ended for a in answers)
 
 
-def unexcused(answers: Sequence[DeviceAnswer], outages: Sequence[tuple[float, float]]) -> list[DeviceAnswer]:
+def unexplained(answers: Sequence[DeviceAnswer], outages: Sequence[tuple[float, float]]) -> list[DeviceAnswer]:
     """Return failed requests that did not begin in one of the `outages`, each (begin, end) in Unix seconds."""
     return [a for a in answers if a.error and not any(begin <= a.begun <= end for begin, end in outages)]
 

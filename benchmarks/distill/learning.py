@@ -41,52 +41,54 @@ class TrainingCut:
         return cls(int(before[-1]["step"]), from_step, lost_seconds(before, from_step))
 
 
-async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog) -> int:
+async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, run_log: RunLog) -> int:
     """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
     fleet.order("code")
-    story.log("eight devices ask for code")
+    run_log.log("eight devices ask for code")
     await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
     note = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
-    turned = story.log(note, "arithmetic")
+    turned = run_log.log(note, "arithmetic")
     fleet.order("arithmetic")
     await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
     run = system.state().run
     if run is None:
         raise Unavailable("the run ended as soon as it had begun")
-    noticed = story.log(f"the loop begins run {run.number} by itself: {run.cause}", "a run begins")
-    story.check("the loop notices", "arithmetic is why", run.cause, "arithmetic" in run.cause)
-    story.log(f"that took {noticed - turned:.0f} s of new traffic")
+    noticed = run_log.log(f"the loop begins run {run.number} by itself: {run.cause}", "a run begins")
+    run_log.check("the loop notices", "arithmetic is why", run.cause, "arithmetic" in run.cause)
+    run_log.log(f"that took {noticed - turned:.0f} s of new traffic")
     return run.number
 
 
-async def train(system: DistillSystem, number: int, scale: DistillSize, story: RunLog) -> None:
+async def train(system: DistillSystem, number: int, scale: DistillSize, run_log: RunLog) -> None:
     """Wait for the training, kill it twice and wait for its end."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
     await until(saved.exists, _STAGE_S, "the training's first checkpoint")
-    await _cut("the trainer", system.kill_trainer, folder, scale, story)
-    await _cut("the loop", system.kill_loop, folder, scale, story)
+    await _cut("the trainer", system.kill_trainer, folder, scale, run_log)
+    await _cut("the loop", system.kill_loop, folder, scale, run_log)
     await until((folder / DONE).exists, scale.start_s, "the training is over")
     done = json.loads((folder / DONE).read_text())
-    story.log(
+    run_log.log(
         f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['validation_overlap']}",
         "trained",
     )
 
 
-async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: DistillSize, story: RunLog) -> None:
+async def _cut(
+    what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: DistillSize, run_log: RunLog
+) -> None:
     begin, log = last_step(folder), folder / "training.log"
     await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "some steps of training")
     before, begun = curve(folder), len(resumed(log))
     pid = await kill()
-    story.log(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
+    run_log.log(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
     await until(lambda: len(resumed(log)) > begun, _STAGE_S, "the training goes on")
     cut = TrainingCut.of(before, resumed(log)[-1])
     window = float(scale.training["save_seconds"])
     longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
-    story.log(f"it goes on by itself from step {cut.from_step}")
-    story.check(
+    run_log.log(f"it goes on by itself from step {cut.from_step}")
+    run_log.check(
         f"{what}, killed in training",
         f"at most {window:.0f} s and a step or measurement ({longest:.1f} s) of training lost, and the loop goes on",
         f"{cut.at_step - cut.from_step} steps, {cut.lost_s:.1f} s",
@@ -94,30 +96,30 @@ async def _cut(what: str, kill: Callable[[], Awaitable[int]], folder: Path, scal
     )
 
 
-async def published(system: DistillSystem, scale: DistillSize, story: RunLog) -> str:
+async def published(system: DistillSystem, scale: DistillSize, run_log: RunLog) -> str:
     """Wait for the gate; return the digest of the release. Raises Unavailable if the gate refused it."""
     await until(lambda: _stage(system) in ("", "canary"), scale.start_s, "the gate and the publishing")
     run = system.state().run
     if run is None:
         raise Unavailable(f"the run ended before its canary: {outcome(system.state().history)}")
-    story.log(f"the gate let it pass; release {run.release[:12]} is published", "on trial")
+    run_log.log(f"the gate let it pass; release {run.release[:12]} is published", "on trial")
     return run.release
 
 
-async def decided(system: DistillSystem, scale: DistillSize, story: RunLog) -> RunOutcome:
+async def decided(system: DistillSystem, scale: DistillSize, run_log: RunLog) -> RunOutcome:
     """Wait for the canary's decision."""
     await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
     last = system.state().history[-1]
-    story.log(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
+    run_log.log(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
     return last
 
 
-async def adopted(fleet: DeviceFleet, release: str, seconds: float, story: RunLog) -> float:
+async def adopted(fleet: DeviceFleet, release: str, seconds: float, run_log: RunLog) -> float:
     """Wait until every device drafts with the release; return how many seconds that took."""
     began = asyncio.get_running_loop().time()
     await until(lambda: set(fleet.using().values()) == {release}, seconds, f"all devices draft with {release[:12]}")
     took = asyncio.get_running_loop().time() - began
-    story.log(f"all devices draft with {release[:12]}")
+    run_log.log(f"all devices draft with {release[:12]}")
     return took
 
 

@@ -17,7 +17,7 @@ from benchmarks.distill.identity import OutputComparison
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
-from benchmarks.distill.worse_draft import spoiled
+from benchmarks.distill.worse_draft import worse_draft
 from benchmarks.support.harness import quantile
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.store import file_digest
@@ -41,29 +41,29 @@ class WorseDraft:
 def prepare(system: DistillSystem, scale: DistillSize, texts: Sequence[HeldOutText], stable: str) -> WorseDraft:
     """Make the draft out of the stable release's file."""
     good = system.artifacts / f"{stable}.gguf"
-    bad = spoiled(good, system.pair.target, system.folder / "worse", scale.noise)
+    bad = worse_draft(good, system.pair.target, system.folder / "worse", scale.noise)
     new, old = map(gain.per_step, gain.measured((bad, good), texts))
     return WorseDraft(bad, f"tokens per step {_figures(new)}; of the stable one {_figures(old)}")
 
 
 async def worse(
-    system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, story: RunLog, bad: WorseDraft, stable: str
+    system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, run_log: RunLog, bad: WorseDraft, stable: str
 ) -> bool:
     """Publish the draft; return whether it was rolled back within its window."""
     digest = file_digest(bad.file)
     await system.distill("publish", str(bad.file), "--parent", stable)
-    began = story.log(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
+    began = run_log.log(f"published on purpose: {digest[:12]}, {bad.figures}", "a worse draft on trial")
     known = await _decided(system, digest, scale.canary_s + _GRACE_S)
     took = time.time() - began
     back = known is not None and known.state == ROLLED_BACK
     result = f"{known.state}, {known.reason}" if known else "undecided"
-    story.log(f"release {digest[:12]}: {result}", known.state.replace("_", " ") if known else "")
-    await learning.adopted(fleet, stable, _BACK_S, story)
+    run_log.log(f"release {digest[:12]}: {result}", known.state.replace("_", " ") if known else "")
+    await learning.adopted(fleet, stable, _BACK_S, run_log)
     tried = {answer.device for answer in fleet.answers if answer.release == digest}
     gave_up = sum(answer.refused.get("worse", 0) > 0 for answer in _latest(fleet.answers))
     now = (await system.releases()).get(stable)
     tried_by_some = 0 < len(tried) < DEVICES
-    story.check(
+    run_log.check(
         "a worse draft",
         f"rolled back within {scale.canary_s:.0f} s{_ON_EVIDENCE if scale.promised else ''}, tried by some devices and"
         " not by all; the stable one stays",
@@ -84,14 +84,14 @@ def judged_worse(known: ReleaseRecord | None) -> bool:
 
 
 async def refusals(
-    system: DistillSystem, draft: Path, story: RunLog, bad_releases: tuple[BadRelease, ...] = BAD_RELEASES
+    system: DistillSystem, draft: Path, run_log: RunLog, bad_releases: tuple[BadRelease, ...] = BAD_RELEASES
 ) -> list[Refusal]:
     """Offer each bad release to a real device of its own. draft: the good file from which they are made."""
     trials = BadReleaseTrials(system.address, draft, Signer.load(system.key), system.folder / "trapped")
     found = await trials.offer_all(bad_releases)
     for refusal in found:
         kinds = ", ".join(map(repr, refusal.got)) or "not refused"
-        story.check(
+        run_log.check(
             refusal.what,
             f"refused for {refusal.wanted!r} with a message, the same text, never drafted with",
             f"{kinds}, {'the same' if refusal.identical else 'OTHER'} text, {'not used' if refusal.kept else 'USED'}",
@@ -101,8 +101,8 @@ async def refusals(
     return found
 
 
-def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], story: RunLog) -> None:
-    story.check(
+def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], run_log: RunLog) -> None:
+    run_log.check(
         "outputs",
         "those of plain streaming, no token lost, no request failed (but while nobody could answer), some during swaps",
         f"{found.requests} requests asked again ({found.swapped} with a swap), {found.tokens} tokens, {found.lost} lost"
@@ -112,11 +112,11 @@ def judge_outputs(found: OutputComparison, failed: Sequence[DeviceAnswer], story
     )
 
 
-def swaps(answers: Sequence[DeviceAnswer], story: RunLog) -> tuple[float, float]:
+def swaps(answers: Sequence[DeviceAnswer], run_log: RunLog) -> tuple[float, float]:
     """Return p50 and p99 in milliseconds over all swaps of live sessions."""
     gaps = [1000.0 * seconds for answer in answers for seconds in answer.swaps_s]
     p50, p99 = quantile(gaps, 0.5) or 0.0, quantile(gaps, 0.99) or 0.0
-    story.log(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    run_log.log(f"{len(gaps)} swaps in the midst of requests: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     return p50, p99
 
 

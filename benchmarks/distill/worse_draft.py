@@ -18,8 +18,8 @@ FILE = "worse.gguf"
 _SEED = 20_260_801
 
 
-def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
-    """Call `spoil` in a process of its own, so that the output of libraries does not reach this one's."""
+def worse_draft(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
+    """Call `add_noise` in a process of its own, so that the output of libraries does not reach this one's."""
     command = [sys.executable, "-m", __spec__.name, str(draft), str(tokenizer), str(folder), str(noise)]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode != 0:
@@ -27,7 +27,7 @@ def spoiled(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
     return folder / FILE
 
 
-def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
+def add_noise(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
     """Write a GGUF file like `draft`, with noise added to each matrix, in multiples of its standard deviation.
 
     tokenizer: the target's folder.
@@ -43,4 +43,4 @@ def spoil(draft: Path, tokenizer: Path, folder: Path, noise: float) -> Path:
 
 
 if __name__ == "__main__":
-    spoil(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))
+    add_noise(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))

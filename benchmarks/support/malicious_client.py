@@ -165,7 +165,7 @@ class MaliciousClient:
         return Counter({key: count for key, count in self.answers.items() if key[1] not in RIGHT[key[0]]})
 
     @property
-    def unmade(self) -> list[str]:
+    def not_made(self) -> list[str]:
         """Return the attacks that were not made, because they were not tried or always lacked a place."""
         made = {attack for attack, ended in self.answers if ended not in NO_PLACE}
         return [attack for attack in RIGHT if attack not in made]

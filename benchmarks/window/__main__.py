@@ -140,7 +140,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         context = RunContext(
             WindowTestbed(pair, controlled=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
         )
-        async with context.testbed.site(REAL, context.lanes[0]) as site:
+        async with context.testbed.site(REAL, context.core_pairs[0]) as site:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)

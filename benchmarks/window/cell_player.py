@@ -53,7 +53,7 @@ class CellPlayer:
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
         """Play both arms in turn: by prompt with one session at once, else by round."""
         at_once = self._site.machine.sessions
-        async with watched(self._site, cell.sights):
+        async with watched(self._site, cell.observations):
             for turn in range(self._rounds):
                 if at_once == 1:
                     pairs = [await self._pair([n], rtt_ms, 1, turn + i) for i, n in enumerate(self.numbers)]
@@ -123,7 +123,9 @@ class CellPlayer:
 
 
 @contextlib.asynccontextmanager
-async def watched(site: RunningVerifier, sights: list[ObservedWindow], every_s: float = LOOK_S) -> AsyncIterator[None]:
+async def watched(
+    site: RunningVerifier, observations: list[ObservedWindow], every_s: float = LOOK_S
+) -> AsyncIterator[None]:
     """Collect the window decisions that are made meanwhile."""
 
     async def look() -> None:
@@ -131,7 +133,7 @@ async def watched(site: RunningVerifier, sights: list[ObservedWindow], every_s: 
             admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
             while True:
                 shown = await admin.ListWindows(coordinator_pb2.ListWindowsRequest(), timeout=5.0)
-                sights.extend(_sight(window) for window in shown.windows)
+                observations.extend(_observed(window) for window in shown.windows)
                 await asyncio.sleep(every_s)
 
     looking = asyncio.create_task(look())
@@ -142,7 +144,7 @@ async def watched(site: RunningVerifier, sights: list[ObservedWindow], every_s: 
         await asyncio.wait({looking})
 
 
-def _sight(decided: coordinator_pb2.WindowDecision) -> ObservedWindow:
+def _observed(decided: coordinator_pb2.WindowDecision) -> ObservedWindow:
     return ObservedWindow(
         time.monotonic(),
         decided.session_id,

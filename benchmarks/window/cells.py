@@ -69,7 +69,7 @@ class Cell:
     long_streaming: list[SessionOutcome] = field(default_factory=list)
     """Outcomes with prompts of about a thousand tokens, in the order of `long_adaptive`."""
     long_adaptive: list[SessionOutcome] = field(default_factory=list)
-    sights: list[ObservedWindow] = field(default_factory=list)
+    observations: list[ObservedWindow] = field(default_factory=list)
 
     @property
     def ratios(self) -> dict[int, list[float]]:
@@ -92,7 +92,7 @@ class Cell:
     @property
     def decided(self) -> dict[str, ObservedWindow]:
         """Return the last decision about each session."""
-        return {sight.session_id: sight for sight in self.sights}
+        return {each.session_id: each for each in self.observations}
 
 
 def speed(outcome: SessionOutcome) -> float:
@@ -120,9 +120,11 @@ def predicted_over_measured(cell: Cell) -> list[float]:
     """
     found = []
     for outcome in cell.played:
-        sights = [sight for sight in cell.sights if outcome.session_id and sight.session_id == outcome.session_id]
+        observations = [
+            each for each in cell.observations if outcome.session_id and each.session_id == outcome.session_id
+        ]
         predicted = tokens = steps = 0.0
-        for a, b in itertools.pairwise(sights):
+        for a, b in itertools.pairwise(observations):
             came = [at for at in outcome.delivered_s if a.at_s <= at < b.at_s]
             tokens += len(came)
             steps += len(set(came))
@@ -149,7 +151,7 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
         "ttft_ratio": round(statistics.median(fast / slow for slow, fast in firsts), 3) if firsts else None,
         "p99_gap_ratio": _p99_ratio(gaps_s(played), gaps_s(cell.streamed)),
         "vs_best_static": None,
-        "k_median": statistics.median(sight.k for sight in decided) if decided else None,
+        "k_median": statistics.median(each.k for each in decided) if decided else None,
         # A step brings a token besides; what a node carried that came too late to be evaluated is no hit.
         "hit_rate": round((tokens - steps) / evaluated, 3) if evaluated else None,
         "bytes_up_per_token": round(sum(outcome.wire_up for outcome in played) / tokens, 1),
@@ -208,6 +210,6 @@ def merged(cells: Iterable[Cell]) -> Cell:
             whole,
             streaming=whole.streaming + cell.streaming,
             adaptive=whole.adaptive + cell.adaptive,
-            sights=whole.sights + cell.sights,
+            observations=whole.observations + cell.observations,
         )
     return whole

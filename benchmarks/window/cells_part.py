@@ -42,9 +42,9 @@ async def _group(context: RunContext, group: Sequence[Sequence[CellKey]]) -> dic
     async with contextlib.AsyncExitStack() as stack:
         starting = (
             stack.enter_async_context(
-                context.testbed.site(keys[0].machine, lane, context.recordings.drafts[keys[0].draft])
+                context.testbed.site(keys[0].machine, cores, context.recordings.drafts[keys[0].draft])
             )
-            for keys, lane in zip(group, context.lanes, strict=False)
+            for keys, cores in zip(group, context.core_pairs, strict=False)
         )
         sites = await asyncio.gather(*starting)
         playing = [partial(_site, context, site, keys, found) for site, keys in zip(sites, group, strict=True)]
@@ -80,7 +80,7 @@ async def crowd(context: RunContext) -> dict[str, Any]:
     """Play more sessions than speculation pays for."""
     key, cell = CellKey(CROWD, "good", CROWD_RTT_MS), Cell()
     async with (
-        context.testbed.site(CROWD, context.lanes[0]) as site,
+        context.testbed.site(CROWD, context.core_pairs[0]) as site,
         site.swarm(context.recordings.file("good")) as swarm,
     ):
         player = context.player(site, swarm, "good")

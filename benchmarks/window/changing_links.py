@@ -45,16 +45,16 @@ class ChangingLink:
     rtt_ms: float
     changes: tuple[tuple[float, float], ...] = ()
     """Changes of the round trip, as in ServiceAddress."""
-    spoiled: tuple[int, int] = (0, 0)
+    wrong_span: tuple[int, int] = (0, 0)
     """Positions of the output with wrong proposals, as in SessionJob."""
 
     def periods(self, outcome: SessionOutcome) -> list[ChangePeriod]:
-        return periods_of_link(outcome, self.changes) if self.changes else periods_of_draft(outcome, self.spoiled)
+        return periods_of_link(outcome, self.changes) if self.changes else periods_of_draft(outcome, self.wrong_span)
 
 
 LINES = (
     ChangingLink("RTT 5, 300, 5 ms", 5.0, changes=CHANGES),
-    ChangingLink(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, spoiled=COLLAPSE),
+    ChangingLink(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, wrong_span=COLLAPSE),
 )
 
 
@@ -68,7 +68,7 @@ class PlayedLink:
 
 
 async def play_transitions(context: RunContext) -> dict[str, Any]:
-    playing = [partial(_play, context, *one) for one in zip(LINES, context.lanes, strict=True)]
+    playing = [partial(_play, context, *one) for one in zip(LINES, context.core_pairs, strict=True)]
     played = await context.each(playing, [CHANGING])
     found = [each for line in played for each in line.transitions]
     worst_cases = summary(found)
@@ -85,26 +85,26 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
             "vs_streaming": min(each.vs_streaming for each in worst_cases.values()),
             "changes": max(each.changes for each in worst_cases.values()),
         },
-        "stretches": [asdict(each) for each in found],
+        "transitions": [asdict(each) for each in found],
         "series": [each for line in played for each in line.series],
     }
 
 
-async def _play(context: RunContext, line: ChangingLink, lane: CorePair) -> PlayedLink:
+async def _play(context: RunContext, line: ChangingLink, cores: CorePair) -> PlayedLink:
     recordings, found = context.recordings, PlayedLink()
     async with (
-        context.testbed.site(CHANGING, lane) as site,
+        context.testbed.site(CHANGING, cores) as site,
         site.swarm(recordings.file("changes"), line.changes) as swarm,
     ):
         await play(swarm, [SessionJob(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
         for number in range(len(recordings.recorded("changes").recordings)):
             plain = SessionJob(number, False, "cancel", PLAIN_CHANGE_TOKENS, rtt_ms=line.rtt_ms)
             (streamed,) = await play(swarm, [plain], 1)
-            sights: list[ObservedWindow] = []
-            async with watched(site, sights, LOOK_S):
-                job = SessionJob(number, True, "cancel", CHANGE_TOKENS, line.rtt_ms, line.spoiled, CHANGE_S)
+            observations: list[ObservedWindow] = []
+            async with watched(site, observations, LOOK_S):
+                job = SessionJob(number, True, "cancel", CHANGE_TOKENS, line.rtt_ms, line.wrong_span, CHANGE_S)
                 (outcome,) = await play(swarm, [job], 1)
-            seen = [sight for sight in sights if sight.session_id == outcome.session_id]
+            seen = [each for each in observations if each.session_id == outcome.session_id]
             periods = line.periods(outcome)
             found.transitions += [transition(period, outcome, streamed, seen) for period in periods]
             if not number:
@@ -126,7 +126,7 @@ def _series(
         "name": line.name,
         "adaptive": list(over_time(outcome)),
         "streaming": list(over_time(streamed)),
-        "k": [(sight.at_s - begun, sight.k) for sight in seen],
-        "depth": [(sight.at_s - begun, sight.depth) for sight in seen],
+        "k": [(each.at_s - begun, each.k) for each in seen],
+        "depth": [(each.at_s - begun, each.depth) for each in seen],
         "changes": [(period.since_s - begun, period.name) for period in periods],
     }

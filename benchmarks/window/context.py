@@ -23,7 +23,7 @@ class RunContext:
     testbed: WindowTestbed
     plan: WindowPlan
     recordings: RecordingLibrary
-    lanes: tuple[CorePair, CorePair]
+    core_pairs: tuple[CorePair, CorePair]
     together: bool = True
     """Whether paced verifiers may be played two at a time."""
     invalid: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ class ModelComparison:
     """Speed over streaming as the model predicts it."""
     vs_model: float
     """Measured over predicted speed, prompt by prompt."""
-    predicted_as_told: float
+    predicted_as_received: float
     """Like `predicted`, with the drafting time that the coordinator received."""
 
 
@@ -50,7 +50,7 @@ def after_first(outcome: SessionOutcome) -> float:
 
 def way(key: CellKey, cell: Cell, decode_s: float) -> LinkTiming:
     """Return the timing that was measured in this cell. decode_s: of the draft, for each level."""
-    rtts = [sight.rtt_ms / 1e3 for sight in cell.sights if sight.rtt_ms] or [key.rtt_ms / 1e3]
+    rtts = [each.rtt_ms / 1e3 for each in cell.observations if each.rtt_ms] or [key.rtt_ms / 1e3]
     plain_s = statistics.median(gap / 1e3 for outcome in cell.streamed for gap in outcome.gaps_ms)
     row_s = key.machine.row_ms / 1e3
     return LinkTiming(statistics.median(rtts), decode_s, lambda nodes: plain_s + row_s * nodes)
@@ -58,7 +58,7 @@ def way(key: CellKey, cell: Cell, decode_s: float) -> LinkTiming:
 
 def received_draft_s(cell: Cell, decode_s: float) -> float:
     """Return the drafting time that the coordinator received, or decode_s if it received none."""
-    return statistics.median([sight.draft_ms / 1e3 for sight in cell.sights if sight.draft_ms] or [decode_s])
+    return statistics.median([each.draft_ms / 1e3 for each in cell.observations if each.draft_ms] or [decode_s])
 
 
 def windows(over: LinkTiming) -> list[Window]:
@@ -95,9 +95,9 @@ def against(key: CellKey, cell: Cell, histories: Sequence[bytes], decode_s: floa
 
 
 def _otherwise(one: ModelComparison) -> str:
-    if f"{one.predicted:.2f}" == f"{one.predicted_as_told:.2f}":
+    if f"{one.predicted:.2f}" == f"{one.predicted_as_received:.2f}":
         return ""
-    return f" ({one.predicted_as_told:.2f}x with the drafting time that the coordinator received)"
+    return f" ({one.predicted_as_received:.2f}x with the drafting time that the coordinator received)"
 
 
 async def play_model(context: RunContext) -> dict[str, Any]:
@@ -111,7 +111,7 @@ async def play_model(context: RunContext) -> dict[str, Any]:
     cells: dict[float, Cell] = {rtt_ms: Cell() for rtt_ms in rtts}
 
     async with (
-        context.testbed.site(PACED, context.lanes[0]) as site,
+        context.testbed.site(PACED, context.core_pairs[0]) as site,
         site.swarm(context.recordings.file("near")) as swarm,
     ):
         player = CellPlayer(site, swarm, range(len(histories)), (), tokens=context.plan.tokens_of(PACED), rounds=1)

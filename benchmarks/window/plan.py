@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.window.cells import CellKey
 from benchmarks.window.testbed import VerifierMachine
@@ -144,8 +144,8 @@ QUICK = WindowPlan(
     model_rtts_ms=(50.0,),
     only=QUICK_CELLS,
 )
-SMOKE = WindowPlan(
-    drafts=("good",),
+SMOKE = replace(
+    QUICK,
     prompts=2,
     several=2,
     singles=2,
@@ -154,11 +154,8 @@ SMOKE = WindowPlan(
     near=2,
     candidates=2,
     teaching=1,
-    changes=1,
-    statics=STATICS[2:3],
     static_cells=((REAL, (("good", 1.0),)),),
-    model_rtts_ms=(50.0,),
     only=frozenset({(REAL, 1.0)}),
     tokens=24,
 )
-"""Play one cell, by default on this CPU."""
+"""One cell, played on this CPU."""

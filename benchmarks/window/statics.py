@@ -107,10 +107,10 @@ async def _sites(
     context: RunContext, stack: contextlib.AsyncExitStack, machine: VerifierMachine
 ) -> dict[str, RunningVerifier]:
     """Start a verifier for each configuration, all on the same two cores."""
-    testbed, lane = context.testbed, context.lanes[0]
-    found = {ADAPTIVE: await stack.enter_async_context(testbed.site(machine, lane))}
+    testbed, cores = context.testbed, context.core_pairs[0]
+    found = {ADAPTIVE: await stack.enter_async_context(testbed.site(machine, cores))}
     for static in context.plan.statics:
-        opening = testbed.static_site(machine, lane, static.directive(machine))
+        opening = testbed.static_site(machine, cores, static.directive(machine))
         found[str(static)] = await stack.enter_async_context(opening)
     return found
 

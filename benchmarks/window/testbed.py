@@ -71,7 +71,7 @@ class RunningVerifier:
     """Hold a running verifier and how to reach it."""
 
     machine: VerifierMachine
-    lane: CorePair
+    cores: CorePair
     where: ServiceAddress
     cluster: Cluster
     counts: PassCounts | None = None
@@ -81,7 +81,7 @@ class RunningVerifier:
     async def swarm(self, recorded: Path, changes: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
         """Run devices that replay this recording here. Jobs without an RTT of their own have 1 ms."""
         where = replace(self.where, rtt_ms=1.0, changes=changes)
-        async with Swarm(recorded, where, processes=1, cores=[self.lane.devices]) as swarm:
+        async with Swarm(recorded, where, processes=1, cores=[self.cores.devices]) as swarm:
             yield swarm
 
     @property
@@ -101,18 +101,18 @@ class WindowTestbed:
 
     @contextlib.asynccontextmanager
     async def site(
-        self, machine: VerifierMachine, lane: CorePair, draft: Path | None = None
+        self, machine: VerifierMachine, cores: CorePair, draft: Path | None = None
     ) -> AsyncIterator[RunningVerifier]:
         """Run a verifier under a coordinator that decides the windows."""
         async with (
-            self._cluster(lane, controlled=self._controlled) as cluster,
-            self._verifier(cluster, machine, lane, draft, {}) as site,
+            self._cluster(cores, controlled=self._controlled) as cluster,
+            self._verifier(cluster, machine, cores, draft, {}) as site,
         ):
             yield site
 
     @contextlib.asynccontextmanager
     async def static_site(
-        self, machine: VerifierMachine, lane: CorePair, directive: Directive
+        self, machine: VerifierMachine, cores: CorePair, directive: Directive
     ) -> AsyncIterator[RunningVerifier]:
         """Run a verifier whose own directive holds from the first token on: its coordinator leaves windows alone."""
         own = {
@@ -123,19 +123,19 @@ class WindowTestbed:
         }
         environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
         async with (
-            self._cluster(lane, controlled=False) as cluster,
-            self._verifier(cluster, machine, lane, None, environment) as site,
+            self._cluster(cores, controlled=False) as cluster,
+            self._verifier(cluster, machine, cores, None, environment) as site,
         ):
             yield site
 
     @contextlib.asynccontextmanager
-    async def _cluster(self, lane: CorePair, *, controlled: bool) -> AsyncIterator[Cluster]:
+    async def _cluster(self, cores: CorePair, *, controlled: bool) -> AsyncIterator[Cluster]:
         async with harness.cluster(prefix_cache=False) as cluster:
             # Others may start meanwhile; a child has its environment when its process begins, in the task's first turn.
             async with self._starting:
                 with _environment({"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(controlled)}):
                     starting = asyncio.create_task(
-                        cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[lane.devices])
+                        cluster.start_coordinator("--listen", "127.0.0.1:0", cores=[cores.devices])
                     )
                     await asyncio.sleep(0)
             await starting
@@ -146,7 +146,7 @@ class WindowTestbed:
         self,
         cluster: Cluster,
         machine: VerifierMachine,
-        lane: CorePair,
+        cores: CorePair,
         draft: Path | None,
         environment: Mapping[str, str],
     ) -> AsyncIterator[RunningVerifier]:
@@ -160,12 +160,12 @@ class WindowTestbed:
                 environment = {**environment, **machine.pace.environment, COUNTS: str(Path(scratch, "passes"))}
             async with self._starting:
                 with _environment(environment):
-                    starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[lane.verifier]))
+                    starting = asyncio.create_task(cluster.start_verifier(*arguments, cores=[cores.verifier]))
                     await asyncio.sleep(0)
             verifier = await starting
             if counts is not None:
                 counts.begin()
-            yield RunningVerifier(machine, lane, ServiceAddress(verifier.address, cluster.address), cluster, counts)
+            yield RunningVerifier(machine, cores, ServiceAddress(verifier.address, cluster.address), cluster, counts)
 
 
 @contextlib.contextmanager

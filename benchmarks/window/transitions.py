@@ -61,13 +61,13 @@ def periods_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[Cha
 
 
 def transition(
-    period: ChangePeriod, outcome: SessionOutcome, streamed: SessionOutcome, sights: Sequence[ObservedWindow]
+    period: ChangePeriod, outcome: SessionOutcome, streamed: SessionOutcome, observations: Sequence[ObservedWindow]
 ) -> Transition:
     """Measure one period. streamed: the same prompt on the same link; its speed over the whole session is used."""
     until = min(period.since_s + AFTER_S, period.until_s)
     came = sum(period.since_s <= at < until for at in outcome.delivered_s)
     plain = (streamed.tokens - 1) / (streamed.delivered_s[-1] - streamed.delivered_s[0]) * (until - period.since_s)
-    seen = [s for s in sights if s.session_id == outcome.session_id and period.since_s <= s.at_s < period.until_s]
+    seen = [s for s in observations if s.session_id == outcome.session_id and period.since_s <= s.at_s < period.until_s]
     changes = sum(not near(a, b) for a, b in itertools.pairwise(seen))
     return Transition(period.name, came / plain, settled_s(period, seen), changes)
 
@@ -84,8 +84,8 @@ def settled_s(period: ChangePeriod, seen: Sequence[ObservedWindow]) -> float | N
     """
     if not seen or seen[-1].at_s < period.until_s - FINAL_S:
         return None
-    settled = itertools.takewhile(lambda sight: near(sight, seen[-1]), reversed(seen))
-    return min(sight.at_s for sight in settled) - period.since_s
+    settled = itertools.takewhile(lambda each: near(each, seen[-1]), reversed(seen))
+    return min(each.at_s for each in settled) - period.since_s
 
 
 def worst(settled: Iterable[float | None]) -> float | None:

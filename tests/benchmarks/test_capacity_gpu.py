@@ -72,7 +72,7 @@ def test_every_planned_node_is_accepted_and_the_rate_is_what_was_asked_for(
     tally = TreeTally()
     for number in range(8):
         result = bench.run(cases, Configuration(DEVICE, 8), f"rate {number}", tally)
-        assert not result.astray
+        assert not result.diverged
     assert tally.steps >= 8 * SESSIONS * (WARM + PLAN.steps)
     assert tally.accepted == tally.planned
     assert tally.rate == pytest.approx(PLAN.rate, abs=0.05)
@@ -132,11 +132,11 @@ def test_a_session_that_leaves_its_continuation_is_counted_and_no_other(
     truth[5] = (truth[5] + 1) % bench.target.vocab_size
     wrong = [cases[0], replace(cases[1], truth=tuple(truth)), cases[2]]
     tally = TreeTally()
-    assert bench.run(wrong, Configuration(DEVICE, 8), "astray", tally).astray == {1}
+    assert bench.run(wrong, Configuration(DEVICE, 8), "diverged", tally).diverged == {1}
     assert tally.accepted < tally.planned
 
 
-class StrayingBench:
+class DivergingBench:
     """Let the second of three sessions leave its continuation in every configuration."""
 
     class target:
@@ -155,15 +155,15 @@ class StrayingBench:
 
 
 def test_who_strays_has_another_prompt_in_the_next_round_and_the_first_round_is_not_counted() -> None:
-    straying = StrayingBench()
-    found = level(cast(SteppedEngine, straying), SESSIONS)
-    assert len(straying.prompts) == 1 + 3
-    for before, after in zip(straying.prompts, straying.prompts[1:], strict=False):
+    diverging = DivergingBench()
+    found = level(cast(SteppedEngine, diverging), SESSIONS)
+    assert len(diverging.prompts) == 1 + 3
+    for before, after in zip(diverging.prompts, diverging.prompts[1:], strict=False):
         assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
     every = arms(PLAN.nodes)
     assert set(found.rounds) == set(every)
     assert all(len(counted) == 2 for counted in found.rounds.values())
-    assert (found.astray, found.served) == (2 * len(every), 2 * len(every) * SESSIONS)
+    assert (found.diverged, found.served) == (2 * len(every), 2 * len(every) * SESSIONS)
 
 
 def test_a_figure_has_the_drafts_time_in_it_and_not_the_devices() -> None:
@@ -302,7 +302,7 @@ def test_a_measurement_has_its_figures_for_every_number_of_sessions() -> None:
     assert found is not None
     assert complete(found, plan.batches) == FIGURES
     assert json.loads(json.dumps(found)) == found
-    assert found["astray_share"] == 0.0
+    assert found["diverged_share"] == 0.0
     assert found["vs_server_draft"]["2"] > 1.0  # the draft's time is in it
 
 

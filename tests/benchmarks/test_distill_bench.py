@@ -41,7 +41,7 @@ def test_an_answer_comes_through_its_line_unchanged() -> None:
     ("got", "lost"), [([1, 2, 3], 0), ([1, 2], 1), ([1, 2, 3, 4], 1), ([1, 9, 3], 2), ([], 3), ([9, 9, 9], 3)]
 )
 def test_every_token_from_the_first_difference_on_is_lost(got: list[int], lost: int) -> None:
-    assert identity.astray(got, (1, 2, 3)) == lost
+    assert identity.differing_tokens(got, (1, 2, 3)) == lost
 
 
 def test_every_request_with_a_swap_is_compared_and_no_failed_one_is() -> None:
@@ -72,17 +72,17 @@ def test_a_draft_that_got_worse_closes_less_than_nothing() -> None:
     ],
 )
 def test_what_is_wanted_of_the_learnt_draft_can_fail(found: DraftGain, broken: list[str]) -> None:
-    story, result = RunLog(), DistillResult()
-    judge_gain(found, FULL, story, result)
-    assert [check.name for check in story.broken] == broken
+    run_log, result = RunLog(), DistillResult()
+    judge_gain(found, FULL, run_log, result)
+    assert [check.name for check in run_log.broken] == broken
     assert result.tokens_per_step["after"] == found.after["arithmetic"]
     assert result.gap_closed == round(found.gap_closed, 3)
 
 
 def test_a_quick_run_promises_nothing_of_what_is_learnt_but_that_there_is_something_to_learn() -> None:
-    story = RunLog()
-    judge_gain(gain(after=2.0), QUICK, story, DistillResult())
-    assert [check.name for check in story.checks] == ["the gap"]
+    run_log = RunLog()
+    judge_gain(gain(after=2.0), QUICK, run_log, DistillResult())
+    assert [check.name for check in run_log.checks] == ["the gap"]
 
 
 def test_tokens_per_step_are_sums_over_texts_and_not_means_of_texts() -> None:
@@ -136,7 +136,7 @@ def test_a_release_that_is_gone_or_another_is_lost(after: dict[str, tuple[int, s
 
 def test_a_failure_is_excused_only_by_an_outage_in_which_it_began() -> None:
     late, early = (answer(begun=begun, ended=9.0, error="Unavailable") for begun in (4.0, 2.0))
-    assert kills.unexcused([late, early, answer(begun=2.0)], [(3.0, 5.0)]) == [early]
+    assert kills.unexplained([late, early, answer(begun=2.0)], [(3.0, 5.0)]) == [early]
 
 
 def test_only_requests_in_their_midst_say_that_a_kill_was_survived() -> None:

@@ -20,8 +20,7 @@ from scripted import VOCABULARY, target
 from benchmarks import overload, soak
 from benchmarks.overload import EndedSession, Goodput, RefusalCost
 from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
-from benchmarks.support import malicious_client as attacker
-from benchmarks.support import proc
+from benchmarks.support import malicious_client, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.harness import Size, quantile
 from benchmarks.support.malicious_client import ATTACKS, RIGHT, WAITING, Attack, MaliciousClient
@@ -50,18 +49,18 @@ async def test_slots_that_are_not_promised_any_more_are_found_to_the_last_one(
 ) -> None:
     capacity = soak.KV_SLOTS
     monkeypatch.setattr(soak, "_holds", Pool(capacity, lost).holds)
-    assert await soak.unpromised(ServiceAddress("nowhere:1"), capacity) == lost
+    assert await soak.missing_slots(ServiceAddress("nowhere:1"), capacity) == lost
 
 
 def findings(
     tally: SessionTally | None = None, *, answers: Iterable[tuple[str, str]] = (), **seen: Any
 ) -> SoakFindings:
     """Return the findings of a minute in which nothing went wrong but what is given."""
-    hostile = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
-    hostile.answers.update(answers)
+    attacker = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
+    attacker.answers.update(answers)
     samples = [VerifierSample(float(t), 80.0, 700.0, 10, 2) for t in range(60)]
     return SoakFindings(
-        tally or SessionTally(), hostile, **{"phases": AlternatingPhases(), "samples": samples, "seconds": 60.0} | seen
+        tally or SessionTally(), attacker, **{"phases": AlternatingPhases(), "samples": samples, "seconds": 60.0} | seen
     )
 
 
@@ -92,7 +91,7 @@ def test_the_soak_fails_for_leaks_for_differing_outputs_for_errors_and_for_an_at
 
 def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() -> None:
     grown = [VerifierSample(float(t), 80.0 + 0.1 * t, 700.0, 0, 0) for t in range(600)]
-    every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
+    every = [(attack, next(iter(endings - malicious_client.NO_PLACE))) for attack, endings in RIGHT.items()]
     long: dict[str, Any] = {"tally": paced(30.0, 30.0), "phases": BOTH, "seconds": 600.0}
     assert failures(findings(answers=every, **long)) == {}
     assert list(failures(findings(answers=every, samples=grown, **long)).values()) == ["27.1"]
@@ -101,7 +100,7 @@ def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() ->
 
 
 def test_a_long_soak_fails_where_the_attacker_slows_its_neighbours() -> None:
-    every = [(attack, next(iter(endings - attacker.NO_PLACE))) for attack, endings in RIGHT.items()]
+    every = [(attack, next(iter(endings - malicious_client.NO_PLACE))) for attack, endings in RIGHT.items()]
     harmed = findings(paced(30.0, 90.0), answers=every, phases=BOTH, seconds=600.0)
     assert failures(harmed) == {"p99 with the attacker over without": "3"}
 
@@ -125,7 +124,7 @@ def test_the_soak_tells_gaps_with_the_attacker_beside_those_without(capsys: pyte
     last = last_line(capsys)
     assert (last["leaked_slots"], last["rss_growth_mb"]) == (0, 0.0)
     assert (last["p50_ms"], last["p99_ms"]) == (1500.0, 1500.0)
-    assert (last["p50_ms_without_hostile"], last["p99_ms_without_hostile"]) == (2000.0, 2000.0)
+    assert (last["p50_ms_without_attacker"], last["p99_ms_without_attacker"]) == (2000.0, 2000.0)
 
 
 def test_a_gap_across_a_border_counts_for_neither_side() -> None:
@@ -192,8 +191,8 @@ def test_overload_fails_for_lost_goodput_for_dear_refusals_and_for_errors(capsys
 async def test_an_attack_gets_through_to_the_protocol_and_is_refused_there(attack: Attack, answer: str) -> None:
     script = Script(target, vocabulary_size=VOCABULARY, limits=SessionLimits(depth=32), ping_s=60.0)
     async with FakeVerifier(script) as verifier:
-        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
-        assert await hostile.one(attack) == answer
+        attacker = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        assert await attacker.one(attack) == answer
         assert verifier.opens, "the attack never got as far as a session"
 
 
@@ -202,41 +201,41 @@ async def test_an_attack_gets_through_to_the_protocol_and_is_refused_there(attac
 )
 async def test_how_an_attack_ends_is_among_the_endings_that_are_right_for_it(attack: Attack) -> None:
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
-        await hostile.one(attack)
-        assert not hostile.wrong, hostile.wrong
-        assert attack.__name__ not in hostile.unmade
+        attacker = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        await attacker.one(attack)
+        assert not attacker.wrong, attacker.wrong
+        assert attack.__name__ not in attacker.not_made
 
 
 async def test_a_defect_of_the_server_is_not_an_ending_that_is_right() -> None:
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
-        assert await hostile.one(MaliciousClient.garbage) == "UNKNOWN", (
+        attacker = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        assert await attacker.one(MaliciousClient.garbage) == "UNKNOWN", (
             "the scripted verifier does not catch a DecodeError"
         )
-        assert hostile.wrong.total() == 1
+        assert attacker.wrong.total() == 1
 
 
 async def test_an_attack_that_nobody_answers_is_not_one_that_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacker, "ATTACK_S", 0.2)
+    monkeypatch.setattr(malicious_client, "ATTACK_S", 0.2)
     async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
-        hostile = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
-        assert await hostile.one(MaliciousClient.no_open) == "went on"
-        assert hostile.wrong.total() == 1
+        attacker = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
+        assert await attacker.one(MaliciousClient.no_open) == "went on"
+        assert attacker.wrong.total() == 1
 
 
 async def test_every_attack_has_its_turn_over_several_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    hostile = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
+    attacker = MaliciousClient(ServiceAddress("nowhere:1"), random.Random(0), [1])
     made: list[Attack] = []
 
     async def one(attack: Attack) -> str:
         made.append(attack)
         return "OK"
 
-    monkeypatch.setattr(hostile, "one", one)
+    monkeypatch.setattr(attacker, "one", one)
     monkeypatch.setattr(random.Random, "uniform", lambda *_: 0.0)
     while len(made) < 3 * len(ATTACKS):
-        await hostile.run(time.monotonic() + 1e-3)
+        await attacker.run(time.monotonic() + 1e-3)
     acting = [attack for attack in made if attack not in WAITING]
     round_ = len(ATTACKS) - len(WAITING)
     assert set(acting[:round_]) == set(acting[round_ : 2 * round_]) == ATTACKS.keys() - WAITING

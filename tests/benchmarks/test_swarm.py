@@ -107,8 +107,8 @@ async def played(
 
 async def lived(verifier: FakeVerifier, recorded: DraftRecording, call: RecordedRequest) -> Completion:
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
-        kit = await plain.prepare()
-        async with LightClient(replace(kit, drafts=LivePool(recorded)), verifier=verifier.address) as client:
+        bundle = await plain.prepare()
+        async with LightClient(replace(bundle, drafts=LivePool(recorded)), verifier=verifier.address) as client:
             return await client.generate(call.prompt, **options_of(call))
 
 
@@ -234,8 +234,8 @@ async def test_a_request_that_is_not_in_the_recording_goes_on_without_a_draft(
     with pytest.raises(BadRequest, match="no recording"):
         ReplayedSource(recorded).begin(DraftTask(call.prompt, (), SamplingParams(), TOKENS))
     async with AsyncClient(verifier=verifier.address, draft=None) as plain:
-        kit = await plain.prepare()
-        async with LightClient(replace(kit, drafts=ReplayedDrafts(recorded)), verifier=verifier.address) as client:
+        bundle = await plain.prepare()
+        async with LightClient(replace(bundle, drafts=ReplayedDrafts(recorded)), verifier=verifier.address) as client:
             completion = await client.generate(call.prompt, max_tokens=TOKENS)
     assert completion.token_ids == call.output
     assert completion.statistics.steps == TOKENS

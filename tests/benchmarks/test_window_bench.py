@@ -29,7 +29,7 @@ def cell(streaming: list[float], adaptive: list[float], rounds: int = 2) -> Cell
     return Cell([[outcome(s) for s in streaming]] * rounds, [[outcome(s) for s in adaptive]] * rounds)
 
 
-def sight(at_s: float, tokens_per_step: float = 2.0, k: int = 4) -> ObservedWindow:
+def observed(at_s: float, tokens_per_step: float = 2.0, k: int = 4) -> ObservedWindow:
     return ObservedWindow(at_s, "s", k, 8, tokens_per_step, 1.9, 0.75, 50.0, 2.0, 2.0)
 
 
@@ -64,7 +64,7 @@ def test_a_cell_without_decisions_or_long_prompts_says_nothing_of_them() -> None
 
 def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
     measured = cell([4.0, 6.0], [2.0, 3.0])
-    measured.sights = [sight(1.0, k=2), sight(2.0)]
+    measured.observations = [observed(1.0, k=2), observed(2.0)]
     first = measured.adaptive[0][0]
     first.steps, first.evaluated = first.tokens - 30, 40
     found = figures(KEY, measured)
@@ -78,9 +78,13 @@ def test_a_line_says_that_a_verifier_is_paced_and_what_was_decided() -> None:
 def test_predictions_are_compared_with_what_came_while_they_stood() -> None:
     measured = Cell([], [[outcome(10.0, first_token_s=0.0, tokens=200, per_step=2, session_id="s")]])
     begun = measured.played[0].delivered_s[0]
-    measured.sights = [sight(begun + 2.0, 3.0), sight(begun + 4.0, 1.0), sight(begun + 6.0, 50.0)]
+    measured.observations = [
+        observed(begun + 2.0, 3.0),
+        observed(begun + 4.0, 1.0),
+        observed(begun + 6.0, 50.0),
+    ]
     assert predicted_over_measured(measured) == [pytest.approx(1.0, abs=0.03)]
-    measured.sights = measured.sights[:1]
+    measured.observations = measured.observations[:1]
     assert predicted_over_measured(measured) == []
 
 

@@ -18,8 +18,8 @@ PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
 
 
 def context(scratch: Path, *, together: bool = True) -> RunContext:
-    lanes = (CorePair(0, 1), CorePair(1, 0))
-    return RunContext(WindowTestbed(PAIR), QUICK, RecordingLibrary(PAIR, QUICK, {}, {}, scratch), lanes, together)
+    core_pairs = (CorePair(0, 1), CorePair(1, 0))
+    return RunContext(WindowTestbed(PAIR), QUICK, RecordingLibrary(PAIR, QUICK, {}, {}, scratch), core_pairs, together)
 
 
 @pytest.mark.parametrize(

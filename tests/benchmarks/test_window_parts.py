@@ -30,7 +30,7 @@ from coordinator.window.streaming import LinkTiming
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 
-def sight(at_s: float, k: int, depth: int = 8) -> ObservedWindow:
+def observed(at_s: float, k: int, depth: int = 8) -> ObservedWindow:
     return ObservedWindow(at_s, "s", k, depth, 2.0, 1.5, 0.8, 50.0, 2.0, 2.0)
 
 
@@ -109,23 +109,32 @@ PERIOD = ChangePeriod("x", 50.0, 60.0)
 
 
 def test_a_window_has_settled_when_it_stays_near_the_last_one() -> None:
-    seen = [sight(50.5, 8), sight(51.0, 2), sight(52.0, 8), sight(53.0, 3, 6), sight(59.5, 2)]
+    seen = [
+        observed(50.5, 8),
+        observed(51.0, 2),
+        observed(52.0, 8),
+        observed(53.0, 3, 6),
+        observed(59.5, 2),
+    ]
     assert settled_s(PERIOD, seen) == 3.0
-    assert settled_s(PERIOD, [sight(50.5, 2), sight(59.5, 2)]) == 0.5
+    assert settled_s(PERIOD, [observed(50.5, 2), observed(59.5, 2)]) == 0.5
     changing = transition(PERIOD, outcome(10.0, session_id="s"), outcome(10.0), seen)
     assert changing.changes == 3
 
 
 def test_a_window_that_moves_to_and_fro_in_the_last_second_settles_there_or_never() -> None:
-    assert settled_s(PERIOD, [sight(51.0, 2), sight(59.2, 8), sight(59.6, 2)]) == pytest.approx(9.6)
-    assert settled_s(PERIOD, [sight(51.0, 2, 8), sight(59.6, 2, 11)]) == pytest.approx(9.6)
-    assert settled_s(PERIOD, [sight(51.0, 2)]) is None
+    assert settled_s(PERIOD, [observed(51.0, 2), observed(59.2, 8), observed(59.6, 2)]) == pytest.approx(9.6)
+    assert settled_s(PERIOD, [observed(51.0, 2, 8), observed(59.6, 2, 11)]) == pytest.approx(9.6)
+    assert settled_s(PERIOD, [observed(51.0, 2)]) is None
 
 
 def test_a_summary_is_of_the_worst_session() -> None:
     found = [
         transition(PERIOD, outcome(10.0, session_id="s"), outcome(10.0), seen)
-        for seen in ([sight(51.0, 2), sight(52.0, 4), sight(59.5, 4)], [sight(51.0, 2), sight(59.5, 2)])
+        for seen in (
+            [observed(51.0, 2), observed(52.0, 4), observed(59.5, 4)],
+            [observed(51.0, 2), observed(59.5, 2)],
+        )
     ]
     assert summary(found)["x"].changes == 1
     assert summary(found)["x"].settle_s == 2.0

@@ -50,7 +50,7 @@ async def played(recorded: DraftRecording, scratch: Path, *jobs: SessionJob) -> 
         return [await player.play(job) for job in jobs]
 
 
-def noted(source: ScriptedSource) -> ProbedDrafter:
+def probed(source: ScriptedSource) -> ProbedDrafter:
     drafter = ProbedDrafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS)
     drafter.begin(DraftTask(PROMPT, (), SAMPLED, TOKENS), PLAN)
     return drafter
@@ -66,7 +66,7 @@ def sent(drafter: ProbedDrafter, decodes: int) -> int:
 
 @pytest.mark.parametrize(("committed", "came"), [(OUTPUT[:2], [True, True]), ((96, 96), [])])
 def test_a_node_is_settled_when_it_is_text_or_can_be_no_more(committed: Sequence[int], came: list[bool]) -> None:
-    drafter = noted(ScriptedSource(quality=1.0))
+    drafter = probed(ScriptedSource(quality=1.0))
     nodes = sent(drafter, 3)
     assert drafter.settled == []
     drafter.advance(committed)
@@ -76,7 +76,7 @@ def test_a_node_is_settled_when_it_is_text_or_can_be_no_more(committed: Sequence
 
 
 def test_a_prediction_is_the_one_that_was_sent() -> None:
-    drafter = noted(ScriptedSource(quality=1.0))
+    drafter = probed(ScriptedSource(quality=1.0))
     sent(drafter, 3)
     first = dict(drafter._open)
     drafter.advance(OUTPUT[:1])
@@ -93,16 +93,16 @@ async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path:
 
 
 async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_path: Path) -> None:
-    good, spoiled, half = await played(
+    good, wrong, half = await played(
         record_draft(1.0),
         tmp_path,
         SessionJob(0),
-        SessionJob(0, spoiled=(0, TOKENS)),
-        SessionJob(0, spoiled=(0, TOKENS // 2)),
+        SessionJob(0, wrong_span=(0, TOKENS)),
+        SessionJob(0, wrong_span=(0, TOKENS // 2)),
     )
-    assert [outcome.wrong for outcome in (good, spoiled, half)] == [0, 0, 0]
-    assert spoiled.accepted == 0
-    assert spoiled.evaluated > 0
+    assert [outcome.wrong for outcome in (good, wrong, half)] == [0, 0, 0]
+    assert wrong.accepted == 0
+    assert wrong.evaluated > 0
     assert 0 < half.accepted < good.accepted
 
 

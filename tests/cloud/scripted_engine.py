@@ -42,7 +42,7 @@ class ScriptedEngine:
 
     async def serve(self, sock: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=sock)
-        self.say(ready=READY)
+        self.send(ready=READY)
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "little")
@@ -51,20 +51,20 @@ class ScriptedEngine:
                     self.requests.append(request)
                     self._news.notify_all()
 
-    def say(self, session_id: str = "", epoch: int = 0, **kind: Any) -> None:
+    def send(self, session_id: str = "", epoch: int = 0, **kind: Any) -> None:
         assert self._writer is not None
         self._writer.write(ipc.frame(engine_pb2.EngineEvent(session_id=session_id, epoch=epoch, **kind)))
 
-    def say_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
         """Send a frame with any content."""
         assert self._writer is not None
         self._writer.write(len(data).to_bytes(4, "little") + data)
 
     def commit(self, session_id: str, epoch: int, start: int, tokens: list[int], finish: int = 0) -> None:
-        self.say(session_id, epoch, commit=session_pb2.Commit(epoch=epoch, start=start, token=tokens, finish=finish))
+        self.send(session_id, epoch, commit=session_pb2.Commit(epoch=epoch, start=start, token=tokens, finish=finish))
 
     def fail(self, session_id: str, epoch: int, error: OutriderError) -> None:
-        self.say(session_id, epoch, failure=ipc.failure_event(error).failure)
+        self.send(session_id, epoch, failure=ipc.failure_event(error).failure)
 
     def die(self) -> None:
         assert self._writer is not None

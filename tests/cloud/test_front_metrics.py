@@ -76,7 +76,7 @@ async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) 
     await stream.send(append=session_pb2.Append(first_id=4, idle=True))
     await until(lambda: plain.service.counters.appends == 3)
     for seen, timed in ((1, 0), (2, 1), (3, 2)):
-        plain.engine.say("s", 1, commit=session_pb2.Commit(epoch=1, start=seen - 1, token=[5], seen=seen))
+        plain.engine.send("s", 1, commit=session_pb2.Commit(epoch=1, start=seen - 1, token=[5], seen=seen))
         assert (await stream.read()).HasField("commit")
         assert plain.service.counters.append_commit_s.total == timed
     assert plain.service.counters.nodes == 3
@@ -106,7 +106,7 @@ async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
         part_s={"forward": 0.5},
         first_token_s=engine_pb2.Histogram(counts=[0, 1, *[0] * 12], sum=0.01),
     )
-    plain.engine.say(
+    plain.engine.send(
         stats=engine_pb2.EngineStats(
             verifier=VerifierTelemetry(min_acceptance=0.25, kv_capacity=256),
             kv_reserved=64,

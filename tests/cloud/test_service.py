@@ -145,7 +145,7 @@ async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
 async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(plain):
     stream = await plain.open()
     plain.engine.commit("s", 1, 0, [5, 6])
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
     await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
     plain.service.draining = True
     plain.service.hand_over()
@@ -164,7 +164,7 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
 async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(plain):
     stream, other = await plain.open(), await plain.open("other")
     plain.engine.commit("s", 1, 0, [5, 6])
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
     await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
     assert plain.service.kill("s")
     commits = []
@@ -248,23 +248,23 @@ async def test_a_device_without_a_ticket_is_refused_for_that_even_if_the_verifie
 
 async def test_a_device_gets_a_directive_when_step_time_or_min_acceptance_has_changed_by_much(plain):
     stream = await plain.open()
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
 
     assert (await stream.read()).directive.step_ms == 12.0
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=13.0)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=13.0)))
     await until(lambda: plain.host.stats.verifier.step_ms == 13.0)
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0)))
     assert (await stream.read()).directive.step_ms == 30.0  # 13 was too near to 12 to be worth a message
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.6)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.6)))
     assert (await stream.read()).directive.min_acceptance == 0.3  # half of what pays for a row
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.01)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=30.0, min_acceptance=0.01)))
     assert (await stream.read()).directive.min_acceptance == 0.1  # the least, by the configuration
     stream.call.cancel()
 
 
 async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_the_sessions_limits(plain):
     stream = await plain.open()
-    plain.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
+    plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
     assert (await stream.read()).directive.step_ms == 12.0
     limits = VerifierConfig(model="m").limits
     plain.service.set_directive("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
@@ -779,21 +779,21 @@ async def test_a_hung_engine_is_given_up_and_its_streams_end_with_an_error(tmp_p
 
 async def speak(engine) -> None:
     while True:
-        engine.say(stats=engine_pb2.EngineStats())
+        engine.send(stats=engine_pb2.EngineStats())
         await asyncio.sleep(0.05)
 
 
 async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):
     async with front(tmp_path, engine_silence_s=0.4) as running:
         time.sleep(1.0)  # noqa: ASYNC251  # as if all had been suspended: nobody speaks or listens
-        running.engine.say(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=3.0)))
+        running.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=3.0)))
         await until(lambda: running.host.stats.verifier.step_ms == 3.0)
         assert not running.host.ended.is_set()
 
 
 async def test_a_frame_that_is_no_event_ends_the_engine_and_not_in_silence(plain, caplog):
     stream = await plain.open()
-    plain.engine.say_bytes(b"\xff" * 9)
+    plain.engine.send_bytes(b"\xff" * 9)
     assert isinstance(await stream.refusal(), Unavailable)
     assert plain.host.ended.is_set()
     assert "no event" in caplog.text

@@ -38,7 +38,7 @@ CLAIMS = Claims(
 )
 
 
-class Listening:
+class FakeRecorder:
     """Stand in for a TrafficRecorder and keep its calls."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ async def quiet(running: Front, stream: Stream) -> bool:
 # --- what is recorded
 
 
-@pytest.mark.parametrize(("recorder", "keep_s"), [(Listening(), 0.0), (None, 3600.0)])
+@pytest.mark.parametrize(("recorder", "keep_s"), [(FakeRecorder(), 0.0), (None, 3600.0)])
 async def test_without_consent_or_without_a_log_nothing_is_recorded(tmp_path, recorder, keep_s):
     async with front(tmp_path, authorise=allowing(keep_s=keep_s), recorder=recorder) as running:
         stream = await running.open()
@@ -102,7 +102,7 @@ async def test_without_consent_or_without_a_log_nothing_is_recorded(tmp_path, re
 
 
 async def test_without_a_ticket_nothing_is_recorded_and_no_draft_known(tmp_path):
-    async with front(tmp_path, recorder=Listening()) as running:
+    async with front(tmp_path, recorder=FakeRecorder()) as running:
         stream = await running.open()
         start = (await running.engine.asked("start")).start
         assert (start.record, start.draft_release) == (False, "")
@@ -110,7 +110,7 @@ async def test_without_a_ticket_nothing_is_recorded_and_no_draft_known(tmp_path)
 
 
 async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_path):
-    recorder = Listening()
+    recorder = FakeRecorder()
     async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
         stream = await running.open()
         assert (await running.engine.asked("start")).start.record
@@ -167,7 +167,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
 
 
 async def test_a_second_stream_of_the_same_epoch_does_not_end_the_firsts_recording(tmp_path):
-    recorder = Listening()
+    recorder = FakeRecorder()
     async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
         stream = await running.open()
         assert isinstance(await (await running.open(wait=False)).refusal(), Fenced)
@@ -246,7 +246,7 @@ async def test_a_report_has_the_draft_the_class_and_the_acceptance(tmp_path):
         stream = await running.open()
         live = SessionTelemetry(session_id="s", epoch=1, draft_release="r2", positions=40, first_accepted=31)
         gone = SessionTelemetry(session_id="gone", epoch=1, positions=9)
-        running.engine.say(stats=engine_pb2.EngineStats(sessions=[live, gone]))
+        running.engine.send(stats=engine_pb2.EngineStats(sessions=[live, gone]))
         await until(lambda: len(running.host.stats.sessions) == 2)
         [report] = _report(running.service, running.host).sessions
         assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")

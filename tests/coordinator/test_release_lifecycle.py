@@ -222,7 +222,7 @@ def test_of_a_file_that_was_released_twice_the_newer_release_is_found() -> None:
     assert lifecycle.find([track], release(1).name)[1].version == 3
 
 
-class Life(RuleBasedStateMachine):
+class ReleaseMachine(RuleBasedStateMachine):
     """Let everything that can happen to a release happen, in any order."""
 
     def __init__(self) -> None:
@@ -299,5 +299,5 @@ class Life(RuleBasedStateMachine):
         assert len(waiting) <= (1 if held else 0)
 
 
-TestLife = Life.TestCase
+TestLife = ReleaseMachine.TestCase
 TestLife.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

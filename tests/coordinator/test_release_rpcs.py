@@ -363,7 +363,7 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     assert (answer.known, answer.release_serial) == (True, 0)
 
 
-class Kept:
+class StoredReleases:
     """Read and write the releases of the tests' target in Redis."""
 
     def __init__(self, store: RedisStore) -> None:
@@ -383,7 +383,7 @@ class Kept:
 @pytest.fixture
 async def kept(redis):
     store = RedisStore(redis.url)
-    yield Kept(store)
+    yield StoredReleases(store)
     await store.close()
 
 

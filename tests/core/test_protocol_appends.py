@@ -66,7 +66,7 @@ def refused(verifier: VerifierSession, message: Append) -> tuple[str, str]:
     return caught.value.field, str(caught.value)
 
 
-class Says:
+class Containing:
     """Compare equal to any text that contains this one."""
 
     def __init__(self, words: str) -> None:
@@ -85,11 +85,11 @@ class Says:
 def test_a_gap_in_the_ids_is_refused() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 5)))
-    assert refused(verifier, append(3, 0, (0, 6))) == ("first_id", Says("first_id is 3, must be at most 2"))
+    assert refused(verifier, append(3, 0, (0, 6))) == ("first_id", Containing("first_id is 3, must be at most 2"))
 
 
 def test_a_base_beyond_what_was_committed_is_refused() -> None:
-    assert refused(session(2), append(1, 3)) == ("base", Says("base is 3, must be at most 2"))
+    assert refused(session(2), append(1, 3)) == ("base", Containing("base is 3, must be at most 2"))
 
 
 def test_a_base_that_goes_back_is_refused() -> None:
@@ -97,53 +97,53 @@ def test_a_base_that_goes_back_is_refused() -> None:
     step(verifier)
     step(verifier)
     verifier.append(append(1, 2))
-    assert refused(verifier, append(1, 1, (0, 5))) == ("base", Says("base is 1, must be at least 2"))
+    assert refused(verifier, append(1, 1, (0, 5))) == ("base", Containing("base is 1, must be at least 2"))
 
 
 TWIN = "token of node {} is {}, must be another than its siblings'"
 
 
 def test_a_twin_in_the_same_message_is_refused() -> None:
-    assert refused(session(), append(1, 0, (0, 5), (0, 5))) == ("token", Says(TWIN.format(2, 5)))
+    assert refused(session(), append(1, 0, (0, 5), (0, 5))) == ("token", Containing(TWIN.format(2, 5)))
 
 
 def test_a_twin_below_a_new_node_is_refused() -> None:
-    assert refused(session(), append(1, 0, (0, 5), (1, 6), (1, 6))) == ("token", Says(TWIN.format(3, 6)))
+    assert refused(session(), append(1, 0, (0, 5), (1, 6), (1, 6))) == ("token", Containing(TWIN.format(3, 6)))
 
 
 def test_a_twin_of_a_live_node_is_refused() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 5), (1, 6)))
-    assert refused(verifier, append(3, 0, (0, 5))) == ("token", Says(TWIN.format(3, 5)))
-    assert refused(verifier, append(3, 0, (1, 6))) == ("token", Says(TWIN.format(3, 6)))
+    assert refused(verifier, append(3, 0, (0, 5))) == ("token", Containing(TWIN.format(3, 5)))
+    assert refused(verifier, append(3, 0, (1, 6))) == ("token", Containing(TWIN.format(3, 6)))
 
 
 def test_a_twin_of_an_alias_is_refused() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 0)))
     step(verifier)  # node 1 carried token 0 at position 0
-    assert refused(verifier, append(2, 0, (0, 0))) == ("token", Says(TWIN.format(2, 0)))
+    assert refused(verifier, append(2, 0, (0, 0))) == ("token", Containing(TWIN.format(2, 0)))
 
 
 def test_a_twin_of_a_late_node_is_refused() -> None:
     verifier = session()
     step(verifier)
     verifier.append(append(1, 0, (0, 0)))  # late and right: an alias
-    assert refused(verifier, append(2, 0, (0, 0))) == ("token", Says(TWIN.format(2, 0)))
+    assert refused(verifier, append(2, 0, (0, 0))) == ("token", Containing(TWIN.format(2, 0)))
 
 
 def test_a_late_twin_in_the_same_message_is_refused() -> None:
     verifier = session()
     step(verifier)
-    assert refused(verifier, append(1, 0, (0, 0), (0, 0))) == ("token", Says(TWIN.format(2, 0)))
+    assert refused(verifier, append(1, 0, (0, 0), (0, 0))) == ("token", Containing(TWIN.format(2, 0)))
 
 
 def test_a_twin_below_the_root_by_way_of_an_alias_is_refused() -> None:
     verifier = session()
     step(verifier)
     verifier.append(append(1, 0, (0, 0), (1, 7)))  # node 1 is the root's alias, node 2 its live child
-    assert refused(verifier, append(3, 0, (1, 7))) == ("token", Says(TWIN.format(3, 7)))
-    assert refused(verifier, append(3, 1, (0, 7))) == ("token", Says(TWIN.format(3, 7)))
+    assert refused(verifier, append(3, 0, (1, 7))) == ("token", Containing(TWIN.format(3, 7)))
+    assert refused(verifier, append(3, 1, (0, 7))) == ("token", Containing(TWIN.format(3, 7)))
 
 
 def test_the_same_token_below_different_parents_is_no_twin() -> None:
@@ -154,7 +154,7 @@ def test_the_same_token_below_different_parents_is_no_twin() -> None:
 
 def test_a_node_deeper_than_allowed_is_refused() -> None:
     message = append(1, 0, (0, 5), (1, 5), (2, 5), (3, 5))
-    assert refused(session(), message) == ("parent", Says("depth of node 4 is 4, must be at most 3"))
+    assert refused(session(), message) == ("parent", Containing("depth of node 4 is 4, must be at most 3"))
 
 
 def test_depth_counts_from_the_base_and_not_from_what_the_verifier_committed() -> None:
@@ -162,14 +162,17 @@ def test_depth_counts_from_the_base_and_not_from_what_the_verifier_committed() -
     verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2)))
     step(verifier, limit=1)
     # Node 3 is at depth 1 for the verifier, and at depth 3 for a device that has received nothing.
-    assert refused(verifier, append(4, 0, (3, 5))) == ("parent", Says("depth of node 4 is 4, must be at most 3"))
+    assert refused(verifier, append(4, 0, (3, 5))) == ("parent", Containing("depth of node 4 is 4, must be at most 3"))
     verifier.append(append(4, 2, (3, 5)))
 
 
 def test_more_nodes_than_allowed_are_refused() -> None:
     verifier = session()
     verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
-    assert refused(verifier, append(4, 0, (0, 8), (1, 5))) == ("token", Says("nodes held are 5, must be at most 4"))
+    assert refused(verifier, append(4, 0, (0, 8), (1, 5))) == (
+        "token",
+        Containing("nodes held are 5, must be at most 4"),
+    )
 
 
 def test_an_alias_that_the_device_still_holds_counts_as_held() -> None:
@@ -177,7 +180,7 @@ def test_an_alias_that_the_device_still_holds_counts_as_held() -> None:
     verifier.append(append(1, 0, (0, 0), (1, 1), (2, 2), (2, 5)))
     step(verifier, limit=1)
     assert (len(verifier.tree), verifier.held) == (2, 4)  # nodes 1 and 2 are aliases
-    assert refused(verifier, append(5, 0, (2, 7))) == ("token", Says("nodes held are 5, must be at most 4"))
+    assert refused(verifier, append(5, 0, (2, 7))) == ("token", Containing("nodes held are 5, must be at most 4"))
 
 
 def test_received_tokens_give_room_back_without_a_message_of_its_own() -> None:
@@ -193,14 +196,14 @@ def test_received_tokens_give_room_back_without_a_message_of_its_own() -> None:
 def test_more_ids_in_flight_than_allowed_are_refused() -> None:
     verifier = session(limits=SessionLimits(nodes=100, depth=100, in_flight=3, run_ahead=5))
     verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
-    assert refused(verifier, append(4, 0, (0, 8))) == ("first_id", Says("ids in flight are 4, must be at most 3"))
+    assert refused(verifier, append(4, 0, (0, 8))) == ("first_id", Containing("ids in flight are 4, must be at most 3"))
 
 
 def test_credit_comes_back_only_with_a_commit_that_the_device_has_received() -> None:
     verifier = session(limits=SessionLimits(nodes=100, depth=100, in_flight=3, run_ahead=5))
     verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
     step(verifier)
-    assert refused(verifier, append(4, 0, (0, 8))) == ("first_id", Says("ids in flight are 4, must be at most 3"))
+    assert refused(verifier, append(4, 0, (0, 8))) == ("first_id", Containing("ids in flight are 4, must be at most 3"))
     verifier.append(append(4, 1, (0, 5), (0, 6), (0, 7)))
     assert verifier.seen == 6
 
@@ -209,7 +212,7 @@ def test_a_message_that_is_refused_in_its_last_node_leaves_nothing_behind() -> N
     verifier = session()
     step(verifier)
     verifier.append(append(1, 0, (0, 0), (1, 5)))
-    assert refused(verifier, append(3, 1, (0, 6), (3, 6), (3, 6))) == ("token", Says(TWIN.format(5, 6)))
+    assert refused(verifier, append(3, 1, (0, 6), (3, 6), (3, 6))) == ("token", Containing(TWIN.format(5, 6)))
 
 
 # --------------------------------------------------------------------------- what is no error

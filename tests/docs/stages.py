@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pages import ROOT, Step, blocks, steps
-from terminal import Said, Terminal
+from terminal import CommandResult, Terminal
 
 from benchmarks.support import paced_verifier
 from benchmarks.support.pace import Pace
@@ -71,12 +71,12 @@ class Stage:
         """Return the exit status that the command should have."""
         return next((code for part, code in self.fails.items() if part in step.command), 0)
 
-    def must(self, command: str) -> Said:
+    def must(self, command: str) -> CommandResult:
         """Run a command that the page assumes; fail unless it succeeds."""
-        said = self.terminal.type(command)
-        assert said is not None
-        assert said.code == 0, said
-        return said
+        result = self.terminal.type(command)
+        assert result is not None
+        assert result.code == 0, result
+        return result
 
 
 class Quickstart(Stage):

@@ -46,7 +46,7 @@ _AT_ONCE = re.compile(r" --(help|version|check-config)\b")
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """Hold the output and the exit status of a command that has ended."""
 
     code: int
@@ -98,22 +98,22 @@ class Terminal:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         endings = {name: running.stop() for name, running in reversed(self._endless.items())}
         if kind is None:
-            for name, said in endings.items():
-                _check_end(name, said)
+            for name, result in endings.items():
+                _check_end(name, result)
 
-    def type(self, command: str) -> Said | None:
+    def type(self, command: str) -> CommandResult | None:
         """Run a command to its end, or until it is ready and return None if it does not end by itself."""
         for program, ready in ENDLESS:
             if (found := program.search(command)) and not _AT_ONCE.search(command):
                 self._begin(found[0].split(" --")[0], command, ready)
                 return None
         ended = self._run(["bash", "-c", _SHELL, "doc", command], COMMAND_S)
-        return Said(ended.returncode, ended.stdout, ended.stderr)
+        return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
-    def python(self, program: str) -> Said:
+    def python(self, program: str) -> CommandResult:
         """Run a script as a reader would who has saved it in a file."""
         ended = self._run([sys.executable, "-c", program], COMMAND_S)
-        return Said(ended.returncode, ended.stdout, ended.stderr)
+        return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
     def _begin(self, name: str, command: str, ready: re.Pattern[str]) -> None:
         if (before := self._endless.pop(name, None)) is not None:
@@ -153,18 +153,18 @@ class Endless:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text(errors="replace")
 
     def until(self, ready: re.Pattern[str]) -> None:
         """Wait until it has printed this."""
         end = time.monotonic() + READY_S
-        while not ready.search(self.said):
-            assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self.said}"
-            assert time.monotonic() < end, f"not ready within {READY_S:.0f} s: {self.said}"
+        while not ready.search(self.output):
+            assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self.output}"
+            assert time.monotonic() < end, f"not ready within {READY_S:.0f} s: {self.output}"
             time.sleep(0.05)
 
-    def stop(self) -> Said:
+    def stop(self) -> CommandResult:
         """Send Ctrl-C as a terminal does: to all of its processes."""
         self._signal(signal.SIGINT)
         try:
@@ -172,16 +172,16 @@ class Endless:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             code = self._process.wait()
-        return Said(code, self.said, "")
+        return CommandResult(code, self.output, "")
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
-def _check_end(name: str, said: Said) -> None:
-    assert said.code in ENDED, f"{name} ended with {said.code} at Ctrl-C: {said.out[-2000:]}"
-    assert "Traceback" not in said.out, f"{name}: {said.out[-2000:]}"
+def _check_end(name: str, result: CommandResult) -> None:
+    assert result.code in ENDED, f"{name} ended with {result.code} at Ctrl-C: {result.out[-2000:]}"
+    assert "Traceback" not in result.out, f"{name}: {result.out[-2000:]}"
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -63,17 +63,17 @@ def misfits(page: str, terminal: Terminal) -> list[str]:
 def misfits_of(step: Step, terminal: Terminal, stage: Stage) -> list[str]:
     """Run a step, and compare status and output with the page."""
     command = stage.real(step.command)
-    said = terminal.python(command) if step.block.language == "python" else terminal.type(command)
-    if said is None:
+    result = terminal.python(command) if step.block.language == "python" else terminal.type(command)
+    if result is None:
         return []  # it runs on
-    found = list(shapes.misfits(step.shown, said.out + said.err)) if step.shown is not None else []
-    if said.code != stage.status(step):
-        found.append(f"exit status {said.code}, must be {stage.status(step)}")
-    if "Traceback" in said.err:
+    found = list(shapes.misfits(step.shown, result.out + result.err)) if step.shown is not None else []
+    if result.code != stage.status(step):
+        found.append(f"exit status {result.code}, must be {stage.status(step)}")
+    if "Traceback" in result.err:
         found.append("a traceback")
-    if step.block.language == "python" and "print(" in command and not said.out.strip():
+    if step.block.language == "python" and "print(" in command and not result.out.strip():
         found.append("it printed nothing")
-    return [f"{step.block.place}: {command}", *found, said.out[-3000:], said.err[-3000:]] if found else []
+    return [f"{step.block.place}: {command}", *found, result.out[-3000:], result.err[-3000:]] if found else []
 
 
 @pytest.mark.parametrize("page", PAGES)

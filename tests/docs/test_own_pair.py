@@ -68,10 +68,10 @@ def test_a_saved_folder_and_an_exported_draft_work_together(family: str, termina
 
     assert terminal.type("outrider-verifier --model my-target --draft my-draft.gguf --listen 127.0.0.1:7711") is None
     terminal.environment["ASK"] = _ASK
-    said = terminal.type(f'python -c "$ASK" 127.0.0.1:7711 "{PROMPT}" {TOKENS}')
-    assert said is not None
-    assert said.code == 0, said.err
-    answer = json.loads(said.out)
+    result = terminal.type(f'python -c "$ASK" 127.0.0.1:7711 "{PROMPT}" {TOKENS}')
+    assert result is not None
+    assert result.code == 0, result.err
+    answer = json.loads(result.out)
     assert answer["draft"] == "my-draft.gguf"
     assert answer["drafted"] > 0
     assert answer["tokens"] == alone(target, folder / "my-target")

@@ -37,7 +37,7 @@ def say(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
-class TellingSessions(Sessions):
+class ReportingSessions(Sessions):
     """Report where its sessions attach."""
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> Any:
@@ -47,7 +47,7 @@ class TellingSessions(Sessions):
 
 
 class Client(AsyncClient):
-    _sessions_type = TellingSessions
+    _sessions_type = ReportingSessions
 
 
 class Device:

@@ -66,7 +66,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-class Alone:
+class SingleVerifier:
     """Run one verifier process without a coordinator, from its first moment on."""
 
     def __init__(self, process: asyncio.subprocess.Process, link) -> None:
@@ -115,7 +115,7 @@ async def alone(pair, tmp_path):
         )
     try:
         async with channel(f"127.0.0.1:{port}") as link:
-            yield Alone(process, link)
+            yield SingleVerifier(process, link)
     finally:
         if process.returncode is None:
             process.kill()

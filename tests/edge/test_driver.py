@@ -254,10 +254,10 @@ async def test_the_end_of_sequence_ends_the_session(channels: Channels) -> None:
 
 
 async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels: Channels) -> None:
-    lies = iter(range(10**6))
+    wrong_tokens = iter(range(10**6))
 
     def fickle(sequence: object) -> int:
-        return next(lies) % 97
+        return next(wrong_tokens) % 97
 
     async with FakeVerifier(Script(fickle, step_s=0.004)) as verifier:
         run = Run(verifier, channels, tokens=500)

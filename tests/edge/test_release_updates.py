@@ -483,20 +483,22 @@ async def test_the_command_line_shows_what_is_remembered_and_forgets_refusals(wo
         new = world.publish(1)
         await client.generate(PROMPT, max_tokens=20)
         await until(lambda: updates(client).on_trial)
-        refused = await said("releases", "forget", "--cache-dir", str(world.cache))
+        refused = await outrider_edge("releases", "forget", "--cache-dir", str(world.cache))
         assert refused[0] == 2 and "end it first" in refused[1]
-    code, text = await said("releases", "status", "--cache-dir", str(world.cache))
+    code, text = await outrider_edge("releases", "status", "--cache-dir", str(world.cache))
     assert code == 0 and f"{new[:12]} (version 1, stable), on trial" in text
     (path,) = (world.cache / "releases").glob("*/state.json")
     state = json.loads(path.read_text())
     refusal = {"manifest": "0" * 64, "digest": "1" * 64, "version": 9, "kind": "worse", "reason": "bad", "at_unix": 1.0}
     path.write_text(json.dumps(state | {"refused": [refusal]}))
-    assert "worse: bad" in (await said("releases", "status", "--cache-dir", str(world.cache)))[1]
-    assert "1 refused release forgotten" in (await said("releases", "forget", "--cache-dir", str(world.cache)))[1]
+    assert "worse: bad" in (await outrider_edge("releases", "status", "--cache-dir", str(world.cache)))[1]
+    assert (
+        "1 refused release forgotten" in (await outrider_edge("releases", "forget", "--cache-dir", str(world.cache)))[1]
+    )
     assert json.loads(path.read_text())["refused"] == []
 
 
-async def said(*arguments: str) -> tuple[int | None, str]:
+async def outrider_edge(*arguments: str) -> tuple[int | None, str]:
     """Run `outrider-edge`; return exit code and output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

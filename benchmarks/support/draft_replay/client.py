@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
-from benchmarks.support.draft_replay.source import ReplayedDrafts, SpoiledSource
+from benchmarks.support.draft_replay.source import ReplayedDrafts, WrongSpanSource
 from benchmarks.support.network_link import Link
 from benchmarks.support.network_proxy import MAX_RTT_MS, DelayProxy
 from edge_agent.config import EdgeSettings
@@ -48,7 +48,7 @@ class SessionJob:
     """Tokens that are delivered before it ends otherwise than by itself."""
     rtt_ms: float | None = None
     """Round trip of its link; None for that of the ServiceAddress."""
-    spoiled: tuple[int, int] = (0, 0)
+    wrong_span: tuple[int, int] = (0, 0)
     """Positions of the output, from the first to before the second, at which the proposals are wrong."""
     seconds: float | None = None
     """Time since its beginning after which the next tokens cancel it; None for no limit."""
@@ -221,14 +221,14 @@ class Player:
         return outcome
 
     def _drafts(self, job: SessionJob) -> ReplayedDrafts:
-        if not any(job.spoiled):
+        if not any(job.wrong_span):
             return ReplayedDrafts(self._recorded, self._taught, release=self._release)
         output, vocabulary = self._recorded.recordings[job.recording].call.output, self._recorded.vocabulary
 
-        def spoil(source: DraftSource) -> DraftSource:
-            return SpoiledSource(source, output, job.spoiled, vocabulary)
+        def wrap(source: DraftSource) -> DraftSource:
+            return WrongSpanSource(source, output, job.wrong_span, vocabulary)
 
-        return ReplayedDrafts(self._recorded, self._taught, spoil=spoil, release=self._release)
+        return ReplayedDrafts(self._recorded, self._taught, wrap=wrap, release=self._release)
 
     def _client(self, drafts: ReplayedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._bundle is None:

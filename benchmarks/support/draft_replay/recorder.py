@@ -2,7 +2,7 @@
 
 The real drafter is led along the output, one position at a time, and grows its tree from every root until nothing is
 worth a decode (at a quarter of a device's `min_acceptance`, so that a replay under other conditions finds what it asks
-for). Every answer of the draft is noted under its place: the output up to a position, and the tokens that leave it
+for). Every answer of the draft is recorded under its place: the output up to a position, and the tokens that leave it
 there. A replay (benchmarks.support.draft_replay.client) runs the device's own drafter, growth and driver over these
 answers, so there is no second growth policy, and what lies below a root is known to it only once a Commit, or its own
 proposal, has led there.

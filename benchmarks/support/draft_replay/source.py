@@ -98,7 +98,7 @@ class ReplayedSource:
         self._overslept = max(0.0, self._clock() - until)
 
 
-class SpoiledSource:
+class WrongSpanSource:
     """Replace a source's proposals within a span by wrong ones, as a draft's are on text that it does not know.
 
     output: what the target says. Below a wrong proposal there is no recorded answer; the last one stands in for it, so
@@ -123,12 +123,12 @@ class SpoiledSource:
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         found = self._below.expand(nodes)
-        return [self._spoil(self._position + len(n.path), p) for n, p in zip(nodes, found, strict=True)]
+        return [self._replaced(self._position + len(n.path), p) for n, p in zip(nodes, found, strict=True)]
 
     def knows(self, token: int) -> bool:
         return self._below.knows(token)
 
-    def _spoil(self, position: int, proposals: list[Proposal]) -> list[Proposal]:
+    def _replaced(self, position: int, proposals: list[Proposal]) -> list[Proposal]:
         self._last = proposals or self._last
         if position not in self._span or position >= len(self._output):
             return proposals
@@ -140,7 +140,7 @@ class ReplayedDrafts(DraftPool):
     """Replay a draft. It begins with the recording's observations, and learns as a live draft does.
 
     taught: `recorded.calibrators()`, if they were made before; making them takes a while.
-    spoil: makes something worse of a source.
+    wrap: wraps each source, for instance to make it worse.
     release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
     """
 
@@ -149,14 +149,14 @@ class ReplayedDrafts(DraftPool):
         recorded: DraftRecording,
         taught: Sequence[Calibrator] = (),
         workers: int = 1,
-        spoil: Callable[[DraftSource], DraftSource] = lambda source: source,
+        wrap: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
     ) -> None:
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._recorded = recorded
         greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
         self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (lookup_greedy, lookup_sampled)
-        self._spoil = spoil
+        self._wrap = wrap
         self.sources: list[ReplayedSource] = []
         self.drafters: list[ProbedDrafter] = []
 
@@ -168,8 +168,8 @@ class ReplayedDrafts(DraftPool):
     def _worker(self) -> DraftWorker:
         source = ReplayedSource(self._recorded)
         self.sources.append(source)
-        model = CalibratedSource(self._spoil(source), *self._model_calibrators)
-        lookup = CalibratedSource(self._spoil(PromptLookup()), *self._lookup_calibrators, leads=False)
+        model = CalibratedSource(self._wrap(source), *self._model_calibrators)
+        lookup = CalibratedSource(self._wrap(PromptLookup()), *self._lookup_calibrators, leads=False)
         drafter = ProbedDrafter(model, lookup, DecodeLatency(self._recorded.widths))
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

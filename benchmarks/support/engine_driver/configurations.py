@@ -46,7 +46,7 @@ class TimedRound:
     """Hold the timed steps of a configuration in one round."""
 
     steps: tuple[TimedStep, ...]
-    astray: frozenset[int] = frozenset()
+    diverged: frozenset[int] = frozenset()
     """Sessions whose output is not their continuation."""
 
     @property
@@ -73,7 +73,7 @@ class LoadLevel:
     rounds: dict[Configuration, list[TimedRound]] = field(default_factory=lambda: defaultdict(list))
     tally: TreeTally = field(default_factory=TreeTally)
     """Tally of the configurations whose trees were evaluated whole."""
-    astray: int = 0
+    diverged: int = 0
     """Number of sessions that left their continuation, over all rounds."""
     served: int = 0
 
@@ -96,7 +96,7 @@ class LoadLevel:
 
 
 def show(sessions: int, found: LoadLevel) -> None:
-    print(f"\n{sessions} sessions: tokens/s, tokens per step; ms of draft, verify and (uncounted) devices; strayed")
+    print(f"\n{sessions} sessions: tokens/s, tokens per step; ms of draft, verify and (uncounted) devices; diverged")
     for arm, rounds in found.rounds.items():
         speeds = [r.tokens_per_s for r in rounds]
         draft, verify, devices = (
@@ -106,7 +106,7 @@ def show(sessions: int, found: LoadLevel) -> None:
         print(
             f"  {arm!s:<22}{statistics.median(speeds):>9.0f} [{min(speeds):.0f} .. {max(speeds):.0f}]"
             f"{statistics.fmean(r.tokens_per_step for r in rounds):>12.1f}{draft:>12.2f}{verify:>9.2f}{devices:>9.2f}"
-            f"{sum(len(r.astray) for r in rounds):>12}"
+            f"{sum(len(r.diverged) for r in rounds):>12}"
         )
     tally = found.tally
     print(f"  trees: {tally.rate:.3f} of the tries accepted; {tally.accepted} of {tally.planned} nodes", flush=True)
@@ -127,5 +127,5 @@ def summary(levels: Mapping[int, LoadLevel]) -> dict[str, Any]:
     for found in levels.values():
         tally.add(found.tally)
     result["tree_rate"] = round(tally.rate, 3)
-    result["astray_share"] = round(sum(found.astray for found in levels.values()) / max(1, served), 4)
+    result["diverged_share"] = round(sum(found.diverged for found in levels.values()) / max(1, served), 4)
     return result

@@ -147,8 +147,8 @@ class SteppedEngine:
         steps = self._serve(devices, arm, lambda steps: sum(step.full for step in steps) >= wanted)
         for device in devices:
             tally.add(device.tally)
-        astray = frozenset(i for i, device in enumerate(devices) if strayed(device.session.received, device.truth))
-        return TimedRound(tuple([step for step in steps if step.full][WARM:]), astray)
+        diverged = frozenset(i for i, device in enumerate(devices) if diverges(device.session.received, device.truth))
+        return TimedRound(tuple([step for step in steps if step.full][WARM:]), diverged)
 
     def _device(self, case: Case, nodes: int = 0, seed: str = "") -> ScriptedDevice:
         session = DeviceSession(case.prompt, max_tokens=self.plan.longest, ignore_eos=True)
@@ -225,6 +225,6 @@ class SteppedEngine:
             torch.cuda.synchronize(self.target.device)
 
 
-def strayed(received: Sequence[int], truth: Sequence[int]) -> bool:
+def diverges(received: Sequence[int], truth: Sequence[int]) -> bool:
     shared = min(len(received), len(truth))
     return tuple(received[:shared]) != tuple(truth[:shared])

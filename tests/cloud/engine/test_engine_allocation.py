@@ -18,7 +18,7 @@ Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
 
 
-class Dear(StepCost):
+class ExpensiveRows(StepCost):
     """Make a row cost a third of a plain step, whatever the machine."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Dear(StepCost):
         pass
 
 
-def rubbish(device: DeviceSession, rng: random.Random) -> None:
+def unlikely_chain(device: DeviceSession, rng: random.Random) -> None:
     """Draft a chain of one random token six times over, which is right once in a hundred."""
     parent = ROOT
     for _ in range(6):
@@ -47,9 +47,9 @@ def test_a_draft_that_is_never_right_loses_its_rows_and_its_neighbour_keeps_them
 ) -> None:
     good, bad = prompt_of(12), prompt_of(13)
     expected = reference("llama").generate(good, 80, ignore_eos=True)
-    rig = Rig(target("llama"), allocation=by_acceptance, cost=Dear())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=ExpensiveRows())
     rig.attach("good", client(good, perfect(expected), max_tokens=80, ignore_eos=True))
-    rig.attach("bad", client(bad, rubbish, max_tokens=80, ignore_eos=True))
+    rig.attach("bad", client(bad, unlikely_chain, max_tokens=80, ignore_eos=True))
     rig.run()
     assert rig.clients["good"].device.received == expected
     assert rig.clients["bad"].device.received == reference("llama").generate(bad, 80, ignore_eos=True)
@@ -64,10 +64,10 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
     expected = reference("llama").generate(prompt, 160, ignore_eos=True)
 
     def turning(device: DeviceSession, rng: random.Random) -> None:
-        draft: Drafter = rubbish if len(device.received) < 60 else perfect(expected)
+        draft: Drafter = unlikely_chain if len(device.received) < 60 else perfect(expected)
         draft(device, rng)
 
-    rig = Rig(target("llama"), allocation=by_acceptance, cost=Dear())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=ExpensiveRows())
     rig.attach("s", client(prompt, turning, max_tokens=160, ignore_eos=True))
     while len(rig.clients["s"].device.received) < 60:
         rig.turn()
@@ -80,14 +80,14 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
 
 
 def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> None:
-    rig = Rig(target("llama"), allocation=by_acceptance, cost=_Free())
+    rig = Rig(target("llama"), allocation=by_acceptance, cost=_FreeRows())
     rig.attach("s", client(prompt_of(12), random_tree, max_tokens=60, ignore_eos=True))
     rig.run()
     stats = rig.engine.stats().sessions["s"]
     assert stats.evaluated >= 5 * stats.steps
 
 
-class _Free(Dear):
+class _FreeRows(ExpensiveRows):
     """Make a step cost the same however many rows it has."""
 
     def __init__(self) -> None:

@@ -265,17 +265,17 @@ def test_messages_for_unknown_sessions_and_other_epochs_are_ignored(llama: Targe
     assert one.device.received == expected
 
 
-class Spoilt:
+class CorruptedForward:
     """Stand in for a model's forward pass and corrupt chosen steps."""
 
-    def __init__(self, model: TargetModel, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, model: TargetModel, corrupt: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._forward = model.forward
-        self._spoil = spoil
+        self._corrupt = corrupt
         self.on = True
 
     def __call__(self, *args: Any) -> torch.Tensor:
         logits = self._forward(*args)
-        return self._spoil(logits.clone()) if self.on else logits
+        return self._corrupt(logits.clone()) if self.on else logits
 
 
 def test_a_forward_that_raises_fails_the_sessions_in_it_and_no_later_one(
@@ -287,12 +287,12 @@ def test_a_forward_that_raises_fails_the_sessions_in_it_and_no_later_one(
     model = target("llama")
     rig = Rig(model)
     one, expected = running(rig, reference)
-    spoilt = Spoilt(model, explode)
-    monkeypatch.setattr(model, "forward", spoilt)
+    corrupted = CorruptedForward(model, explode)
+    monkeypatch.setattr(model, "forward", corrupted)
     rig.turn()
     assert [type(error) for error in one.errors] == [InternalError]
     assert rig.slots == (0, 0)
-    spoilt.on = False
+    corrupted.on = False
     one.errors.clear()
     rig.attach("s", one)
     rig.run()
@@ -376,7 +376,7 @@ def test_a_failure_carries_the_epoch_that_failed_and_not_its_successors(llama: T
 def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
     value: float, params: SamplingParams, target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoil(logits: torch.Tensor) -> torch.Tensor:
+    def corrupt(logits: torch.Tensor) -> torch.Tensor:
         logits[-1, 3] = value
         return logits
 
@@ -387,11 +387,11 @@ def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
     victim = client([5, 6], nothing, sampling=params)
     rig.attach("victim", victim)
     rig.turn()
-    spoilt = Spoilt(model, spoil)
-    monkeypatch.setattr(model, "forward", spoilt)
+    corrupted = CorruptedForward(model, corrupt)
+    monkeypatch.setattr(model, "forward", corrupted)
     # Whoever stepped longest ago comes first, so the newcomer is last in the batch or alone.
     events = rig.turn()
-    spoilt.on = False
+    corrupted.on = False
     failed = [event.session_id for event in events if isinstance(event, Failed)]
     assert len(failed) == 1
     rig.run()

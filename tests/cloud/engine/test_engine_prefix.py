@@ -30,7 +30,7 @@ def llama(target: Target) -> TargetModel:
     return target("llama")
 
 
-def say(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options: Any) -> tuple[list[int], int]:
+def complete(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options: Any) -> tuple[list[int], int]:
     """Run one session from beginning to end; return its tokens and how many were prefilled for it."""
     before = rig.engine.counters.prefilled
     rig.attach(name, client(prompt, max_tokens=max_tokens, ignore_eos=True, **options))
@@ -42,10 +42,10 @@ def say(rig: Rig, name: str, prompt: list[int], max_tokens: int = 12, **options:
 def test_the_second_turn_of_a_chat_prefills_only_what_is_new(kind: str, target: Target, reference: Plain) -> None:
     rig = Rig(target(kind))
     first = prompt_of(40)
-    answer, prefilled = say(rig, "one", first)
+    answer, prefilled = complete(rig, "one", first)
     assert prefilled == 39
     second = [*first, *answer, *prompt_of(7)]
-    again, prefilled = say(rig, "two", second)
+    again, prefilled = complete(rig, "two", second)
     assert again == reference(kind).generate(second, 12, ignore_eos=True)
     # The last token of the answer was never put into the pool, and the last of the prompt is no prefill.
     assert prefilled == 1 + 7 - 1
@@ -98,7 +98,7 @@ def test_another_tenant_never_hits(llama: TargetModel) -> None:
     rig = Rig(llama)
     prompt = prompt_of(40)
     for name, salt, prefilled in (("a", "acme", 39), ("b", "bolt", 39), ("c", "", 39), ("d", "acme", 0)):
-        assert say(rig, name, prompt, salt=salt)[1] == prefilled
+        assert complete(rig, name, prompt, salt=salt)[1] == prefilled
     assert rig.engine.counters.prefix_hits == 1
 
 
@@ -115,7 +115,7 @@ def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel
 def test_without_the_cache_nothing_is_kept(llama: TargetModel) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=1024, prefix_cache=False))
     prompt = prompt_of(40)
-    assert say(rig, "a", prompt) == say(rig, "b", prompt)
+    assert complete(rig, "a", prompt) == complete(rig, "b", prompt)
     stats, counters = rig.engine.stats(), rig.engine.counters
     assert (counters.prefix_hits, stats.kv_cached, rig.slots) == (0, 0, (0, 0))
 
@@ -124,24 +124,24 @@ def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plai
     rig = Rig(llama)
     prompt = prompt_of(20)
     expected = reference("llama").generate(prompt, 16, ignore_eos=True)
-    assert say(rig, "s", prompt, 16, draft=adversary(expected))[0] == expected
+    assert complete(rig, "s", prompt, 16, draft=adversary(expected))[0] == expected
     assert rig.engine.stats().kv_cached in (20 + 15, 20 + 16)  # the last token counts if it was a node
     for wrong in range(5):
         branch = [*prompt, wrong, 5, 5]
         cut = 20 + (wrong == expected[0])
-        assert say(rig, f"branch{wrong}", branch)[1] == 22 - cut
+        assert complete(rig, f"branch{wrong}", branch)[1] == 22 - cut
 
 
 def test_a_chat_that_rests_makes_room_and_is_computed_again_when_it_returns(llama: TargetModel) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=128))
     said = {}
     for seed in range(6):  # each needs nearly all of the pool
-        said[seed], prefilled = say(rig, f"s{seed}", prompt_of(60, seed), 40)
+        said[seed], prefilled = complete(rig, f"s{seed}", prompt_of(60, seed), 40)
         assert prefilled == 59
         assert rig.engine.stats().kv_cached > 0
         assert rig.slots == (0, 0)
-    assert say(rig, "latest", prompt_of(60, 5), 40) == (said[5], 0)
-    assert say(rig, "oldest", prompt_of(60, 0), 40) == (said[0], 59)
+    assert complete(rig, "latest", prompt_of(60, 5), 40) == (said[5], 0)
+    assert complete(rig, "oldest", prompt_of(60, 0), 40) == (said[0], 59)
 
 
 def test_a_live_session_whose_device_rests_keeps_what_it_was_promised(llama: TargetModel, reference: Plain) -> None:
@@ -156,7 +156,7 @@ def test_a_live_session_whose_device_rests_keeps_what_it_was_promised(llama: Tar
     with pytest.raises(Overloaded):
         rig.attach("large", client(prompt_of(60, 1), max_tokens=60, ignore_eos=True))
     for seed in range(4):  # others fill all that is not promised, again and again
-        say(rig, f"s{seed}", prompt_of(30, seed), 20)
+        complete(rig, f"s{seed}", prompt_of(30, seed), 20)
     rig.clients = clients
     for event in held:
         rig.hear(event)
@@ -205,7 +205,7 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
     assert [type(error) for error in one.errors] == [InternalError]
     monkeypatch.setattr(llama, "forward", forward)
     assert rig.engine.stats().kv_cached == 0
-    assert say(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
+    assert complete(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
 
 
 @pytest.mark.parametrize("where", ["its rows", "the forward"])
@@ -214,7 +214,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
 ) -> None:
     rig = Rig(llama, EngineConfig(kv_slots=512))
     system, odd = prompt_of(60), [50, 51, 52]
-    say(rig, "first", system)
+    complete(rig, "first", system)
     for name, end in (("neighbour", [1, 2]), ("victim", odd), ("twin", [1, 2])):
         rig.attach(name, client([*system, *end], max_tokens=12, ignore_eos=True))
     forward, segment = llama.forward, SessionSlots.segment
@@ -242,7 +242,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
     rig.run()
     expected = reference("llama").generate([*system, 1, 2], 12, ignore_eos=True)
     assert [rig.clients[name].device.received for name in ("neighbour", "twin")] == [expected, expected]
-    assert say(rig, "again", [*system, *odd])[1] == len(odd) - 1
+    assert complete(rig, "again", [*system, *odd])[1] == len(odd) - 1
     assert rig.slots == (0, 0)
     pool = rig.engine._pool
     assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))

@@ -21,7 +21,7 @@ PROMPT = prompt_of(9)
 
 
 def stalled(rig: Rig) -> list[int]:
-    """Have `still` run until it is stalled; its tokens so far."""
+    """Run `still` until it stalls; return its tokens so far."""
     rig.engine.start("still", attach_of(PROMPT, max_tokens=80, ignore_eos=True), LIMITS, STREAMING)
     tokens: list[int] = []
     while len(tokens) < LIMITS.run_ahead:
