@@ -20,7 +20,7 @@ SPAN_S = 300.0
 """Span at the end of a run over which memory growth is measured."""
 MOST_GROWTH_MB = 20.0
 MOST_HARM = 2.0
-"""Greatest allowed ratio of p99 in the phases with the malicious client to p99 in those without, each the median."""
+"""Limit of the median p99 in phases with the attacker, over the median p99 in those without."""
 
 
 @dataclass(frozen=True)

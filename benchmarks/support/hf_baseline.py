@@ -58,7 +58,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TimedOutput:
-    """The outputs that one configuration gave for some requests, and their times."""
+    """Hold the outputs of one configuration for some requests, and their times."""
 
     outputs: tuple[tuple[int, ...], ...]
     """Tokens of each output, as many as were requested."""
@@ -66,7 +66,7 @@ class TimedOutput:
     """Time with prompts included."""
     decode_tokens: int
     decode_seconds: float
-    """Tokens generated while all requests were generating."""
+    """Tokens generated, and seconds, while all requests were generating."""
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""A download resumes where it broke off, takes no more than was announced, and is hashed before it gets its name."""
+"""Test that a download resumes where it broke off, takes no more than announced, and is hashed before it is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store's files are named by their content, whole, readable by others, and removed when nothing holds them."""
+"""Test that a store's files are named by content, whole, readable by others, and removed when nothing holds them."""
 
 from __future__ import annotations
 

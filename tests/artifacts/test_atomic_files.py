@@ -1,4 +1,4 @@
-"""Files are replaced whole or not at all, and are on disk before their writer goes on."""
+"""Test that files are replaced whole or not at all, and are on disk before their writer goes on."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ PARAMETERS = st.tuples(st.floats(0.1, 0.95), st.sampled_from(RTTS), st.integers(
 
 
 def test_against_brute_force_over_everybodys_windows() -> None:
-    """From the same options, it finds a combination that is fair to all, and hardly ever is there a better one.
+    """The controller finds a fair combination of the same options, and hardly ever is there a better one.
 
     Windows are whole, so that a minimum acceptance may leave a few nodes of a step unused: rarely, and where sessions
     are few.

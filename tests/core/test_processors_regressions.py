@@ -1,4 +1,4 @@
-"""Regressions found while the verifier's engine was built."""
+"""Test defects that were found while the verifier's engine was built."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_file_that_is_named_is_there(page: str) -> None:
 
 
 def _named_elsewhere(path: str) -> bool:
-    """Return whether a file exists below the folder of which ARCHITECTURE.md speaks."""
+    """Return whether a top-level folder has this path; ARCHITECTURE.md writes paths relative to the folder described."""
     return any(ROOT.glob(f"*/{path}"))
 
 

@@ -21,7 +21,7 @@ EARLY = 40
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[int]]:
-    """Undisturbed outputs by their options, generated when needed."""
+    """Return the undisturbed outputs by their options, generated when needed."""
     return {}
 
 

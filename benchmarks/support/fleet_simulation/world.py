@@ -98,7 +98,7 @@ class SimulatedDevice:
 
 @dataclass
 class SimulatedSession:
-    """The session of one device, with its speculation window."""
+    """Hold the session of one device, with its speculation window."""
 
     name: str
     device: SimulatedDevice

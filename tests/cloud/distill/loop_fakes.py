@@ -91,7 +91,7 @@ class FakeReleases:
 
 @dataclass
 class FakePassage:
-    """Stands in for a Passage, with the fields that the counter reads."""
+    """Stand in for a Passage, with the fields that the counter reads."""
 
     session_id: str
     tokens: NDArray[np.int32]

@@ -126,7 +126,7 @@ def _count_position(right: bool, total: int, run: int, steps: int) -> tuple[int,
 
 
 def test_pieces_of_few_sessions_are_no_more_evidence_than_the_sessions() -> None:
-    """Equal drafts, of which one session's text happens to suit one more than the other."""
+    """The drafts are equal, but one session's text happens to suit one more than the other."""
     passed = few = 0
     for seed in range(100):
         rng = random.Random(seed)

@@ -109,7 +109,7 @@ def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> No
 
 
 def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
-    """Refuse biases in a Llama file, for instance, which transformers would ignore, so that the draft would differ."""
+    """transformers would ignore biases in a Llama file, for instance, and the draft would differ."""
     source = exported("qwen2", tmp_path)
     reader = gguf.GGUFReader(source)
     path = tmp_path / "strange.gguf"
