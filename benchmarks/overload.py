@@ -165,13 +165,13 @@ async def refusal_cost(where: ServiceAddress, front: int, engine: int, sizes: Lo
     Raises RuntimeError if a place that was given back is not to be had.
     """
     prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
-    async with StalledSession.filling(where, sizes.places) as standing:
+    async with StalledSession.filling(where, sizes.places) as stalled:
         idle = await _cpu(engine, 1.0)
         before, began = (proc.cpu_seconds(front), proc.cpu_seconds(engine)), time.monotonic()
         refused = sum([await _refused(where, prompt) for _ in range(sizes.refusals)])
         seconds = time.monotonic() - began
         front_s, engine_s = proc.cpu_seconds(front) - before[0], proc.cpu_seconds(engine) - before[1]
-        await standing[0].leave()
+        await stalled[0].leave()
         await asyncio.sleep(0.5)
         before_s, began = proc.cpu_seconds(engine), time.monotonic()
         if await _refused(where, prompt):
@@ -192,7 +192,7 @@ class StalledSession:
     def __init__(self, raw: RawStream) -> None:
         self._raw = raw
         self._still = asyncio.Event()
-        self._hearing = asyncio.create_task(self._hear())
+        self._receiving = asyncio.create_task(self._receive())
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -202,20 +202,20 @@ class StalledSession:
             raws = [await stack.enter_async_context(RawStream(where)) for _ in range(places)]
             for raw in raws:
                 await raw.open([1], STALLED_TOKENS)
-            standing = [cls(raw) for raw in raws]
+            stalled = [cls(raw) for raw in raws]
             try:
-                for one in standing:
+                for one in stalled:
                     await asyncio.wait_for(one._still.wait(), FILLED_S)
-                yield standing
+                yield stalled
             finally:
-                await asyncio.gather(*(one.leave() for one in standing))
+                await asyncio.gather(*(one.leave() for one in stalled))
 
     async def leave(self) -> None:
         self._raw.call.cancel()
-        self._hearing.cancel()
-        await asyncio.gather(self._hearing, return_exceptions=True)
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         received = 0
         while (message := await self._raw.receive()) is not None:
             received += len(message.commit.token)

@@ -766,18 +766,18 @@ async def test_a_defect_is_reported_by_a_number_and_not_by_its_message(tmp_path)
 
 async def test_a_hung_engine_is_given_up_and_its_streams_end_with_an_error(tmp_path):
     async with front(tmp_path, ping_interval_s=0.05, engine_silence_s=0.4) as running:
-        speaking = asyncio.create_task(speak(running.engine))
+        reporting = asyncio.create_task(keep_reporting(running.engine))
         stream = await running.open()
         await asyncio.sleep(0.8)
         assert not running.host.ended.is_set()  # it spoke
-        speaking.cancel()
+        reporting.cancel()
         error = await stream.refusal()
         assert isinstance(error, Unavailable)
         assert "engine process has ended" in str(error)
         assert running.host.ended.is_set()
 
 
-async def speak(engine) -> None:
+async def keep_reporting(engine) -> None:
     while True:
         engine.send(stats=engine_pb2.EngineStats())
         await asyncio.sleep(0.05)

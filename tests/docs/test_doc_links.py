@@ -53,7 +53,7 @@ def test_a_file_that_is_named_is_there(page: str) -> None:
 
 
 def _named_elsewhere(path: str) -> bool:
-    """Return whether a top-level folder has this path; ARCHITECTURE.md writes paths relative to the folder described."""
+    """Return whether a top-level folder has this path; ARCHITECTURE.md omits the folder it describes."""
     return any(ROOT.glob(f"*/{path}"))
 
 

@@ -33,7 +33,7 @@ from outrider.wire.channels import ClientTls  # noqa: E402
 request_id: contextvars.ContextVar[int] = contextvars.ContextVar("request_id", default=0)
 
 
-def say(**message: Any) -> None:
+def report(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
@@ -42,7 +42,7 @@ class ReportingSessions(Sessions):
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> Any:
         if not bulk:
-            say(id=request_id.get(), attach=target.address, verifier=target.verifier_id)
+            report(id=request_id.get(), attach=target.address, verifier=target.verifier_id)
         return super().dial(target, bulk=bulk)
 
 
@@ -64,7 +64,7 @@ class Device:
                 case "cancel":
                     self._tasks[message["id"]].cancel()
                 case "modules":
-                    say(id=message["id"], done={"loaded": [n for n in FORBIDDEN if sys.modules.get(n) is not None]})
+                    report(id=message["id"], done={"loaded": [n for n in FORBIDDEN if sys.modules.get(n) is not None]})
                 case _:
                     self._tasks[message["id"]] = asyncio.create_task(self._request(message))
         for client in self._clients.values():
@@ -88,16 +88,16 @@ class Device:
             async with stream:
                 with contextlib.suppress(asyncio.CancelledError):
                     async for chunk in stream:
-                        say(id=message["id"], tokens=chunk.token_ids, at=time.monotonic())
+                        report(id=message["id"], tokens=chunk.token_ids, at=time.monotonic())
             self._done(message["id"], stream)
         except OutriderError as error:
-            say(id=message["id"], error=type(error).__name__, message=str(error))
+            report(id=message["id"], error=type(error).__name__, message=str(error))
         except Exception as error:
-            say(id=message["id"], error=f"defect: {type(error).__name__}", message=str(error))
+            report(id=message["id"], error=f"defect: {type(error).__name__}", message=str(error))
 
     def _done(self, number: int, stream: Any) -> None:
         completion, statistics = stream.completion, stream.statistics
-        say(
+        report(
             id=number,
             done={
                 "text": completion.text,

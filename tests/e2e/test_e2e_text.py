@@ -37,7 +37,7 @@ def tokenizer(pair):
     return AutoTokenizer.from_pretrained(pair[0])
 
 
-def unlike(reference: Reference, prompt: list[int], output: list[int], settings: dict[str, float]) -> list[object]:
+def mismatches(reference: Reference, prompt: list[int], output: list[int], settings: dict[str, float]) -> list[object]:
     """Count the positions that differ from the reference by more than floating point explains."""
     found = reference.differences(prompt, output, ReferenceSampling(**settings), TOKENS)  # type: ignore[arg-type]
     return [difference for difference in found if not difference.tie]
@@ -56,7 +56,7 @@ async def test_text_is_the_targets_own_with_a_draft_and_without(system, device, 
     assert drafted["tokens"] == streamed["tokens"] == looked_up["tokens"]
     assert drafted["text"] == tokenizer.decode(drafted["tokens"], skip_special_tokens=True)
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert unlike(reference, ids, drafted["tokens"], settings) == []
+    assert mismatches(reference, ids, drafted["tokens"], settings) == []
 
 
 async def test_the_draft_saves_steps(system, device):
@@ -104,7 +104,7 @@ async def test_chat_uses_the_targets_template(system, device, reference, tokeniz
     answer = await device.run(system.here, messages, do="chat", max_tokens=TOKENS)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert answer["prompt_tokens"] == len(ids)
-    assert unlike(reference, ids, answer["tokens"], GREEDY) == []
+    assert mismatches(reference, ids, answer["tokens"], GREEDY) == []
 
 
 async def test_sessions_side_by_side_do_not_touch_one_another(system, device):

@@ -108,7 +108,7 @@ class FakeVerifier:
 
     def announce_releases(self, serial: int) -> None:
         for live in self._streams:
-            live.say(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
+            live.send(pb.ServerMessage(release=pb.ReleaseNotice(serial=serial)))
 
     def freeze(self) -> None:
         """Act as after SIGSTOP: connections stay, and nothing is sent."""
@@ -216,14 +216,14 @@ class _Live:
         while True:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
-            self.say(pb.ServerMessage(ping=pb.Ping(nonce=nonce, rtt_ms=self.verifier.script.rtt_ms)))
+            self.send(pb.ServerMessage(ping=pb.Ping(nonce=nonce, rtt_ms=self.verifier.script.rtt_ms)))
 
     def commit(self, commit: Commit) -> None:
-        self.say(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
+        self.send(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
         if commit.finish is not Finish.NONE:
             self.out.put_nowait(None)
 
-    def say(self, message: pb.ServerMessage) -> None:
+    def send(self, message: pb.ServerMessage) -> None:
         if not self.verifier.frozen:
             self.out.put_nowait(message)
 

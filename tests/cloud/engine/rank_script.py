@@ -79,7 +79,7 @@ def sequences(model: TargetModel) -> dict[str, list[list[int]]]:
     return out
 
 
-def say(**facts: Any) -> None:
+def report(**facts: Any) -> None:
     # The ranks share one pipe, where a single write stays whole; `print` writes the line's end apart.
     os.write(sys.stdout.fileno(), f"{json.dumps(facts)}\n".encode())
 
@@ -102,7 +102,7 @@ def equal(group: RankGroup, directories: list[str]) -> None:
         group.dismiss()
         single = TargetModel.load(directory)
         check_numerics(single)
-        say(
+        report(
             kind=Path(directory).name,
             deviation=deviation,
             difference=float((together - tree_logits(single, pool_for(single))).abs().max()),
@@ -130,7 +130,7 @@ def refused(group: RankGroup, directories: list[str]) -> None:
             reasons.append("")
         except ModelRefused as error:
             reasons.append(str(error))
-    say(rank=group.info.rank, reasons=reasons)
+    report(rank=group.info.rank, reasons=reasons)
 
 
 def lost(group: RankGroup, directories: list[str]) -> None:
@@ -157,7 +157,7 @@ def lost(group: RankGroup, directories: list[str]) -> None:
             rig.run()
         except Unavailable as error:
             committed = rig.engine.counters.committed
-            say(error=str(error), seconds=time.monotonic() - began, committed=committed)
+            report(error=str(error), seconds=time.monotonic() - began, committed=committed)
 
 
 if __name__ == "__main__":
