@@ -1,18 +1,19 @@
-"""Measure the engine on one core: time of a step, its share outside the model, and peers on the same target.
+"""Measure the engine on one core: a step's time, its share outside the model, and Hugging Face on the same target.
 
 `benchmarks.support.engine_driver.engine_step_trace` does the timing. The trees agree with the target's continuation,
-generated first, with probability RATE at each depth. Where two tokens of the target tie up to rounding, another batch
-may take the other one; that device's continuation is then of no use, and more nodes were planned than accepted.
+generated first, with probability RATE at each depth. If two tokens of the target tie up to rounding, another batch may
+take the other one; that device's continuation is then useless, and more nodes were planned than accepted.
 
-Steps: ms of a whole turn, decoding an Append per session and encoding its Commit included, prefixes of about 256
-tokens, greedy. Outside: the share of that turn outside TargetModel.forward, half of the sessions sampling and one of
-them with penalties; the attention's index tensors and masks count as outside wherever they are built.
+The time of a step covers a whole turn of the loop, with the decoding of an Append per session and the encoding of its
+Commit, greedy, at prefixes of about 256 tokens. The share outside is the part of that time outside
+TargetModel.forward, with half of the sessions sampling and one of them with penalties; the attention's index tensors
+and masks count as outside wherever they are built.
 
-Peers: 16 greedy requests that come at once, without trees. The prompts' reading is in both sides' time (nothing of them
-is cached before), EOS is ignored on both, weights are float32 on both. Hugging Face pads a ragged batch on the left and
-generates to the longest output; tokens beyond what a request asked for do not count. `decode` is the same runs between
-the last request's first token and the first request's last one, so without prompts. Assisted generation has one request
-and the same draft, dequantised to float32; it stands beside our single session without any device.
+The comparison takes 16 greedy requests that arrive at once, without trees. On both sides the time includes the prompts
+(none is cached before), EOS is ignored, and weights are float32. Hugging Face pads a ragged batch on the left and
+generates to the longest output; tokens beyond a request's length do not count. `decode` is the part of the same runs
+between the last request's first token and the first request's last one, so without prompts. Assisted generation has
+one request and the same draft, dequantised to float32; it is compared with our single session without any device.
 """
 
 from __future__ import annotations

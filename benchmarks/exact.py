@@ -1,10 +1,10 @@
 """Compare bit for bit the results of `exact` and `sdpa` attention, and measure the cost of `exact`.
 
-Positions of the shipped target on held-out prompts, each in random compositions (chunks, trees, other sessions' rows;
-see benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, against one-token decode, in
-float32 and bfloat16. The control is `sdpa` in bfloat16: if none of its rows differed, the comparison would see nothing,
-and the run fails. So are the argmax flips against exact decode. The cost is the thread time of a step, exact over sdpa,
-medians of the two interleaved.
+Logits of the shipped target on held-out prompts, in random compositions (chunks, trees, other sessions' rows; see
+benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, are compared with one-token decode, in
+float32 and bfloat16. `sdpa` in bfloat16 is the control: if none of its rows differs, the comparison shows nothing, and
+the run fails. Its argmax flips against exact decode are counted, too. The cost is the thread time of a step, exact over
+sdpa, each the median of interleaved steps.
 """
 
 from __future__ import annotations

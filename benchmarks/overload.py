@@ -1,14 +1,14 @@
 """Offer five times the work that one verifier can do: it must keep its goodput and refuse the rest at once.
 
-First the peak: more and more sessions in a closed loop, each level for as long; goodput is the tokens per second of
-sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at five times the rate at
-which they were finished at the peak. They come straight to the verifier, so that no coordinator turns them away first.
-A session that is refused waits as long as the refusal says, asks once more and gives up. Goodput is counted as before;
-what runs when the clock stops counts nothing.
+The peak is found first, with more and more sessions in a closed loop, each level for the same time; goodput is the
+tokens per second of sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at
+five times the rate at which they finished at the peak. They go straight to the verifier, so that no coordinator refuses
+them first. A refused session waits as long as the refusal says, tries once more and gives up. Goodput is counted as
+before; sessions that are unfinished at the end count nothing.
 
-That refusals come before any compute is measured apart: with every place taken by a session that stands still (its
-device confirms nothing), the engine process's CPU time is read while as many prompts of 1,000 tokens are refused, and
-again for one such prompt that is let in. The prefix cache is off.
+A separate measurement shows that refusals come before any computation: with every place taken by a stalled session
+(its device confirms nothing), the engine process's CPU time is read while prompts of 1,000 tokens are refused, and
+again for one such prompt that is admitted. The prefix cache is off.
 """
 
 from __future__ import annotations

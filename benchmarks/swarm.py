@@ -1,8 +1,8 @@
 """Check that a swarm of light clients over real gRPC behaves as live devices do.
 
-`Swarm` runs jobs in a few processes (benchmarks.support.draft_replay.worker); nothing there evaluates a model. Run as a
-program it records held-out prompts, then sends each by a live device and by a light client in turn, one session at a
-time on loopback, the verifier on one core and whoever drafts on another. `acceptance_over_live` is the median, over
+`Swarm` runs jobs in a few processes (benchmarks.support.draft_replay.worker); nothing there evaluates a model. This
+program records held-out prompts, then sends each by a live device and by a light client in turn, one session at a time
+on loopback, the verifier on one core and the drafting device on another. `acceptance_over_live` is the median, over
 prompts and rounds, of the replay's tokens per step over the live one's; it must be within 5% of 1.
 """
 

@@ -3,11 +3,11 @@
 Eight devices draft with the narrow draft and ask for code, then for sums. The loop notices, trains, gates, publishes;
 the canary decides; live sessions swap. Then a worse draft is published on purpose, and devices are offered bad
 releases. Trainer, loop, coordinator and Redis are killed on the way. The questions that devices ask
-(benchmarks.support.questions) are none of those that are measured with (benchmarks/prompts). The tenant has agreed to
-its prompts being kept: a draft learns from answers alone, and reads what was asked as context. Under 25 minutes on two
-cores; `--quick` under 5, which is too little traffic to promise how much is learnt.
+(benchmarks.support.questions) are not among the prompts of the measurements (benchmarks/prompts). The tenant has agreed
+to its prompts being kept: a draft learns from answers alone, and reads prompts as context. A run takes under 25 minutes
+on two cores; `--quick` takes under 5, which is too little traffic to promise how much is learnt.
 
-Exit status 1 where something that was promised is not so, or the run is invalid.
+The exit status is 1 if a promise is broken or the run is invalid.
 """
 
 from __future__ import annotations

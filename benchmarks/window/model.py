@@ -1,8 +1,8 @@
 """Compare the streaming model's prediction for a recording with the measurement, with one window per session.
 
 The model is coordinator.window.streaming, given the recording's acceptance history, the step that streaming took on
-the same line, the round trip that the coordinator received, and the time of a decode in the recording; it may choose
-the best of all windows. Both speeds are of what follows the first token.
+the same link, the round trip that the coordinator received, and the time of a decode in the recording; it may choose
+the best of all windows. Both speeds exclude the first token.
 """
 
 from __future__ import annotations

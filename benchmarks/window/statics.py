@@ -1,14 +1,14 @@
 """Compare the adaptive window with windows that never change.
 
-A static window is a verifier's own setting under a coordinator that leaves windows alone: so it holds from a session's
-first token on, where an operator's pin would hold from the first report on, a second later. Each has a verifier of its
-own, started before any is played, which stays for both of a machine's cells. All of them run on the same core and are
-played from the same other one: cores differ, and load on one slows the other. The verifier's
+A static window is a verifier's own setting under a coordinator that leaves windows alone, so that it holds from a
+session's first token on; an operator's pin would hold from the first report on, a second later. Each has a verifier of
+its own, started before any is played, which stays for both of a machine's cells. All of them run on the same core and
+are played from the same other one, because cores differ and load on one slows the other. The verifier's
 `min_acceptance` is the same in all of them.
 
-The best static of a cell is chosen on one half of its prompts and scored on the other, both ways round. Arms take
-turns, by prompt or by half: of several that are alike the best is whichever had the best minutes, which it is not
-scored by.
+The best static window of a cell is chosen on one half of its prompts and scored on the other, both ways round, because
+the best of several equal ones is the one that was lucky on the prompts by which it was chosen. Arms take turns, by
+prompt or by half.
 """
 
 from __future__ import annotations

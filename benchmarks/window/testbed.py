@@ -1,8 +1,8 @@
 """Start verifiers for the windows benchmark, paced or not, each on its own core and under its own coordinator.
 
-PACED verifiers take at least `a + b n` ms for a pass over n rows, everything else as it is: a stand-in for the step
-times of a larger model on an accelerator (benchmarks.support.pace). A paced run is invalid where more than 2% of its
-passes took longer by themselves.
+PACED verifiers take at least `a + b n` ms for a pass over n rows, to stand in for the step times of a larger model on
+an accelerator (benchmarks.support.pace). A paced run is invalid if more than 2% of its passes took longer by
+themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge how a session's window follows a change in mid-session, of the round trip or of the draft's quality.
 
-A period begins with a change. In it are compared: tokens in the three seconds after the change, over streaming's in as
-long; how long it takes until the window stays near the one that it ends with; and how often it moves farther than that.
+A period begins with a change. It has three measures: the tokens in the three seconds after the change, over those of
+streaming; the time until the window stays near the one with which the period ends; and how often it moves farther.
 """
 
 from __future__ import annotations

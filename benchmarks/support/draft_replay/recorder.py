@@ -4,8 +4,8 @@ The real drafter is led along the output, one position at a time, and grows its 
 worth a decode (at a quarter of a device's `min_acceptance`, so that a replay under other conditions finds what it asks
 for). Every answer of the draft is recorded under its place: the output up to a position, and the tokens that leave it
 there. A replay (benchmarks.support.draft_replay.client) runs the device's own drafter, growth and driver over these
-answers, so there is no second growth policy, and what lies below a root is known to it only once a Commit, or its own
-proposal, has led there.
+answers, so there is no second growth policy, and it knows what is below a root only once a Commit or its own proposal
+has led there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Build targets and drafts of real shapes with random weights: they take as long as trained ones, without a download.
 
-A plain random model is of no use where a continuation is to come out again in another batch: its best two tokens lie so
-close that bfloat16 confuses them every few dozen tokens. So here the output head is the embedding itself under one
-cycle through the whole vocabulary, and the layers together add about as much to the residual stream as the embedding
-put there: the head then names one token clearly, hardly swayed by what came before, and none comes again before all
-others did. What is computed per token is what the shape says, whatever the values.
+A plain random model cannot repeat a continuation in another batch: its best two tokens are so close that bfloat16
+confuses them every few dozen tokens. So here the output head is the embedding itself under one cycle through the whole
+vocabulary, and the layers together add about as much to the residual stream as the embedding put there: the head then
+names one token clearly, hardly influenced by the prefix, and no token recurs before all others. The computation per
+token depends on the shape alone, not on the values.
 """
 
 from __future__ import annotations
