@@ -4,9 +4,9 @@ The verifier has one core and the device another. `drafted` and `streamed` are t
 (no drafter runs in the second); `generate` is Hugging Face's on the verifier's core; `forward` is the bare one-token
 forward, which bounds what streaming can reach, and is compared with `streaming`: the time of `streamed` from its first
 token to its last. The prompt is in neither; all other figures cover the time from request to last token. The
-configurations are interleaved; a figure is the median over rounds of tokens per second. Outputs with more than 30% repeated 4-grams are
-left out and counted, because any draft predicts those well. The first round decides that for each prompt; later ones
-must repeat its output.
+configurations are interleaved; a figure is the median over rounds of tokens per second. Outputs with more than 30%
+repeated 4-grams are left out and counted, because any draft predicts those well. The first round decides that for each
+prompt; later ones must repeat its output.
 """
 
 from __future__ import annotations
