@@ -11,6 +11,7 @@ from reciter import recital
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
+from edge_agent.session.stream import Channels
 
 # The GGUF writer of the llama tests, for the tests of the draft on llama.cpp.
 sys.path.insert(0, str(Path(__file__).parents[1] / "llama"))
@@ -28,6 +29,13 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
     async with FakeVerifier(recital(tiny_gguf)) as running:
         yield running
+
+
+@pytest.fixture
+async def channels() -> AsyncIterator[Channels]:
+    opened = Channels(None, insecure=False)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture

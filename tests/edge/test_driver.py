@@ -64,13 +64,6 @@ class Run:
 
 
 @pytest.fixture
-async def channels() -> AsyncIterator[Channels]:
-    opened = Channels(None, insecure=False)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def verifier() -> AsyncIterator[FakeVerifier]:
     async with FakeVerifier(Script(target)) as running:
         yield running

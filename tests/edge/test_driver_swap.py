@@ -20,13 +20,6 @@ OLD, NEW = "a" * 64, "b" * 64
 
 
 @pytest.fixture
-async def channels() -> AsyncIterator[Channels]:
-    opened = Channels(None, insecure=False)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def verifier() -> AsyncIterator[FakeVerifier]:
     async with FakeVerifier(Script(target, step_s=0.003)) as running:
         yield running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 from fake_verifier import FakeVerifier, Script
@@ -166,16 +166,22 @@ class Pair:
             await asyncio.sleep(0.002)
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
+@asynccontextmanager
+async def opened_pair(step_s: float, tokens: int) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        script = Script(target, step_s=0.004, limits=LIMITS)
+        script = Script(target, step_s=step_s, limits=LIMITS)
         first = await stack.enter_async_context(FakeVerifier(script, "a"))
         second = await stack.enter_async_context(FakeVerifier(script, "b"))
         channels = Channels(None, insecure=False)
         stack.push_async_callback(channels.close)
-        made = Pair(first, second, channels, 250)
+        made = Pair(first, second, channels, tokens)
         stack.push_async_callback(made.pool.close)
+        yield made
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with opened_pair(step_s=0.004, tokens=250) as made:
         yield made
 
 
@@ -219,18 +225,11 @@ async def test_appends_follow_open_at_once_where_a_ticket_tells_the_limits(pair:
 async def test_random_kills_lose_nothing_and_double_nothing() -> None:
     """Sessions meet both ways to die, at random points, ten times over."""
     for round_ in range(10):
-        async with AsyncExitStack() as stack:
-            script = Script(target, step_s=0.002, limits=LIMITS)
-            first = await stack.enter_async_context(FakeVerifier(script, "a"))
-            second = await stack.enter_async_context(FakeVerifier(script, "b"))
-            channels = Channels(None, insecure=False)
-            stack.push_async_callback(channels.close)
-            made = Pair(first, second, channels, 120)
-            stack.push_async_callback(made.pool.close)
+        async with opened_pair(step_s=0.002, tokens=120) as made:
             reading = asyncio.create_task(made.run())
             await made.until(1 + (37 * round_) % 90)
             if round_ % 2:
-                await first.kill()
+                await made.first.kill()
             else:
-                first.freeze()
+                made.first.freeze()
             assert await reading == continuation(PROMPT, 120)
