@@ -8,7 +8,7 @@ from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCou
 
 
 def evenly(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> NodeCounts:
-    """Give out all rows, the same number to every session that can use them, whatever its nodes are worth and cost.
+    """Allocate all rows, the same number to every session that can use them, whatever its nodes are worth and cost.
 
     Over any span of steps in each of which a session has rows and could use more nodes than it is granted, no other is
     granted over one node more than it, if the favoured ones come after all others in the next step.

@@ -62,7 +62,7 @@ def allowing(**changes: Any):
 
 
 def whole(start: int, tokens: list[int]) -> engine_pb2.RecordedTokens:
-    """Some tokens, with one id each for a distribution."""
+    """Return some tokens, with one id each for a distribution."""
     ids, halves = np.array(tokens, "<u4").tobytes(), np.zeros(len(tokens), "<f2").tobytes()
     return engine_pb2.RecordedTokens(
         start=start,
@@ -155,7 +155,7 @@ async def test_no_id_of_a_client_reaches_the_disk_but_of_a_prompt_that_may_be_ke
         await stream.send(open=codecs.open_to_proto(codecs.Open("s", attach)))
         await running.engine.asked("start", 1)
         for start in (0, len(received)):  # a sound engine does not send the first
-            running.engine.say("s", 1, recorded=whole(start, [4]))
+            running.engine.send("s", 1, recorded=whole(start, [4]))
         running.engine.commit("s", 1, len(received), [4])
         while (await stream.read()).WhichOneof("kind") != "commit":
             pass
@@ -177,10 +177,10 @@ async def test_a_second_stream_of_the_same_epoch_does_not_end_the_firsts_recordi
 
 async def test_what_was_produced_goes_to_the_recorder_and_never_to_a_device(tmp_path):
     taken: list[engine_pb2.EngineEvent] = []
-    async with front(tmp_path, authorise=allowing(), recorder=Listening()) as running:
+    async with front(tmp_path, authorise=allowing(), recorder=FakeRecorder()) as running:
         running.host.on_recorded = taken.append
         stream = await running.open()
-        running.engine.say("s", 1, recorded=engine_pb2.RecordedTokens(start=3, token=[4]))
+        running.engine.send("s", 1, recorded=engine_pb2.RecordedTokens(start=3, token=[4]))
         assert await quiet(running, stream)
         assert [(event.session_id, event.epoch, event.recorded.start) for event in taken] == [("s", 1, 3)]
         stream.call.cancel()
@@ -223,7 +223,7 @@ async def test_a_report_leaves_out_what_was_measured_in_an_earlier_epoch(tmp_pat
         stream = await running.open(epoch=2)
         for epoch in (1, 2):
             stale = SessionTelemetry(session_id="s", epoch=epoch, steps=epoch)
-            running.engine.say(stats=engine_pb2.EngineStats(sessions=[stale]))
+            running.engine.send(stats=engine_pb2.EngineStats(sessions=[stale]))
             await until(lambda epoch=epoch: [one.epoch for one in running.host.stats.sessions] == [epoch])
             report = _report(running.service, running.host)
             assert [one.epoch for one in report.sessions] == [epoch] * (epoch == 2)
@@ -235,7 +235,7 @@ async def test_a_measurement_out_of_its_bounds_is_left_to_the_coordinator_to_ref
     async with front(tmp_path, authorise=allowing()) as running:
         stream = await running.open()
         absurd = SessionTelemetry(session_id="s", epoch=1, draft_ms=-1.0)
-        running.engine.say(stats=engine_pb2.EngineStats(sessions=[absurd]))
+        running.engine.send(stats=engine_pb2.EngineStats(sessions=[absurd]))
         await until(lambda: len(running.host.stats.sessions) == 1)
         assert _report(running.service, running.host).sessions[0].draft_ms == -1.0
         stream.call.cancel()

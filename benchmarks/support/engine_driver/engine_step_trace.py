@@ -151,7 +151,7 @@ class TimedEngineEnd(EngineEnd):
 
 
 def threshold_but_even(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> NodeCounts:
-    """Work out what a step in service would, by acceptance and cost; then take the nodes that are to be timed."""
+    """Compute a threshold by acceptance and cost as in service; then take the nodes to be timed, whatever it is."""
     by_acceptance(sessions, rows, cost, beside)
     return evenly(sessions, rows, cost)
 
