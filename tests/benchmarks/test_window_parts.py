@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outcomes import outcome
@@ -16,7 +20,7 @@ from benchmarks.window.model import against, predicted, windows
 from benchmarks.window.plan import PACED, PACEDS, STATICS, StaticWindow, WindowPlan
 from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
-from benchmarks.window.testbed import check, play
+from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed, check, play
 from benchmarks.window.transitions import (
     ChangePeriod,
     over_time,
@@ -26,6 +30,7 @@ from benchmarks.window.transitions import (
     summary,
     transition,
 )
+from cloud_verifier import app
 from coordinator.window.streaming import LinkTiming
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
@@ -197,3 +202,28 @@ def test_a_session_that_was_cut_off_as_asked_has_not_failed() -> None:
         check(jobs, [SessionOutcome(finish="cancelled"), SessionOutcome(finish="cancelled")])
     with pytest.raises(RuntimeError, match="2 tokens are not as recorded"):
         check(jobs[:1], [SessionOutcome(finish="cancelled", wrong=2)])
+
+
+async def test_a_static_window_reaches_the_verifier_by_settings_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+
+    class Testbed(WindowTestbed):
+        @contextlib.asynccontextmanager
+        async def _cluster(self, cores: CorePair, *, controlled: bool) -> AsyncIterator[Any]:
+            yield None
+
+        @contextlib.asynccontextmanager
+        async def _verifier(self, *given_to_it: Any) -> AsyncIterator[Any]:
+            environment: Mapping[str, str] = given_to_it[-1]
+            given.update(environment)
+            yield None
+
+    directive = replace(
+        app.parse(["--model", "target"]).directive, window_nodes=7, window_depth=5, nodes_per_step=3, draft_wait_ms=11
+    )
+    testbed = Testbed(harness.Pair.in_folder(harness.ROOT / "models"))
+    async with testbed.static_site(VerifierMachine(sessions=1), CorePair(0, 0), directive):
+        pass
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert app.parse(["--model", "target"]).directive == directive
