@@ -75,14 +75,14 @@ class CoordinatorConfig(BaseSettings):
     unknown_rtt_ms: float = Field(50.0, ge=0, le=60_000)
     """Round trip in milliseconds that is assumed if a device has measured none: a neighbouring region."""
 
-    window_nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
-    """W of the tickets: nodes that a device may hold. Windows are decided within the four limits of the tickets."""
-    window_depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
-    """D: tokens that a device may draft beyond the last committed one."""
-    window_in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
-    """F: nodes that a device has sent and that no Commit has covered yet."""
-    window_run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
-    """C: tokens that a verifier may commit beyond what the device is known to have received."""
+    nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
+    """W: the most nodes that a device may hold. Tickets carry it and the next three; windows stay below."""
+    depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
+    """D: the most tokens that a device may draft beyond the last committed one."""
+    in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
+    """F: the most nodes that a device has sent and that no Commit has covered yet."""
+    run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
+    """C: the most tokens that a verifier commits beyond what the device is known to have received."""
 
     window_control: bool = True
     """Decide each session's speculation window by what verifiers measure; if false, each verifier's setting stands."""
@@ -155,7 +155,7 @@ class CoordinatorConfig(BaseSettings):
     @property
     def limits(self) -> SessionLimits:
         """Return the limits of every session, which its tickets carry."""
-        return SessionLimits(self.window_nodes, self.window_depth, self.window_in_flight, self.window_run_ahead)
+        return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
 
     @property
     def session_ms(self) -> int:

@@ -25,7 +25,7 @@ from outrider.wire.channels import split_address
 
 TOKENS, QUICK_TOKENS = 120, 48
 GREEDY = Options(max_tokens=TOKENS, temperature=0.0)
-# The small target repeats itself when it continues code greedily; a penalty, which speculation heeds, too, prevents it.
+# The small target repeats itself when it continues code greedily; a penalty, which speculation keeps, prevents it.
 PENALISED = Options(max_tokens=TOKENS, temperature=0.0, frequency_penalty=1.0)
 SAMPLED = Options(max_tokens=TOKENS, temperature=0.8, top_p=0.95, seed=20_260_731)
 SAMPLED_CODE = Options(max_tokens=TOKENS, temperature=0.6, frequency_penalty=0.3, seed=7)

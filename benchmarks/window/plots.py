@@ -83,7 +83,7 @@ def _speedup(cells: Sequence[Row], against: Sequence[Row], figure: Figure) -> No
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
     figure.suptitle(
-        "Adaptive windows over cloud streaming, on the real CPU and PACED (median over prompts, 95% interval)"
+        "Adaptive windows over plain streaming, on the real CPU and PACED (median over prompts, 95% interval)"
     )
 
 

@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segment:
-    """One session's n rows in one step: a chain of known tokens, then nodes of its tree.
+    """Holds one session's n rows of one step: a chain of known tokens, then nodes of its tree.
 
     The chain begins after the tokens whose keys and values are computed. The nodes are below its last row.
     """
@@ -61,7 +61,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A step's segments as tensors for the model: T rows, and logits for R of them.
+    """Holds a step's segments as tensors for the model: T rows, and logits for R of them.
 
     input_ids, position_ids: int64 `[1, T]`. logit_rows: int64 `[R]`, the rows out of T whose logits are needed.
     logit_starts: for each segment the index of its first row among the R: the end of its chain, which its nodes follow.

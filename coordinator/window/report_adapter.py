@@ -24,7 +24,7 @@ LEAST = 24
 """Outcomes before a session is decided about."""
 RECENT = 192
 """Most outcomes that a session is judged by: with fewer, one of many sessions looks worse than it is by chance, and all
-of them would have to heed it."""
+of them would have to follow it."""
 CHANGED = 3.5
 """Difference between the last outcomes and those before, in standard deviations, from which the earlier ones are of
 another text. At 9 to 14% of the positions of recorded texts some are cut for nothing, at 1 to 2% all but 24."""

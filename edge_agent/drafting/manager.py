@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftManager:
-    """Gives a client's sessions their draft, and replaces it. pool: the first draft; None for plain cloud streaming."""
+    """Gives a client's sessions their draft, and replaces it. pool: the first draft; None for plain streaming."""
 
     def __init__(self, pool: DraftPool | None) -> None:
         self.pool = pool

@@ -55,7 +55,7 @@ class _Inbox:
 
 
 class DraftWorker:
-    """One thread with one drafter, for one session at a time; later sessions profit from what its context still holds.
+    """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds.
 
     build: makes the drafter, on the worker's thread. release: frees what `build` took, on the same thread.
     budget: of CPU time; only prompts are read whatever it says. failed: receives, on the worker's thread, errors for
@@ -143,7 +143,7 @@ class DraftWorker:
                 self._serve(drafter, inbox)
                 pause_s = None if self._report is None else self._draft(drafter)
             except Exception as error:
-                # Whatever breaks in the draft, the session goes on as plain cloud streaming.
+                # Whatever breaks in the draft, the session goes on as plain streaming.
                 log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
                 if not isinstance(error, BadRequest):  # the draft is not to blame for a text that is too long for it
                     self._failed(_described(error))

@@ -34,7 +34,7 @@ Events = AsyncGenerator[bytes, None]
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when the client no longer waits for the answer."""
 
 
 # --- choices

@@ -90,7 +90,7 @@ class SendPacing:
             self._flush_at(self._departs)
             return
         # Rule 4: while the verifier has nodes of ours it waits for nothing, so `idle` alone would be of no use. `poll`
-        # heeds rule 5 in any case.
+        # keeps rule 5 in any case.
         resting = self._draft.rests(plan, self._rtt_s) and (self._session.has_unsent or not len(self._session.tree))
         append = self._session.poll(resting=resting)
         if append is None:

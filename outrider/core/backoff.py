@@ -24,7 +24,7 @@ def backoff_s(
 
 
 class Backoff:
-    """The pauses between attempts at one thing, with a budget of time without progress."""
+    """Computes the pauses between attempts at one thing, with a budget of time without progress."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ TABLES = ("coordinator", "verifier", "edge", "distill")
 MAX_BYTES = 1 << 20
 """Bytes of a file; one that sets everything has a few thousand."""
 ALTERNATIVES = "ALTERNATIVES"
-"""The class variable of a settings model that names settings of which only one can be heeded."""
+"""The class variable of a settings model that names settings of which only one can take effect."""
 _ANYTHING = "."
 """The value of a required setting that is missing, so that the others can be checked against one another."""
 _OF_A_SERVICE = re.compile(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP))?|SERVICE_PORT_.*|PORT_\d+_(TCP|UDP)_.*")

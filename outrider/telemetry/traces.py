@@ -33,7 +33,7 @@ Value = str | int | float | bool
 
 
 class Span:
-    """A span of OpenTelemetry; without one, all methods do nothing."""
+    """Wraps a span of OpenTelemetry; without one, all methods do nothing."""
 
     def __init__(self, span: Any = None) -> None:
         self._span = span

@@ -172,7 +172,7 @@ async def test_several_targets_need_a_name_and_one_does_not(coordinator, refused
 
 
 async def test_a_grant_tells_the_device_where_to_go_and_the_verifier_what_to_allow(start):
-    coordinator = await start(window_nodes=10, window_depth=5, window_in_flight=20, window_run_ahead=30)
+    coordinator = await start(nodes=10, depth=5, in_flight=20, run_ahead=30)
     await coordinator.join("v1", tls=True)
     opened = await coordinator.open()
     claims = coordinator.read(opened.primary)

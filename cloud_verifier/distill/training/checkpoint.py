@@ -20,7 +20,7 @@ STATE, BEST = "state.safetensors", "best.safetensors"
 
 @dataclass
 class TrainingProgress:
-    """All that a training consists of but its tensors. It has no random state: noise follows from seed and step."""
+    """Holds a training's state but for its tensors. It has no random state: noise follows from seed and step."""
 
     plan: str
     """Digest of the plan."""

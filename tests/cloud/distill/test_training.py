@@ -186,6 +186,11 @@ def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:
     assert process.returncode == 143, said
     assert "saved at step" in said
     assert (tmp_path / "run" / "checkpoint" / "state.safetensors").exists()
+    assert {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()} <= {
+        ".safetensors",
+        ".json",
+        ".jsonl",
+    }
 
 
 def test_a_torn_last_line_of_the_curve_is_dropped_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
