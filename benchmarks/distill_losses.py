@@ -59,7 +59,7 @@ RATES = {False: 3e-3, True: 1e-2}
 """Whether with LoRA -> learning rate."""
 FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
 QUICK = LossesSize({"arithmetic": 256, "code": 128}, 30, 8)
-SMOKE = LossesSize({"arithmetic": 8, "code": 8}, 2, 1, loras=(0,), losses=("hybrid",), length=24)
+SMOKE = LossesSize({"arithmetic": 4, "code": 4}, 1, 1, loras=(0,), losses=("hybrid",), length=16)
 
 
 class MemoryLog:
