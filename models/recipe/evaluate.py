@@ -39,7 +39,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Sample:
-    """What the target wrote after a prompt, and its logits at every token written."""
+    """Holds what the target wrote after a prompt, and its logits at every token written."""
 
     prompt: prompts.Prompt
     prompt_ids: list[int]

@@ -18,7 +18,7 @@ _REQUEST_FILE = "decay.json"
 
 @dataclass(frozen=True)
 class TrainStep:
-    """How the next step trains."""
+    """Says how the next step trains."""
 
     rate: float
     """Multiple of the peak learning rate."""

@@ -26,7 +26,7 @@ _GRADIENT_NORM = 1.0
 
 
 class Lessons(Protocol[Part]):
-    """What a model learns from: batches, each in parts of equal weight, and the loss of one part."""
+    """Provides what a model learns from: batches, each in parts of equal weight, and the loss of one part."""
 
     def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Part]:
         """Return the parts of the next step: a pure function of its arguments, so that a run can resume."""
