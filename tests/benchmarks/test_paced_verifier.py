@@ -27,12 +27,12 @@ def test_a_pass_takes_as_long_as_its_rows_ask_for() -> None:
 
 def test_a_pass_that_took_longer_by_itself_is_counted_and_not_held_up() -> None:
     counts = PassCounts()
-    for seconds in (0.02, 0.0, 0.0, 0.0):
-        with hold(Pace(1.0), counts, 1):
+    for seconds in (0.05, 0.0, 0.0, 0.0):
+        with hold(Pace(20.0), counts, 1):
             time.sleep(seconds)
     assert counts.overran == pytest.approx(0.25)
     counts.begin()
-    with hold(Pace(1.0), counts, 1):
+    with hold(Pace(20.0), counts, 1):
         pass
     assert counts.overran == 0.0
 
