@@ -56,9 +56,10 @@ class VerifierConfig(BaseSettings):
     insecure: bool = False
     """Allow connections in plain text to and from other machines."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the logits of one-token
-    and batched steps then agree to about 1e-5."""
+    and batched steps then agree to about 1e-5. float16 is for GPUs without bfloat16; models trained
+    in bfloat16 may overflow in it."""
     device: str = "cpu"
     """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
     attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
