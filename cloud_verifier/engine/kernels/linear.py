@@ -46,6 +46,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.dtype = linear.weight.dtype
+        self.weight = torch.empty_like(linear.weight, device="meta")
+        """Shape and dtype, which some models ask for; it holds no values."""
         self._bias = linear.bias
         self._packed = _pack(linear.weight.detach().contiguous(), _HINT_ROWS)
 
