@@ -1,7 +1,8 @@
-"""Run a Hugging Face causal LM with attention over the KV pool; the only module that knows transformers' internals.
+"""Run a Hugging Face causal LM with attention over the KV pool; only `architecture` knows transformers as closely.
 
 transformers calls the attention function that is registered here with every layer's query, key and value; the step's
-plan is an extra keyword of the model's forward. Nothing else of the model is changed but its linear layers (kernels).
+plan waits for it in a context variable, since some models do not hand keywords of their forward on to their layers.
+Nothing else of the model is changed but its linear layers (kernels) and positions that depend on the whole batch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +19,24 @@ from typing import Any, Self
 import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
+from cloud_verifier.engine.architecture import (
+    ALL_LOGITS,
+    FAILING,
+    LOST_WINDOW,
+    OTHER_LAYERS,
+    OWN_ATTENTION,
+    OWN_MASK,
+    POSITION_BIAS,
+    UNKNOWN_TYPE,
+    Refusal,
+    check_layers,
+    check_no_mixture,
+    fix_rope,
+    longest_sequence,
+)
 from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
@@ -37,13 +55,8 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "triton": TritonBackend,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-REFUSED_ROPE = ("longrope", "dynamic")
-"""Both depend on the longest position of the batch, so that one session's length would change another's tokens."""
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """The files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
-MIXTURE = ("expert", "router", "moe")
-"""Every mixture of experts in transformers has one of these in the name or class of some part."""
-SERVED_LAYERS = ("full_attention", "sliding_attention")
 
 Progress = Callable[[str], None]
 Read = Callable[[Path, torch.dtype], Any]
@@ -72,10 +85,11 @@ class TargetModel:
         self.device: torch.device = parameter.device
         self.deviation: float | None = None
         self.eos_token_ids = _eos_token_ids(module)
-        _refuse_unsupported(self.config, self.label)
+        check_layers(module, self.label)
         if self.attention.name == "exact":
-            _refuse_mixture(module, self.label)
+            check_no_mixture(module, self.label)
         _install(module, self.label)
+        fix_rope(module)
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
@@ -137,7 +151,7 @@ class TargetModel:
     @property
     def max_sequence(self) -> int:
         """Return the most positions that the model supports, prompt and output together."""
-        return int(getattr(self.config, "max_position_embeddings", None) or 131_072)
+        return longest_sequence(self.config)
 
     @property
     def dtype(self) -> str:
@@ -168,10 +182,14 @@ class TargetModel:
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
         """Run the module: ids and positions `[1, T]`, rows `[R]` -> logits `[R, V]`."""
-        out = self.module(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, outrider_plan=plan
-        )
+        before = _running.set(plan)
+        try:
+            out = self.module(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows)
+        finally:
+            _running.reset(before)
         logits: torch.Tensor = out.logits[0]
+        if len(logits) != len(rows):
+            raise _Unserved(ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
         return logits
 
     @torch.inference_mode()
@@ -192,18 +210,14 @@ class TargetModel:
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         batch = PackedBatch((), ids, torch.arange(2, device=self.device)[None], rows, ())
         try:
-            logits = self.forward(batch, probe)
-        except ModelRefused:
-            raise
+            self.forward(batch, probe)
+        except _Unserved as error:
+            raise error.refusal.of(self.label, error.facts) from error
         except Exception as error:
-            raise ModelRefused(f"{self.label} fails on a packed forward: {type(error).__name__}: {error}") from error
-        if sorted(probe.layers) != list(range(int(self.config.num_hidden_layers))):
-            raise ModelRefused(
-                f"{self.label} ignores the attention that it is given: {len(probe.layers)} of "
-                f"{self.config.num_hidden_layers} layers called it"
-            )
-        if logits.shape[0] != 1:
-            raise ModelRefused(f"{self.label} ignores logits_to_keep: {logits.shape[0]} rows came, 1 was asked for")
+            raise FAILING.of(self.label, f"{type(error).__name__}: {error}") from error
+        layers = int(self.config.num_hidden_layers)
+        if sorted(probe.layers) != list(range(layers)):
+            raise OTHER_LAYERS.of(self.label, f"{len(probe.layers)} of {layers} layers")
         self._check_windows(probe)
         return tuple(probe.layers[i][0] for i in range(len(probe.layers)))
 
@@ -214,10 +228,11 @@ class TargetModel:
         if kinds:
             lost = any(k == "sliding_attention" and w is None for k, w in zip(kinds, windows, strict=False))
         else:
-            stated = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-            lost = bool(stated) and all(w is None for w in windows)
+            window = getattr(self.config, "sliding_window", None) or self.max_sequence
+            used = getattr(self.config, "use_sliding_window", True) and window < self.max_sequence
+            lost = used and all(w is None for w in windows)
         if lost:
-            raise ModelRefused(f"{self.label} has a sliding window but does not hand it to its attention")
+            raise LOST_WINDOW.of(self.label)
 
 
 def _padded(rows: torch.Tensor, tile: int) -> torch.Tensor:
@@ -240,6 +255,19 @@ class _Probe:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+_running: ContextVar[AttentionPlan] = ContextVar("running")
+"""The plan of the forward pass that runs in this thread."""
+
+
+class _Unserved(Exception):
+    """A layer was found that cannot be served, where the model's label is not known."""
+
+    def __init__(self, refusal: Refusal, facts: str) -> None:
+        super().__init__(refusal.why)
+        self.refusal = refusal
+        self.facts = facts
+
+
 def _attention(
     module: Any,
     query: torch.Tensor,
@@ -247,7 +275,6 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    outrider_plan: AttentionPlan | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -255,13 +282,13 @@ def _attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers calls it in every layer: query `[1, Hq, T, D]` and so on -> `[1, T, Hq, Dv]`."""
-    if outrider_plan is None:
-        raise ModelRefused(f"{type(module).__name__} does not hand on the batch descriptor of the forward")
+    if attention_mask is not None:  # transformers builds none for ATTENTION
+        raise _Unserved(OWN_MASK, type(module).__name__)
     if position_bias is not None:
-        raise ModelRefused(f"{type(module).__name__} adds a position bias to its scores, which is not supported")
+        raise _Unserved(POSITION_BIAS, type(module).__name__)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, softcap, s_aux)
-    return outrider_plan.attend(module.layer_idx, query, key, value, scoring), None
+    return _running.get().attend(module.layer_idx, query, key, value, scoring), None
 
 
 def _install(module: Any, label: str) -> None:
@@ -270,9 +297,9 @@ def _install(module: Any, label: str) -> None:
     try:
         module.set_attn_implementation(ATTENTION)
     except (ValueError, ImportError) as error:
-        raise ModelRefused(f"{label}: {error}") from error
+        raise OWN_ATTENTION.of(label) from error
     if module.config.get_text_config()._attn_implementation != ATTENTION:
-        raise ModelRefused(f"{label} does not take its attention from AttentionInterface")
+        raise OWN_ATTENTION.of(label)
 
 
 def read_module(directory: Path, dtype: torch.dtype, where: str = "", **options: Any) -> Any:
@@ -288,29 +315,17 @@ def read_module(directory: Path, dtype: torch.dtype, where: str = "", **options:
             **options,
         )
     except Exception as error:
+        if (kind := _model_type(directory)) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise UNKNOWN_TYPE.of(f"{directory} (model type {kind})") from error
         raise ModelRefused(f"{directory} does not load{where}: {type(error).__name__}: {error}") from error
 
 
-def _refuse_unsupported(config: Any, label: str) -> None:
-    """Raise ModelRefused for what the numerics check, with its short sequences, cannot detect."""
-    unsupported = set(getattr(config, "layer_types", None) or ()) - set(SERVED_LAYERS)
-    if unsupported:
-        raise ModelRefused(f"{label} has layers of type {', '.join(sorted(unsupported))}; served are {SERVED_LAYERS}")
-    rope = json.dumps(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
-    for kind in REFUSED_ROPE:
-        if f'"{kind}"' in rope:
-            raise ModelRefused(f"{label} uses {kind} positions, which depend on the longest sequence of the batch")
-
-
-def _refuse_mixture(module: Any, label: str) -> None:
-    """Raise ModelRefused for a mixture of experts: the check may miss experts between which a last bit decides."""
-    for name, part in module.named_modules():
-        kind = type(part).__name__
-        if any(word in f"{name} {kind}".lower() for word in MIXTURE):
-            raise ModelRefused(
-                f"{label} cannot be served with exact attention: it is a mixture of experts ({kind}), and what its "
-                "routers compute depends on the rows beside a token; use sdpa"
-            )
+def _model_type(directory: Path) -> str:
+    """Return the type that the model's configuration states; empty if it states none."""
+    try:
+        return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _eos_token_ids(module: Any) -> tuple[int, ...]:
@@ -318,7 +333,7 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     generation = getattr(module, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
-        ids = module.config.get_text_config().eos_token_id
+        ids = getattr(module.config.get_text_config(), "eos_token_id", None)
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 

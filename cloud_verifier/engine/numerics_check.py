@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cloud_verifier.engine.architecture import DEVIATING, EXACT_BITS, FAILING_TREES
 from cloud_verifier.engine.batch import Ints, PackedBatch, Segment
 from cloud_verifier.engine.kv_pool import KVPool, Slots
 from cloud_verifier.engine.model import TargetModel
@@ -55,15 +56,12 @@ def check_numerics(model: TargetModel, *, rows: int = 512, seed: int = 0) -> flo
     except ModelRefused:
         raise
     except Exception as error:
-        raise ModelRefused(f"{model.label} fails on packed trees: {type(error).__name__}: {error}") from error
+        raise FAILING_TREES.of(model.label, f"{type(error).__name__}: {error}") from error
     exact = model.torch_dtype == torch.float32
     deviation = float(np.max(by_row) if exact else np.median(by_row))
     bound = FLOAT32_BOUND if exact else HALF_BOUND * max(1.0, greatest)
     if not deviation <= bound:  # also if it is not a number
-        raise ModelRefused(
-            f"{model.label} cannot be served: the logits of a tree and of plain sequences differ by {deviation:.2e}, "
-            f"must be at most {bound:.2e} in {model.dtype}"
-        )
+        raise DEVIATING.of(model.label, f"by {deviation:.2e}, must be at most {bound:.2e} in {model.dtype}")
     if model.attention.name == "exact":
         _check_bits(model, rows)
     model.deviation = deviation
@@ -103,10 +101,7 @@ def _check_bits(model: TargetModel, most_rows: int) -> None:
         segments = [_chain(tokens[:length], prefix, pool.allocate(length)) for length in lengths]
         together = torch.split(_logits(model, pool, segments), lengths)
         if not all(torch.equal(logits, alone[: len(logits)]) for logits in together):
-            raise ModelRefused(
-                f"{model.label} cannot be served with exact attention in {model.dtype} on {model.hardware}: in a step "
-                f"of {rows} rows some part of it gives a token other bits than alone; use sdpa"
-            )
+            raise EXACT_BITS.of(model.label, f"in a step of {rows} rows, in {model.dtype} on {model.hardware}")
         pool.release(np.concatenate([segment.slots for segment in segments]))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_targets import Reference, save_tiny
+from tiny_targets import Reference, make_tiny, save_tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,4 +29,4 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 def reference() -> Callable[[str], Reference]:
     """Return a function: kind -> plain transformers on the same weights, made once."""
     made: dict[str, Reference] = {}
-    return lambda kind: made.setdefault(kind, Reference(kind)) if kind not in made else made[kind]
+    return lambda kind: made.setdefault(kind, Reference(make_tiny(kind))) if kind not in made else made[kind]

@@ -90,8 +90,8 @@ def save_tiny(kind: str, directory: Path) -> Path:
 class Reference:
     """Run plain transformers: one forward pass per token over a DynamicCache, no tree, no batch."""
 
-    def __init__(self, kind: str) -> None:
-        self.module = make_tiny(kind)
+    def __init__(self, module: Any) -> None:
+        self.module = module
 
     @torch.inference_mode()
     def generate(

@@ -6,17 +6,19 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
+from families import FAMILIES
 from tiny_targets import EOS, SHAPE, TINY, VOCAB, make_tiny
 
+from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.batch import Segment
 from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.model import DTYPES, TargetModel
 from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
 from outrider.core.errors import ModelRefused
 
@@ -88,7 +90,16 @@ def test_a_model_with_code_of_its_own_is_refused(tiny_directory: Directory, tmp_
     config["auto_map"] = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "mine.py").write_text("raise SystemExit('code was run')")
-    with pytest.raises(ModelRefused, match="does not load"):
+    with pytest.raises(
+        ModelRefused, match=r"model type mine\) cannot be served: transformers has no text model of this"
+    ):
+        TargetModel.load(tmp_path)
+
+
+def test_weights_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    make_tiny("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelRefused, match="does not load: SafetensorError"):
         TargetModel.load(tmp_path)
 
 
@@ -99,16 +110,46 @@ def test_an_unknown_dtype_is_refused(tiny_directory: Directory) -> None:
 
 def test_a_model_that_has_its_own_attention_is_refused() -> None:
     falcon = transformers.FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
-    with pytest.raises(ModelRefused, match=r"falcon.*AttentionInterface"):
+    with pytest.raises(
+        ModelRefused, match=r"model type falcon\) cannot be served: it computes attention in code of its own"
+    ):
         TargetModel(tiny(falcon), name="f")
 
 
-def test_a_model_that_drops_the_batch_descriptor_is_refused() -> None:
+def test_a_model_that_makes_a_mask_of_its_own_is_refused() -> None:
+    module = make_tiny("llama")
+    layer = module.model.layers[1].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs | {"attention_mask": torch.zeros(1, 1, 1, 1)})
+    with pytest.raises(ModelRefused, match=r"model type llama\) cannot be served: .* a mask of its own"):
+        TargetModel(module, name="m")
+
+
+def test_a_model_that_computes_the_logits_of_all_tokens_is_refused() -> None:
     module = make_tiny("llama")
     forward = module.forward
-    module.forward = lambda *args, outrider_plan=None, **kwargs: forward(*args, **kwargs)
-    with pytest.raises(ModelRefused, match="does not hand on the batch descriptor"):
+    module.forward = lambda logits_to_keep=0, **kwargs: forward(**kwargs)
+    with pytest.raises(
+        ModelRefused, match=r"model type llama\) cannot be served: it computes the logits of all tokens"
+    ):
         TargetModel(module, name="m")
+
+
+def test_a_model_whose_forward_pass_fails_is_refused_with_the_error() -> None:
+    module = make_tiny("llama")
+    module.forward = lambda input_ids: None
+    with pytest.raises(
+        ModelRefused, match=r"cannot be served: its forward pass fails .* \(TypeError: .*\); choose a model"
+    ):
+        TargetModel(module, name="m")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_settings_offer_every_number_format_of_the_engine(dtype: str, tiny_directory: Directory) -> None:
+    assert get_args(VerifierConfig.model_fields["dtype"].annotation) == ("auto", *DTYPES)
+    model = TargetModel.load(tiny_directory("llama"), dtype=dtype)
+    check_numerics(model)
+    assert model.dtype == dtype
 
 
 def test_a_layer_that_does_not_call_the_attention_is_refused() -> None:
@@ -127,14 +168,22 @@ def test_a_window_that_does_not_reach_the_attention_is_refused() -> None:
         TargetModel(module, name="m")
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-def test_positions_that_depend_on_the_whole_batch_are_refused(rope: str) -> None:
-    parameters: dict[str, Any] = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0}
-    if rope == "longrope":
-        parameters |= {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "original_max_position_embeddings": 128}
-    config = transformers.LlamaConfig(**SHAPE, rope_parameters=parameters)
-    with pytest.raises(ModelRefused, match=rope):
-        TargetModel(tiny(config), name="m")
+@pytest.mark.parametrize(("family", "longest"), [("llama, dynamic rope", 256), ("phi3, longrope", 128)])
+def test_a_sequence_ends_where_its_length_would_change_the_positions_of_the_whole_batch(
+    family: str, longest: int
+) -> None:
+    modules = [FAMILIES[family].make() for _ in range(3)]
+    ids = list(range(VOCAB)) * 3
+    with torch.inference_mode():
+        within, beyond = (
+            module(torch.tensor([ids[:length]])).logits[0, :longest]
+            for module, length in zip(modules[1:], (longest, len(ids)), strict=True)
+        )
+    assert (within - beyond).abs().max() > 0.01
+    model = TargetModel(modules[0], name="m")
+    check_numerics(model)
+    assert model.max_sequence == longest
+    assert (model.linear_logits(ids[:longest]) - within).abs().max() < FLOAT32_BOUND / 10
 
 
 def test_layers_that_are_no_attention_are_refused() -> None:
@@ -180,6 +229,6 @@ def test_a_model_whose_trees_deviate_is_refused_with_difference_and_bound(
 ) -> None:
     module = make_tiny("llama").to(dtype)
     model = TargetModel(module, name="m", backend=backend)
-    with pytest.raises(ModelRefused, match=r"model type llama.* differ by .*, must be at most"):
+    with pytest.raises(ModelRefused, match=r"model type llama.* differ \(by .*, must be at most"):
         check_numerics(model)
     assert model.deviation is None

@@ -1,0 +1,116 @@
+"""Decide which architectures the engine serves; every sentence with which it refuses one stands in this module.
+
+A refusal names the model, says in one clause what about it cannot be served and why, and what to do instead. The note
+of a refused family in docs/models.md is that clause, word for word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.errors import ModelRefused
+
+SERVED_LAYERS = ("full_attention", "sliding_attention")
+STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+"""Types of layers that carry a state from token to token."""
+BATCH_ROPE = ("dynamic", "longrope")
+"""Rotary positions whose frequencies transformers changes for a whole batch once one sequence of it is long."""
+MIXTURE = "expert"
+"""Every mixture of experts in transformers has it in the name or class of some part."""
+
+OTHER_MODEL = "choose a model type that docs/models.md lists as served"
+OTHER_ATTENTION = "use --attention sdpa"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Says why a kind of model is not served.
+
+    why: a clause whose subject is the model.
+    instead: what the provider can do.
+    setting: the setting with which the model is not served; empty if it is never served.
+    """
+
+    why: str
+    instead: str = OTHER_MODEL
+    setting: str = ""
+
+    def of(self, label: str, facts: str = "") -> ModelRefused:
+        """Return the error for the model called `label`. facts: what was found in it, such as types of layers."""
+        found = f" ({facts})" if facts else ""
+        return ModelRefused(f"{label} cannot be served{self.setting}: {self.why}{found}; {self.instead}")
+
+
+UNKNOWN_TYPE = Refusal("transformers has no text model of this type, and no code from a model's folder is run")
+RUNNING_STATE = Refusal(
+    "it has layers that keep a running state of the sequence, from which a rejected draft token cannot be removed"
+)
+UNKNOWN_LAYERS = Refusal("it has layers with a kind of attention that the engine does not compute")
+OWN_ATTENTION = Refusal(
+    "it computes attention in code of its own, which cannot use the engine's slots for keys and values"
+)
+OTHER_LAYERS = Refusal("not all of its layers call the attention that they are given")
+OWN_MASK = Refusal("it gives its attention a mask of its own, and the engine masks the branches of token trees itself")
+POSITION_BIAS = Refusal("it adds a bias to its attention scores, which the engine does not compute")
+LOST_WINDOW = Refusal(
+    "it has a sliding window that it does not hand to its attention, so that a token would see others beyond the window"
+)
+ALL_LOGITS = Refusal("it computes the logits of all tokens where those of a few are asked for")
+FAILING = Refusal("its forward pass fails on a batch as the engine packs it")
+FAILING_TREES = Refusal("its forward pass fails on token trees")
+DEVIATING = Refusal("its logits for the nodes of a token tree and for plain sequences differ")
+EXACT_MIXTURE = Refusal(
+    "it is a mixture of experts, and what its routers compute for a token depends on the tokens beside it",
+    OTHER_ATTENTION,
+    " with exact attention",
+)
+EXACT_BITS = Refusal(
+    "some part of it gives a token other bits in a step with other tokens than alone",
+    OTHER_ATTENTION,
+    " with exact attention",
+)
+
+
+def check_layers(module: Any, label: str) -> None:
+    """Raise ModelRefused for layers that the numerics check, with its short sequences, may not notice."""
+    stated = getattr(module.config.get_text_config(), "layer_types", None)
+    kinds = set(stated or ()) - set(SERVED_LAYERS)
+    facts = ", ".join(sorted(kinds))
+    # transformers calls a whole family stateful, though some of its models have layers of attention alone.
+    if kinds.intersection(STATE_LAYERS) or (getattr(module, "_is_stateful", False) and not stated):
+        raise RUNNING_STATE.of(label, facts)
+    if kinds:
+        raise UNKNOWN_LAYERS.of(label, facts)
+
+
+def check_no_mixture(module: Any, label: str) -> None:
+    """Raise ModelRefused for a mixture of experts: the check may miss experts between which a last bit decides."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        if MIXTURE in f"{name} {kind}".lower():
+            raise EXACT_MIXTURE.of(label, kind)
+
+
+def longest_sequence(config: Any) -> int:
+    """Return the most positions that a sequence may have, prompt and output together.
+
+    With longrope a sequence ends where the frequencies would change: beyond, the length of one session would change the
+    tokens of another. With dynamic positions that is `max_position_embeddings` itself.
+    """
+    stated = int(getattr(config, "max_position_embeddings", None) or 131_072)
+    ropes = getattr(config, "rope_parameters", None) or {}  # of all layers, or by type of layer
+    each = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+    return min(
+        [stated, *(int(r["original_max_position_embeddings"]) for r in each if r.get("rope_type") == "longrope")]
+    )
+
+
+def fix_rope(module: Any) -> None:
+    """Keep BATCH_ROPE at the frequencies of sequences up to `longest_sequence`, without a look at each batch."""
+    for part in module.modules():
+        kind = getattr(part, "rope_type", None)
+        if isinstance(kind, dict):
+            part.rope_type = {layers: "default" if one in BATCH_ROPE else one for layers, one in kind.items()}
+        elif kind in BATCH_ROPE:
+            part.rope_type = "default"
