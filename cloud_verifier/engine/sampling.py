@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.errors import InternalError
-from outrider.core.processors import TokenCounts, penalise, surviving_log_probs
+from outrider.core.coupling import position_key, session_key
+from outrider.core.processors import TokenCounts, penalise
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
+from outrider.core.target_token import Row, argmax, sampled_token
 
 LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
@@ -38,29 +37,17 @@ class Sampler:
         row: logits `[V]` after the position's last ancestor. path: tokens accepted in this step on the way to the row.
         Raises InternalError if the logits are not finite.
         """
-        logits: NDArray[np.float32] = row.float().cpu().numpy()
-        if self.params.greedy and not self.params.penalised:
-            return _argmax(logits)
-        scores = penalise(logits.astype(np.float64), self.params, self.counts, path)
+        logits: Row = row.float().cpu().numpy()
+        if self.params.penalised:
+            logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
         if self.params.greedy:
-            return _argmax(scores)
-        # Noise is added only to what the filters left. NaN is not filtered, so that it is found.
-        ids, scores = surviving_log_probs(scores, self.params)
-        noisy = scores + gumbel(position_key(self.key, position), ids)
-        return int(ids[_argmax(noisy)])
+            return argmax(logits)
+        return sampled_token(logits, self.params, position_key(self.key, position))
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Count tokens that were committed."""
         if self.params.penalised:
             self.counts.add(tokens)
-
-
-def _argmax(scores: NDArray[np.float32] | NDArray[np.float64]) -> int:
-    """Return the index of the greatest score. Raises InternalError if it is not finite; NaN counts as greatest."""
-    best = int(scores.argmax()) if len(scores) else -1
-    if best < 0 or not np.isfinite(scores[best]):
-        raise InternalError("the target's logits are not finite")
-    return best
 
 
 def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

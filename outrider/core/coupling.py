@@ -11,10 +11,14 @@ Test vectors are in tests/core/test_coupling.py and docs/protocol.md.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.scratch import scratch
 
 # Integer and float64 arrays of numpy or torch; both understand the operators used here.
 Array = Any
@@ -24,6 +28,15 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _BELOW_ONE = 1.0 - 2.0**-53
+_LEAST_GUMBEL = -3.7
+"""Less than g can be, whose least value belongs to u = 2^-54."""
+_BLOCK = 1 << 15
+"""Ids that `ids_above` hashes at once: its arrays stay in a core's second cache."""
+_STEPS: NDArray[np.uint64] = np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_GOLDEN)
+# Arrays instead of numbers spare every operator a conversion.
+_ROUNDS = [
+    (np.array(bits, dtype=np.uint64), np.array(mix, dtype=np.uint64)) for bits, mix in ((30, _MIX_1), (27, _MIX_2))
+]
 
 
 def session_key(seed: int, prompt: Sequence[int]) -> int:
@@ -67,3 +80,26 @@ def uniform(at: int, ids: Array, xp: Any = np) -> Array:
 def gumbel(at: int, ids: Array, xp: Any = np) -> Array:
     """Return g = -log(-log u), float64, for the tokens `ids` at position key `at`; arguments as for `uniform`."""
     return -xp.log(-xp.log(uniform(at, ids, xp)))
+
+
+def ids_above(at: int, vocabulary: int, least: float) -> NDArray[np.int64]:
+    """Return, ascending, every id below `vocabulary` whose g at position key `at` is at least `least`, and few more.
+
+    It costs no logarithm: g rises with the hash, so a hash's upper 31 bits decide, and its last mixing step, which
+    leaves these as they are, is left out.
+    """
+    if least < _LEAST_GUMBEL:
+        return np.arange(vocabulary)
+    bound = np.array(max(0, int(math.exp(-math.exp(-least)) * 2.0**31) - 1) << 33, dtype=np.uint64)
+    hashes, shifted = scratch("hashes", _BLOCK, np.uint64), scratch("shifted", _BLOCK, np.uint64)
+    above = scratch("above", vocabulary, np.bool_)
+    for first in range(0, vocabulary, _BLOCK):
+        size = min(_BLOCK, vocabulary - first)
+        x, y = hashes[:size], shifted[:size]
+        np.add(_STEPS[:size], np.uint64((at + first * _GOLDEN) & _MASK), x)
+        for bits, factor in _ROUNDS:
+            np.right_shift(x, bits, y)
+            np.bitwise_xor(x, y, x)
+            np.multiply(x, factor, x)
+        np.greater_equal(x, bound, above[first : first + size])
+    return np.flatnonzero(above)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.coupling import gumbel, position_key
-from outrider.core.processors import TokenCounts, mass_before, penalise
+from outrider.core.coupling import gumbel, ids_above, position_key
+from outrider.core.processors import TokenCounts, greatest, mass_before, penalise
 from outrider.core.sampling import SamplingParams
+from outrider.core.scratch import reaching
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,15 @@ Row = NDArray[np.floating[Any]]
 _REACH = 9.0
 """Nats below the best token within which noise may plausibly lift a token to the top; the rest is left out."""
 _MAX_CANDIDATES = 256
-"""A distribution so flat that more tokens are within reach has no good proposals anyway."""
+"""Tokens that are looked at one by one, the most likely ones."""
+_RARE = 0.02
+"""Probability of all other tokens together at which it does not pay to look for those that noise lifts."""
+_SEARCHED = 1 << 16
+"""Ids among which these are looked for. Tokenizers number frequent tokens first, and a node has a fraction of a ms."""
+_LIFTED = 8
+"""The most of these that are proposed or have a margin to what is."""
+_STRIDE = 32
+"""One in so many tokens tells how probable the others are."""
 
 
 def propose(
@@ -53,36 +62,75 @@ def propose(
     if not ids.size:
         return []  # logits that are no numbers
     if not sampling.greedy:
-        ids, scores = _filtered(ids, values.astype(np.float64) / sampling.temperature, sampling)
-        scores = scores + gumbel(position_key(key, position), ids)
+        at = position_key(key, position)
+        ids, scores = _noisy(row, ids, values, sampling, at)
         order = np.argsort(-scores, kind="stable")[: count + 1]
         ids, values = ids[order], scores[order]
     return _ranked(ids.tolist(), values.tolist(), count)
 
 
+def _noisy(
+    row: Row, ids: NDArray[np.int64], values: Row, sampling: SamplingParams, at: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return ids and log q + g of the likely tokens that the filters leave, and of others that noise lifts above them.
+
+    ids, values: the likely tokens and their logits, greatest first. at: the position's key.
+    """
+    scaled = values.astype(np.float64) / sampling.temperature
+    others, weights = _others(row, scaled, sampling)
+    kept, scaled = _filtered(ids, scaled, sampling, float(weights.sum()))
+    scores = scaled + gumbel(at, kept)
+    inside = float(np.exp(scaled - scaled[0]).sum())
+    if len(kept) < len(ids) or weights.sum() <= _RARE * inside:
+        return kept, scores
+    lifted = ids_above(at, min(len(row), _SEARCHED), float(scores.max() - scaled[-1]))
+    lifted = lifted[row[lifted] < values[-1]]
+    further = row[lifted] / sampling.temperature
+    noisy = further + gumbel(at, lifted)
+    best = np.argsort(-noisy)[:_LIFTED]
+    if sampling.min_p > 0.0:
+        best = best[further[best] >= scaled[0] + math.log(sampling.min_p)]
+    if sampling.top_p < 1.0:
+        before = inside + (others > further[best, None]) @ weights
+        best = best[before < sampling.top_p * (inside + weights.sum())]
+    return np.concatenate((kept, lifted[best])), np.concatenate((scores, noisy[best]))
+
+
+def _others(
+    row: Row, scaled: NDArray[np.float64], sampling: SamplingParams
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a sample of the tokens less likely than those of `scaled`: log q and q over that of the best, `[n]` each.
+
+    Every one stands for _STRIDE tokens. It is empty if the filters leave none of them.
+    """
+    if len(scaled) < _MAX_CANDIDATES or 0 < sampling.top_k <= _MAX_CANDIDATES:
+        return np.empty(0), np.empty(0)
+    others = row[::_STRIDE].astype(np.float64) / sampling.temperature
+    others = others[others < scaled[-1]]
+    return others, np.exp(others - scaled[0]) * _STRIDE
+
+
 def _likely(row: Row, temperature: float) -> tuple[NDArray[np.int64], Row]:
     """Return ids and logits of the tokens within reach of the best, greatest first, at most _MAX_CANDIDATES."""
-    top = row.max()
-    ids = np.flatnonzero(row >= top - _REACH * temperature)
-    if ids.size > _MAX_CANDIDATES:  # halve the reach first: a partition of many ids costs as much as a draft's decode
-        ids = np.flatnonzero(row >= top - _REACH / 2 * temperature)
-    if ids.size > _MAX_CANDIDATES:
-        ids = ids[np.argpartition(row[ids], -_MAX_CANDIDATES)[-_MAX_CANDIDATES:]]
-        ids.sort()
+    top, floor = greatest(row, _MAX_CANDIDATES)
+    ids = np.flatnonzero(reaching(row, np.maximum(top - _REACH * temperature, floor)))
     values = row[ids]
-    order = np.argsort(-values, kind="stable")
+    order = np.argsort(-values, kind="stable")[:_MAX_CANDIDATES]
     return ids[order], values[order]
 
 
 def _filtered(
-    ids: NDArray[np.int64], scaled: NDArray[np.float64], sampling: SamplingParams
+    ids: NDArray[np.int64], scaled: NDArray[np.float64], sampling: SamplingParams, others: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Apply top-k, top-p and min-p to sorted candidates: the target never takes a token that its filters drop."""
+    """Apply top-k, top-p and min-p to sorted candidates: the target never takes a token that its filters drop.
+
+    others: probability of all other tokens relative to the best one's.
+    """
     if sampling.top_k:
         ids, scaled = ids[: sampling.top_k], scaled[: sampling.top_k]
     if sampling.top_p < 1.0:
         p = np.exp(scaled - scaled[0])
-        p /= p.sum()
+        p /= p.sum() + others
         kept = int(np.searchsorted(mass_before(p), sampling.top_p))
         ids, scaled = ids[:kept], scaled[:kept]
     if sampling.min_p > 0.0:

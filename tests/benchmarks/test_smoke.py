@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 from benchmarks import (
     capacity,
@@ -30,6 +31,7 @@ from benchmarks import (
     overload,
     soak,
     swarm,
+    vocabulary,
 )
 from benchmarks.capacity import CapacityClusters
 from benchmarks.distill import __main__ as distill
@@ -242,6 +244,17 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["step_ms"].keys() == {"1x0", "1x1", "1x8", "2x0", "2x1", "2x8"}
     assert 0 < last["overhead_share_b16"] < 1
     assert min(last[f"ar_{figure}"] for figure in ("b16_vs_best_hf", "ragged_vs_best_hf", "single_vs_hf_assisted")) > 0
+
+
+def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    vocabulary.main(SMOKE)
+    torch.set_num_threads(threads)
+    last = last_line(capsys)
+    assert last.keys() == {"walk_ms", "outside_share", "propose_ms"}
+    assert last["walk_ms"].keys() == {"greedy", "t", "top_p_peaked", "top_p_flat", "top_k"}
+    assert 0 < last["outside_share"] < 1
+    assert min(last["propose_ms"], *last["walk_ms"].values()) > 0
 
 
 def test_exact(capsys: pytest.CaptureFixture[str]) -> None:

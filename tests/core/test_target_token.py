@@ -1,0 +1,191 @@
+"""Test that the target's token in a large vocabulary is the one that the reference chooses, whatever the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from outrider.core import target_token
+from outrider.core.coupling import gumbel, ids_above, position_key
+from outrider.core.errors import InternalError
+from outrider.core.processors import greatest
+from outrider.core.sampling import SamplingParams
+from outrider.core.target_token import quick_token, reference_token, sampled_token
+
+Row = NDArray[np.float32]
+
+VOCABULARY = 151_936
+
+
+def hot(temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingParams:
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+def bfloat16(row: Row) -> Row:
+    """Cut the mantissa to bfloat16's, so that many logits are equal."""
+    return (row.view(np.int32) & -65536).view(np.float32)
+
+
+def flat(seed: int) -> Row:
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)
+
+
+def peaked(seed: int) -> Row:
+    row = 2.5 * flat(seed)
+    row[np.random.default_rng(seed).integers(0, VOCABULARY, 40)] += np.linspace(4, 13, 40, dtype=np.float32)
+    return row
+
+
+def masked(seed: int) -> Row:
+    """Return logits of which all but 40 are -inf, as under a grammar."""
+    row = np.full(VOCABULARY, -np.inf, dtype=np.float32)
+    row[np.random.default_rng(seed).integers(0, VOCABULARY, 40)] = flat(seed)[:40]
+    return row
+
+
+ROWS: dict[str, Callable[[int], Row]] = {
+    "flat": flat,
+    "peaked": peaked,
+    "flat in bfloat16": lambda seed: bfloat16(flat(seed)),
+    "peaked in bfloat16": lambda seed: bfloat16(peaked(seed)),
+    "masked": masked,
+    "two values": lambda seed: np.sign(flat(seed)),
+    "far from zero": lambda seed: flat(seed) + np.float32(5e4),
+    "one far ahead": lambda seed: np.where(np.arange(VOCABULARY) == 99, np.float32(80.0), flat(seed)),
+}
+PARAMS = [
+    hot(),
+    hot(temperature=0.01),
+    hot(temperature=3.0),
+    hot(top_p=0.95),
+    hot(top_p=0.3),
+    hot(temperature=1.5, top_p=0.999),
+    hot(top_k=1),
+    hot(top_k=50),
+    hot(top_k=50, top_p=0.95),
+    hot(top_k=2_000, top_p=0.6, min_p=0.01),
+    hot(top_k=120_000, top_p=0.9),
+    hot(min_p=0.05),
+    hot(temperature=2.0, min_p=1e-6),
+    hot(top_p=0.9, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=lambda p: f"T{p.temperature} k{p.top_k} p{p.top_p} m{p.min_p}")
+@pytest.mark.parametrize("kind", ROWS)
+def test_large_vocabularies_give_the_token_of_the_reference(kind: str, params: SamplingParams) -> None:
+    row = ROWS[kind](3)
+    for position in range(4):
+        at = position_key(17, position)
+        assert sampled_token(row, params, at) == reference_token(row, params, at)
+
+
+@pytest.mark.parametrize("params", PARAMS[:8], ids=lambda p: f"T{p.temperature} k{p.top_k} p{p.top_p} m{p.min_p}")
+@pytest.mark.parametrize("kind", ["flat", "peaked", "masked"])
+def test_ordinary_logits_need_no_reference(kind: str, params: SamplingParams) -> None:
+    found = [quick_token(ROWS[kind](1), params, position_key(4, position)) for position in range(20)]
+    assert found.count(None) <= 1
+
+
+def test_doubles_are_taken_as_they_are() -> None:
+    row = flat(5).astype(np.float64) / 3.0
+    for position in range(5):
+        at = position_key(8, position)
+        for params in (hot(), hot(top_p=0.95)):
+            assert sampled_token(row, params, at) == reference_token(row, params, at)
+
+
+@pytest.mark.parametrize("params", [hot(top_k=1), hot(top_p=0.3)])
+def test_logits_that_rounding_makes_equal_are_ordered_by_id(params: SamplingParams) -> None:
+    row = np.full(10_000, -60.0, dtype=np.float32)
+    row[[40, 70, 9_000]] = (0.0, 1e-30, 1e-20)
+    assert sampled_token(row, params, 3) == reference_token(row, params, 3) == 40
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [hot(), hot(top_k=50), hot(top_p=0.95), hot(min_p=0.1)])
+def test_a_logit_that_is_no_number_is_an_error_in_a_large_vocabulary(bad: float, params: SamplingParams) -> None:
+    row = flat(1)
+    row[150_000] = bad
+    with np.errstate(invalid="ignore"), pytest.raises(InternalError, match="not finite"):
+        sampled_token(row, params, 5)
+
+
+@pytest.fixture(scope="module")
+def short_head() -> Iterator[None]:
+    """Look at four tokens one by one, so that others matter in a vocabulary of a few dozen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_token, "_HEAD", 4)
+        yield
+
+
+few_values = st.sampled_from([-np.inf, -3.0, -1.0, -1e-12, 0.0, 1e-30, 0.5, 0.5 + 2**-24, 1.0, 2.0, 8.0])
+rows = st.one_of(
+    st.lists(st.floats(-12, 12, width=32), min_size=1, max_size=60),
+    st.lists(few_values, min_size=1, max_size=60),
+    st.lists(st.floats(width=32), min_size=1, max_size=20),
+)
+shares = st.one_of(st.just(1.0), st.sampled_from([0.25, 0.5, 0.75, 0.9]), st.floats(1e-6, 1.0))
+params_of_requests = st.builds(
+    SamplingParams,
+    temperature=st.one_of(st.sampled_from([0.001, 0.5, 0.8, 1.0]), st.floats(0.001, 20.0)),
+    top_k=st.integers(0, 70),
+    top_p=shares,
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
+)
+
+
+def outcome(choose: Callable[[], int | None]) -> int | str | None:
+    try:
+        return choose()
+    except InternalError:
+        return "not finite"
+
+
+@settings(max_examples=600, deadline=None)
+@example(row=[0.0, 1e-30, 1e-30, 1e-30, 1e-30], params=hot(top_k=1), at=0, doubles=False)
+@given(row=rows, params=params_of_requests, at=st.integers(0, 2**64 - 1), doubles=st.booleans())
+def test_a_token_that_is_certain_is_the_token_of_the_reference(
+    short_head: None, row: list[float], params: SamplingParams, at: int, doubles: bool
+) -> None:
+    logits = np.array(row, dtype=np.float64 if doubles else np.float32)
+    with np.errstate(all="ignore"):
+        expected = outcome(lambda: reference_token(logits, params, at))
+        assert outcome(lambda: quick_token(logits, params, at)) in (None, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(at=st.integers(0, 2**64 - 1), least=st.floats(-5, 40), vocabulary=st.integers(1, 70_000))
+def test_ids_above_a_bound_are_found_and_hardly_any_other(at: int, least: float, vocabulary: int) -> None:
+    found = ids_above(at, vocabulary, least)
+    noise = gumbel(at, np.arange(vocabulary))
+    assert np.isin(np.flatnonzero(noise >= least), found).all()
+    # A hash whose upper 31 bits are all ones may be any of the greatest.
+    assert (noise[found] >= min(least, 20.0) - 1.0).all()
+    assert (np.diff(found) > 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 20_000), count=st.integers(1, 3_000), ties=st.booleans())
+def test_so_many_elements_reach_the_bound_of_the_greatest(seed: int, length: int, count: int, ties: bool) -> None:
+    row = np.random.default_rng(seed).standard_normal(length).astype(np.float32)
+    row = row.round() if ties else row
+    top, bound = greatest(row, count)
+    assert top == row.max()
+    reaching = np.count_nonzero(row >= bound)
+    assert reaching >= min(count, length)
+    if not ties:
+        assert reaching <= 3 * count
+
+
+def test_the_maximum_of_a_row_with_nan_is_nan() -> None:
+    for length in (10, 10_000):
+        for index in (0, length - 1):
+            row = np.zeros(length, dtype=np.float32)
+            row[index] = np.nan
+            assert np.isnan(greatest(row, 5)[0])
