@@ -30,7 +30,7 @@ _MIX_2 = 0x94D049BB133111EB
 _BELOW_ONE = 1.0 - 2.0**-53
 _LEAST_GUMBEL = -3.7
 """Less than g can be, whose least value belongs to u = 2^-54."""
-_BLOCK = 1 << 15
+_BLOCK = 1 << 14
 """Ids that `ids_above` hashes at once: its arrays stay in a core's second cache."""
 _STEPS: NDArray[np.uint64] = np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_GOLDEN)
 # Arrays instead of numbers spare every operator a conversion.
