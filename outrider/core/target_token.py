@@ -37,7 +37,7 @@ _WEIGHT_SLACK = 1e-4
 
 
 def argmax(scores: Row) -> int:
-    """Return the first index of the greatest score; NaN counts as greatest. Raises InternalError if it is not finite."""
+    """Return the first index of the greatest score, which NaN is. Raises InternalError if that is not finite."""
     best = int(scores.argmax()) if len(scores) else -1
     if best < 0 or not np.isfinite(scores[best]):
         raise InternalError("the target's logits are not finite")
