@@ -22,4 +22,6 @@ def scratch(name: str, length: int, dtype: DTypeLike) -> NDArray[Any]:
 
 def reaching(row: NDArray[Any], least: Any) -> NDArray[np.bool_]:
     """Return `[V]`: which elements of `row` `[V]` are at least `least`. The next call in this thread overwrites it."""
-    return np.greater_equal(row, least, out=scratch("reaching", len(row), np.bool_))
+    found: NDArray[np.bool_] = scratch("reaching", len(row), np.bool_)
+    np.greater_equal(row, least, out=found)
+    return found
