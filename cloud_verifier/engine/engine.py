@@ -23,6 +23,7 @@ import torch
 from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.kernels.device_sampling import DeviceSampler
 from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import Recording
@@ -117,6 +118,7 @@ class Engine:
         """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, self._pool, self._profiler, self._live)
+        self._device_sampler = DeviceSampler.on(model.device)
         self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
         self.recording = Recording(self.config.record_top)
@@ -367,11 +369,16 @@ class Engine:
     def _verify(self, rows: Sequence[_Rows], packed: PackedBatch, logits: torch.Tensor) -> list[Verified | None]:
         """Return every session's path; None if its prompt goes on, or if the session failed."""
         verifications: list[Verified | None] = []
+        ahead: list[int | None] = []
+        if self._device_sampler is not None:
+            trees = [(session.sampler, batch) for session, _, batch in rows if batch is not None]
+            ahead = self._device_sampler.choose(logits, [(s, b.position + d) for s, b in trees for d in (0, *b.depths)])
         for (session, _, batch), start in zip(rows, packed.logit_starts, strict=True):
             verified = None
             if batch is not None:
                 try:
-                    verified = session.verify(batch, logits[start : start + 1 + len(batch.ids)])
+                    end = start + 1 + len(batch.ids)
+                    verified = session.verify(batch, logits[start:end], ahead[start:end])
                 except Exception as error:
                     with about(session=session.session_id):
                         log.warning("verification fails in session %s: %s", session.session_id, error)

@@ -336,11 +336,15 @@ class EngineSession:
         """Return the last committed token and so many nodes, those of greatest acceptance."""
         return tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(nodes, self.directive)})
 
-    def verify(self, batch: TreeBatch, logits: torch.Tensor) -> Verified:
-        """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read."""
+    def verify(self, batch: TreeBatch, logits: torch.Tensor, ahead: Sequence[int | None] = ()) -> Verified:
+        """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read.
+
+        ahead: the rows' tokens, where they have been chosen; None for others. It may be empty.
+        """
 
         def target_token(row: int, path: Sequence[int]) -> int:
-            return self.sampler.choose(logits[row], batch.position + len(path), path)
+            token = ahead[row] if ahead else None
+            return self.sampler.choose(logits[row], batch.position + len(path), path) if token is None else token
 
         verified = verify(batch, target_token, self.protocol.ends)
         top = self.protocol.attach.logprobs

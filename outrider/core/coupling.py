@@ -53,7 +53,7 @@ def position_key(key: int, position: int) -> int:
     return x ^ (x >> 31)
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
     """Return the int64 that has the bits of the uint64 `x`."""
     return x - (1 << 64) if x >> 63 else x
 
@@ -68,9 +68,9 @@ def uniform(at: int, ids: Array, xp: Any = np) -> Array:
 
     ids: int64 of any shape but 0-d (numpy warns of overflow on scalars). xp: numpy or torch, whichever `ids` is of.
     """
-    x = ids * _signed(_GOLDEN) + _signed(at)
-    x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
+    x = ids * signed(_GOLDEN) + signed(at)
+    x = (x ^ _shift_right(x, 30)) * signed(_MIX_1)
+    x = (x ^ _shift_right(x, 27)) * signed(_MIX_2)
     x = x ^ _shift_right(x, 31)
     bits = xp.asarray(_shift_right(x, 11), dtype=xp.float64)
     # Rounding takes the greatest value to 1.0, whose g would be infinite.

@@ -29,9 +29,9 @@ _HEAD = 512
 """Most likely tokens that are looked at one by one. The noise of all others need only be compared with a bound, which
 about V / _HEAD of them exceed."""
 _SLACK = 1e-9
-"""Nats; more than the errors of float64 amount to, if logits are not beyond _FAR."""
-_FAR = 1e5
-"""Nats."""
+"""Nats; more than the errors of float64 amount to, if logits are not beyond FAR."""
+FAR = 1e5
+"""Nats from 0 up to which a token can be certain without the reference."""
 _WEIGHT_SLACK = 1e-4
 """Relative; more than the errors of float32 amount to in a weight that counts, or in a sum of V of them."""
 
@@ -60,6 +60,27 @@ def sampled_token(logits: Row, params: SamplingParams, at: int) -> int:
     return reference_token(logits, params, at) if token is None else token
 
 
+def token_among(ids: Ids, logits: Row, params: SamplingParams, at: int) -> int | None:
+    """Return the sampled token if top-k leaves none but some of `ids` `[n]`, ascending, with these logits `[n]`.
+
+    None if that is not certain without the reference.
+    """
+    if not abs(float(logits.max())) <= FAR * params.temperature:
+        return None  # also NaN
+    found = _by_likelihood(ids, logits, params.temperature)
+    if found is None:
+        return None
+    head = _filtered(found[0][: params.top_k], found[1][: params.top_k], params, None)
+    return _winner(head, head.scaled + gumbel(at, head.ids))
+
+
+def _winner(head: _Head, noisy: NDArray[np.float64]) -> int | None:
+    """Return the token of the greatest score among the head's, None if that is not certain."""
+    best = int(noisy.argmax())
+    certain = best < head.certain and np.count_nonzero(noisy >= noisy[best] - _SLACK) == 1
+    return int(head.ids[best]) if certain else None
+
+
 def quick_token(logits: Row, params: SamplingParams, at: int) -> int | None:
     """Return the sampled token, or None if that is not certain without the reference; arguments are the reference's."""
     head = _head_of(logits, params)
@@ -69,22 +90,14 @@ def quick_token(logits: Row, params: SamplingParams, at: int) -> int | None:
     best = int(noisy.argmax())
     if best >= head.certain:
         return None
-    least = float(noisy[best]) - _SLACK
-    if not head.closed:
-        ids, scaled, scores = _rivals(logits, head, params, at, least)
-        refused = -math.inf
-        for rank in range(len(ids)):
-            if scaled[rank] <= refused:
-                continue
-            allowed = head.allows(int(ids[rank]), float(scaled[rank]), params)
-            if allowed is None:
-                return None
-            refused = float(scaled[rank])
-            if allowed:
-                second = max([float(noisy[best]), *scores[rank + 1 : rank + 2].tolist()])
-                return int(ids[rank]) if scores[rank] > second + _SLACK else None
-    ahead = np.count_nonzero(noisy >= least)
-    return int(head.ids[best]) if ahead == 1 else None
+    if head.closed:
+        return _winner(head, noisy)
+    ids, scaled, scores = _rivals(logits, head, params, at, float(noisy[best]) - _SLACK)
+    rank = _first_allowed(head, ids, scaled, params)
+    if rank is None or rank == len(ids):
+        return None if rank is None else _winner(head, noisy)
+    second = max([float(noisy[best]), *scores[rank + 1 : rank + 2].tolist()])
+    return int(ids[rank]) if scores[rank] > second + _SLACK else None
 
 
 @dataclass(frozen=True)
@@ -159,36 +172,65 @@ def _head_of(logits: Row, params: SamplingParams) -> _Head | None:
     """Return the head of a distribution; None if its filters' order of tokens is not certain."""
     top_k = params.top_k if params.top_k < len(logits) else 0
     top, floor = greatest(logits, max(_HEAD, top_k))
-    if not abs(top) <= _FAR * params.temperature:
+    if not abs(top) <= FAR * params.temperature:
         return None  # also NaN
     near = floor - 2.0 * _SLACK * params.temperature
     ids = np.flatnonzero(reaching(logits, max(near, float(np.finfo(logits.dtype).min))))
-    scaled = logits[ids].astype(np.float64) / params.temperature
+    found = _by_likelihood(ids, logits[ids], params.temperature)
+    if found is None:
+        return None
+    ids, scaled = found
+    if not (top_k > 0 or floor == -math.inf):
+        inside = int(np.count_nonzero(scaled >= floor / params.temperature))
+        return _filtered(ids[:inside], scaled[:inside], params, (logits, top, floor))
+    return _filtered(ids[: top_k or None], scaled[: top_k or None], params, None)
+
+
+def _by_likelihood(ids: Ids, values: Row, temperature: float) -> tuple[Ids, NDArray[np.float64]] | None:
+    """Return ids and logits over the temperature, greatest first, of equal ones the lowest id; None if two are near."""
+    scaled = values.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
     ids, scaled = ids[order], scaled[order]
     gaps = scaled[:-1] - scaled[1:]
-    if ((gaps > 0.0) & (gaps <= _SLACK)).any():
-        return None  # once normalised they may be equal, and then ordered by id
-    inside = int(np.count_nonzero(scaled >= floor / params.temperature))
-    ids, scaled = ids[:inside], scaled[:inside]
-    complete = top_k > 0 or floor == -math.inf
-    if top_k:
-        ids, scaled = ids[:top_k], scaled[:top_k]
+    # Once normalised these may be equal, and then ordered by id.
+    return None if ((gaps > 0.0) & (gaps <= _SLACK)).any() else (ids, scaled)
+
+
+def _filtered(
+    ids: Ids, scaled: NDArray[np.float64], params: SamplingParams, outside: tuple[Row, float, float] | None
+) -> _Head:
+    """Return those of the most likely tokens that top-p and min-p may leave.
+
+    outside: None if the filters leave no other tokens; else all logits, the greatest of them, and the head's least one.
+    """
     certain = possible = len(ids)
     weights = None
     if params.top_p < 1.0:
         own = np.exp(scaled - scaled[0])
-        weights = None if complete else _Weights.of(logits, top, params.temperature)
+        weights = None if outside is None else _Weights.of(outside[0], outside[1], params.temperature)
         total, slack = (weights.total, _WEIGHT_SLACK) if weights else (float(own.sum()), _SLACK)
-        certain, possible = np.searchsorted(
-            mass_before(own), ((params.top_p - slack) * total, (params.top_p + slack) * total)
-        ).tolist()
+        bounds = ((params.top_p - slack) * total, (params.top_p + slack) * total)
+        certain, possible = np.searchsorted(mass_before(own), bounds).tolist()
     if params.min_p > 0.0:
         least = float(scaled[0]) + math.log(params.min_p)
-        bounds = np.searchsorted(-scaled, (-least - _SLACK, -least + _SLACK), side="right").tolist()
-        certain, possible = min(certain, bounds[0]), min(possible, bounds[1])
-    closed = complete or possible < len(ids)
+        cuts = np.searchsorted(-scaled, (-least - _SLACK, -least + _SLACK), side="right").tolist()
+        certain, possible = min(certain, cuts[0]), min(possible, cuts[1])
+    closed = outside is None or possible < len(ids)
+    floor = -math.inf if outside is None else outside[2]
     return _Head(ids[:possible], scaled[:possible], max(1, certain), closed, floor, weights)
+
+
+def _first_allowed(head: _Head, ids: Ids, scaled: NDArray[np.float64], params: SamplingParams) -> int | None:
+    """Return the index of the first rival that the filters leave, `n` if they leave none; None if it is not certain."""
+    refused = -math.inf
+    for rank, token in enumerate(ids.tolist()):
+        if scaled[rank] <= refused:
+            continue  # less likely than one that is out
+        allowed = head.allows(token, float(scaled[rank]), params)
+        if allowed is not False:
+            return rank if allowed else None
+        refused = max(refused, float(scaled[rank]))
+    return len(ids)
 
 
 def _rivals(

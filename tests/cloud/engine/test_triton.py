@@ -99,6 +99,16 @@ def test_the_kernels_compile_for_gpus_and_fit_them(
         assert max(map(int, took)) <= SHARED_BYTES[capability]
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_kernels_that_choose_tokens_compile_for_gpus(dtype: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    script = str(HERE / "triton_compiles.py")
+    ran = in_a_process(script, "race", dtype, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["80", "90"]
+
+
 def random_segment(start: int, chain: int, nodes: int, rng: np.random.Generator) -> Segment:
     parents = [chain - 1 + int(rng.integers(0, node + 1)) for node in range(nodes)]
     positions = [*range(start, start + chain)]
@@ -195,7 +205,8 @@ def test_triton_without_cuda_is_refused(tiny_directory: Callable[[str], Path]) -
         TargetModel.load(tiny_directory("llama"), attention="triton")
 
 
-def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them() -> None:
-    kernels = "cloud_verifier.engine.kernels.triton_kernels"
-    ran = in_a_process("-c", f"import sys, cloud_verifier.engine.model; print({kernels!r} in sys.modules)")
+@pytest.mark.parametrize("kernels", ["triton_kernels", "triton_race"])
+def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them(kernels: str) -> None:
+    kernels = f"cloud_verifier.engine.kernels.{kernels}"
+    ran = in_a_process("-c", f"import sys, cloud_verifier.engine.engine; print({kernels!r} in sys.modules)")
     assert ran.stdout.split() == ["False"], ran.stderr

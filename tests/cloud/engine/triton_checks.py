@@ -18,12 +18,17 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.kernels.device_sampling import DeviceSampler, choose_ahead
+from cloud_verifier.engine.kernels import triton_race
 from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, check_numerics
+from cloud_verifier.engine.sampling import Sampler
+from outrider.core.coupling import gumbel, position_key, signed
+from outrider.core.sampling import SamplingParams
 
 Directory = Callable[[str], Path]
 CUDA = torch.cuda.is_available()
@@ -377,6 +382,82 @@ def test_an_engine_with_graphs_generates_what_plain_transformers_does(
     assert [one.device.received for one in rig.clients.values()] == expected
     assert graphs.recorded
     assert not graphs.off
+
+
+def rows_of_requests(vocabulary: int) -> tuple[torch.Tensor, list[tuple[Sampler, int]]]:
+    """Return logits of 36 rows, flat ones and peaked ones, and requests with all ways to sample."""
+    ways: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"top_k": 7, "top_p": 0.8, "min_p": 0.01},
+        {"min_p": 0.02},
+        {"temperature": 0.01},
+        {"top_k": 2_000, "top_p": 0.9},
+        {"repetition_penalty": 1.2},
+    ]
+    samplers = [Sampler(SamplingParams(**{"temperature": 0.8, "seed": 5} | way), [3, 4]) for way in ways]  # type: ignore[arg-type]
+    wanted = [(sampler, position) for position in range(4) for sampler in samplers]
+    scales = torch.tensor([[1.0, 4.0][row % 2] for row in range(len(wanted))])
+    torch.manual_seed(1)
+    return torch.randn(len(wanted), vocabulary) * scales[:, None], wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_chosen_on_the_device_are_those_of_the_host(dtype: torch.dtype) -> None:
+    logits, wanted = rows_of_requests(5_000)
+    logits = logits.to(DEVICE, dtype)
+    found = choose_ahead(triton_race, logits, wanted)
+    chosen = [sampler.choose(row, position, []) for row, (sampler, position) in zip(logits, wanted, strict=True)]
+    assert all(token in (None, expected) for token, expected in zip(found, chosen, strict=True))
+    # Those with penalties, or both with a large top-k and top-p, are chosen on the host; few others need it.
+    assert found.count(None) <= 8 + 4
+
+
+def test_noise_on_the_device_is_that_of_the_host_up_to_rounding() -> None:
+    keys = [position_key(99, position) for position in range(3)]
+    logits = torch.zeros(3, 40_000, device=DEVICE)
+    raced = triton_race.race(
+        logits, torch.tensor([signed(key) for key in keys], device=DEVICE), torch.ones(3, device=DEVICE), 1e-9
+    )
+    for row, key in enumerate(keys):
+        noise = gumbel(key, np.arange(40_000))
+        first, second = np.argsort(-noise)[:2]
+        assert raced.tokens[row] == first
+        assert abs(raced.leads[row] - (noise[first] - noise[second])) < 2e-5
+        assert raced.ranks[row] == first
+        assert abs(raced.shares[row] - first / 40_000) < 1e-5
+
+
+def test_rows_that_are_no_numbers_are_left_to_the_host() -> None:
+    logits, wanted = rows_of_requests(3_000)
+    for row in range(len(wanted)):
+        logits[row, 2_999 - row] = [torch.nan, torch.inf, -torch.inf][row % 3]
+    found = choose_ahead(triton_race, logits.to(DEVICE), wanted)
+    for row, token in enumerate(found):
+        assert row % 3 == 2 or token is None
+
+
+def test_an_engine_that_chooses_on_the_device_generates_what_plain_transformers_does(
+    tiny_directory: Directory, reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TargetModel.load(tiny_directory("llama"), device=str(DEVICE), attention="sdpa")
+    check_numerics(model)
+    rig = Rig(model)
+    rig.engine._device_sampler = DeviceSampler(triton_race)
+    hot = SamplingParams(temperature=0.9, seed=3)
+    requests = [SamplingParams(), hot, replace(hot, top_k=12), replace(hot, presence_penalty=0.5)]
+    expected = [reference("llama").generate(prompt_of(9), 12, request, ignore_eos=True) for request in requests]
+    chosen: list[int | None] = []
+    choose = Sampler.choose
+    monkeypatch.setattr(Sampler, "choose", lambda *row: chosen.append(choose(*row)) or chosen[-1])
+    for request, tokens in zip(requests, expected, strict=True):
+        joining = client(prompt_of(9), adversary(tokens), 12, sampling=request, ignore_eos=True)
+        rig.attach(f"s{len(rig.clients)}", joining)
+    rig.run()
+    assert [one.device.received for one in rig.clients.values()] == expected
+    assert 12 <= len(chosen) < 20  # those of the session with a penalty, and of few other rows
 
 
 @ON_GPU

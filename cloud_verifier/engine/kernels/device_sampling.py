@@ -1,0 +1,148 @@
+"""Choose tokens where the logits are, on the accelerator, for all rows of a step in one pass.
+
+A walk learns only by a row's token which row is next, so all rows are looked at, before any walk, and little more than
+a token of each is copied to the host. A token is taken only if it is certain to be what `Sampler.choose` returns. Other
+rows, among them all with penalties, go to the host one by one if a walk visits them.
+
+It runs in triton's interpreter and compiles for sm_80 and sm_90. It has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloud_verifier.engine.sampling import Sampler
+from outrider.core.coupling import position_key, signed
+from outrider.core.sampling import SamplingParams
+from outrider.core.target_token import FAR, token_among
+
+log = logging.getLogger(__name__)
+
+Wanted = Sequence[tuple[Sampler, int]]
+"""The session's sampler and the generated position of each row."""
+
+MAX_TOP_K = 1024
+"""Rows with a greater top-k go to the host."""
+_SLACK = 1e-9
+"""Nats within which the reference's rounding may order two tokens otherwise."""
+_LEAD = 1e-4
+"""Nats by which a score in float32 must lead to be the greatest, beside _RELATIVE_LEAD of the greatest logit."""
+_RELATIVE_LEAD = 1e-6
+_SHARE_SLACK = 1e-4
+"""More than the errors of a share of the probability, in float32."""
+
+
+class DeviceSampler:
+    """Chooses tokens ahead of the walks; after an error it chooses none."""
+
+    def __init__(self, kernels: Any) -> None:
+        """Use module `triton_race`."""
+        self._kernels = kernels
+
+    @classmethod
+    def on(cls, device: torch.device) -> DeviceSampler | None:
+        """Return one for logits on this device, None if the host is the place to choose."""
+        if device.type != "cuda" or find_spec("triton") is None:
+            return None
+        from cloud_verifier.engine.kernels import triton_race
+
+        return cls(triton_race)
+
+    def choose(self, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+        """Return each row's token, None where it is not certain. logits: `[R, V]`. Never raises."""
+        if self._kernels is not None:
+            try:
+                return choose_ahead(self._kernels, logits, wanted)
+            except Exception:
+                log.exception("tokens cannot be chosen on the device; they are chosen on the host")
+                self._kernels = None
+        return [None] * len(wanted)
+
+
+@torch.inference_mode()
+def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+    """Return each row's token, None where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
+    tokens: list[int | None] = [None] * len(wanted)
+    ways: dict[str, list[int]] = {"greedy": [], "top_k": [], "race": []}
+    for row, (sampler, _) in enumerate(wanted):
+        if not sampler.params.penalised:
+            ways[_way(sampler.params, logits.shape[1])].append(row)
+    for way, choose in (("greedy", _greedy), ("top_k", _from_top_k), ("race", kernels.race)):
+        rows = ways[way]
+        if rows:
+            part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
+            some = [wanted[row] for row in rows]
+            found = _from_race(choose, part, some) if way == "race" else choose(part, some)
+            for row, token in zip(rows, found, strict=True):
+                tokens[row] = token
+    return tokens
+
+
+def _way(params: SamplingParams, vocabulary: int) -> str:
+    if params.greedy:
+        return "greedy"
+    return "top_k" if 0 < params.top_k <= min(MAX_TOP_K, vocabulary - 1) else "race"
+
+
+def _greedy(logits: torch.Tensor, _: Wanted) -> list[int | None]:
+    """Return the first id of each row's greatest logit, None if that is not finite."""
+    best, ids = logits.max(dim=1)
+    values, tokens = torch.stack((best.double(), ids.double())).tolist()
+    return [int(token) if math.isfinite(value) else None for value, token in zip(values, tokens, strict=True)]
+
+
+def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+    """Return the tokens of rows whose top-k leaves few, which are copied to the host and decided there."""
+    most = max(sampler.params.top_k for sampler, _ in wanted)
+    best, ids = logits.topk(most + 1, dim=1)
+    values, tokens = torch.stack((best.double(), ids.double())).cpu().numpy()
+    found: list[int | None] = []
+    for row, (sampler, position) in enumerate(wanted):
+        params = sampler.params
+        size = params.top_k + 1
+        kept, order = values[row, :size], np.argsort(tokens[row, :size])
+        # Which of the tokens beyond the last one are as likely is not known here.
+        if not kept[-2] - kept[-1] > _SLACK * params.temperature:
+            found.append(None)
+            continue
+        at = position_key(sampler.key, position)
+        found.append(token_among(tokens[row, :size][order].astype(np.int64), kept[order], params, at))
+    return found
+
+
+def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
+    """Return the tokens of rows whose winner without filters is one that the filters leave."""
+    keys = [signed(position_key(sampler.key, position)) for sampler, position in wanted]
+    temperatures = [sampler.params.temperature for sampler, _ in wanted]
+    device = logits.device
+    raced = race(
+        logits, torch.tensor(keys, device=device), torch.tensor(temperatures, device=device), slack=2.0 * _SLACK
+    )
+    return [
+        raced.tokens[row] if _certain(raced, row, sampler.params, logits.shape[1]) else None
+        for row, (sampler, _) in enumerate(wanted)
+    ]
+
+
+def _certain(raced: Any, row: int, params: SamplingParams, vocabulary: int) -> bool:
+    """Return whether a row's winner is the target's token for certain. Comparisons with NaN are false."""
+    temperature, top, share = params.temperature, raced.tops[row], raced.shares[row]
+    filtered = 0 < params.top_k < vocabulary
+    # What share of the probability top-k leaves is not known, so with both filters nothing is certain.
+    within_top_p = params.top_p == 1.0 or (not filtered and share < params.top_p - _SHARE_SLACK)
+    behind = (top - raced.logits[row]) / temperature
+    return bool(
+        abs(top) <= FAR * temperature
+        and raced.leads[row] > _LEAD + _RELATIVE_LEAD * abs(top) / temperature
+        and raced.near[row] == 0
+        and (not filtered or raced.ranks[row] < params.top_k)
+        and within_top_p
+        and (params.min_p == 0.0 or behind < -math.log(params.min_p) - _SLACK)
+    )
