@@ -18,10 +18,10 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kernels.device_sampling import DeviceSampler, choose_ahead
 from cloud_verifier.engine.kernels import triton_race
 from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
+from cloud_verifier.engine.kernels.device_sampling import DeviceSampler, choose_ahead
 from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.model import TargetModel
