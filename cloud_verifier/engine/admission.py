@@ -5,68 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_slots import slots_needed
 from cloud_verifier.engine.step_profiler import StepProfiler
-from outrider.core.errors import BadRequest, Overloaded
-from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.errors import Overloaded
+from outrider.core.protocol.messages import Finish
 from outrider.core.step_cost import StepCost
 
 
-def check_attach(attach: Attach, limits: SessionLimits, model: TargetModel, slots: int) -> None:
-    """Raise BadRequest for a session that the target, or a KV pool of so many slots, could never hold.
-
-    All other bounds, those of token ids among them, are those of `codecs.attach_from_proto`.
-    """
-    prompt, longest = len(attach.prompt), model.max_sequence
-    got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
-    if prompt + attach.max_tokens > longest:
-        raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
-    if slots_needed(attach, limits) > slots:
-        raise BadRequest.bound(field, got, f"at most {slots - limits.nodes}, what the verifier can hold")
-
-
 class Admission:
-    """Admits sessions by the number of live ones, by KV slots, and by the time until their first token."""
+    """Admits sessions by the number of live ones, by the target's room, and by the time until their first token."""
 
     def __init__(
-        self, config: EngineConfig, pool: KVPool, profiler: StepProfiler, live: Mapping[str, EngineSession]
+        self, config: EngineConfig, executor: TargetExecutor, profiler: StepProfiler, live: Mapping[str, EngineSession]
     ) -> None:
         self._config = config
-        self._pool = pool
+        self._executor = executor
         self._profiler = profiler
         self._live = live
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
-        """Give a session, which holds no slot yet, its cached prefix. Raises Overloaded if there is no room for it.
+        """Admit a session, which then has its cached prefix. Raises Overloaded if there is no room for it.
 
         replaced: the live session whose place it takes.
 
-        No more is reserved than the pool holds. A chat between its turns is no live session: its slots are in the
+        No more is admitted than the target holds. A chat between its turns is no live session: its slots are in the
         prefix cache, are evicted if others need them, and are computed again when it returns. A live session generates
         all the time, unless its device confirms nothing (rule 16): such a session ends when others need room. Its slots
         pass to the prefix cache as well, and its device attaches again for what it has not received.
         """
-        slots = session.slots
-        if not slots.needed:
-            return
+        if session.protocol.finish is not Finish.NONE:
+            return  # it is complete, and only sends what its device has not received
         if replaced is None and len(self._live) >= self._config.max_sessions:
             raise Overloaded(f"all {self._config.max_sessions} sessions are taken", retry_after_s=self._retry_after())
-        if self._config.prefix_cache:
-            if replaced is not None:
-                replaced.slots.share()  # that session goes on if there is no room for the new one
-            slots.take_prefix()
-        room = self._pool.unreserved + (replaced.slots.held_alone if replaced else 0)
-        if slots.needed > room:
-            needed = slots.needed
-            slots.release()
-            raise Overloaded(f"{needed} KV slots are needed, {room} are free", retry_after_s=self._retry_after())
+        try:
+            self._executor.admit(session, replaced)
+        except Overloaded as error:
+            raise Overloaded(str(error), retry_after_s=self._retry_after()) from None
         waiting_s, most_s = self._waiting_s(session), self._config.first_token_s
         if replaced is None and waiting_s > most_s:
-            slots.release()
+            self._executor.end(session, cache=False)
             raise Overloaded(
                 f"the prompts before it would keep it from its first token for {waiting_s:.1f} s,"
                 f" over first_token_s = {most_s:g}",

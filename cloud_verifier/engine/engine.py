@@ -16,17 +16,11 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-import torch
-
-from cloud_verifier.engine.admission import Admission, check_attach
-from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.admission import Admission
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kernels.device_sampling import DeviceSampler
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.recording import Recording
+from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
+from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
@@ -35,20 +29,11 @@ from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import StepProfiler
-from outrider.core.errors import (
-    Fenced,
-    InternalError,
-    ModelRefused,
-    OutriderError,
-    Overloaded,
-    ProtocolViolation,
-    Unavailable,
-)
+from outrider.core.errors import Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation, Unavailable
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.core.verification import TreeBatch, Verified
+from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
 
 log = logging.getLogger(__name__)
@@ -59,69 +44,37 @@ EXPLORE = 32
 """One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
 
-@dataclass(frozen=True)
-class Committed:
-    """A commit that is to be sent to a session's device."""
-
-    session_id: str
-    commit: Commit
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A session that ended without a last commit; its slots are free."""
-
-    session_id: str
-    epoch: int
-    error: OutriderError
-
-
-Event = Committed | Failed
-_Rows = tuple[EngineSession, Segment, TreeBatch | None]
-"""One session's part of a step: its rows, and its nodes; None if its prompt goes on after the step."""
-
-
 class Engine:
     """Verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
 
-    counters: may be read between steps. recording: tokens of recorded sessions; they are computed when they are taken,
-    so the caller should send the step's events before. allocation: how the rows for nodes are allocated to sessions; a
-    benchmark may set another policy between steps.
+    Implements VerificationEngine over any executor of a target. allocation: how the rows for nodes are allocated to
+    sessions; a benchmark may set another policy between steps.
     """
 
     def __init__(
         self,
-        model: TargetModel,
+        executor: TargetExecutor,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        cost: StepCost | None = None,
         server_draft: LlamaServerDraft | None = None,
     ) -> None:
-        """Take `cost`, measured by step_profiler.profile; without it the engine learns from its own steps.
-
-        server_draft: drafts for sessions whose devices draft nothing. Raises ModelRefused for an untested model.
-        """
-        if model.deviation is None:
-            raise ModelRefused(f"{model.label} has not passed the numerics check; call check_numerics(model) first")
-        self.model = model
+        """Drive `executor`. server_draft: drafts for sessions whose devices draft nothing."""
         self.config = config or EngineConfig()
         self.counters = EngineCounters(clock())
         self.allocation: AllocationPolicy = by_acceptance
         self._clock = clock
-        self._profiler = StepProfiler(cost or StepCost({1: 1e-3}), self.counters)
+        self._executor = executor
+        self._profiler = StepProfiler(executor.cost, self.counters)
         self._server_draft = ServerDraft(server_draft) if server_draft else None
         self._acceptance_of = tenant_acceptance()
         self._decision: StepPlan | Wait | None = None
         """The result of `_decide`; None after a change."""
-        self._pool = KVPool(model.layers, self.config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
         """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
-        self._admission = Admission(self.config, self._pool, self._profiler, self._live)
-        self._device_sampler = DeviceSampler.on(model.device)
+        self._admission = Admission(self.config, executor, self._profiler, self._live)
         self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
         self._outbox: list[Event] = []
-        self.recording = Recording(self.config.record_top)
         self._checked_stalled = clock()
         """When stalled sessions were last looked for."""
 
@@ -137,13 +90,7 @@ class Engine:
         draft_release: str = "",
         record: bool = False,
     ) -> None:
-        """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
-
-        A live session of the same id in an older epoch is replaced.
-        salt: only sessions with the same one, those of one tenant, share prefixes.
-        draft_release: that the device drafts with at first. record: whether `recording` has the session's tokens.
-        """
-        check_attach(attach, limits, self.model, self._pool.slots)
+        self._executor.check(attach, limits)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
@@ -151,12 +98,11 @@ class Engine:
         request = fingerprint(attach, salt)
         same = older is not None and older.request == request
         kept = older.protocol.committed if older and same else self._history.kept(session_id, request)
-        protocol = VerifierSession(attach, limits, eos_token_ids=self.model.eos_token_ids, kept=kept)
+        protocol = VerifierSession(attach, limits, eos_token_ids=self._executor.eos_token_ids, kept=kept)
         session = EngineSession(
             session_id,
             protocol,
             directive,
-            pool=self._pool,
             salt=salt,
             acceptance=self._acceptance_of(salt),
             now=self._clock(),
@@ -171,17 +117,14 @@ class Engine:
         if older is not None:
             self._close(older)
         self._ended.pop(session_id, None)
-        session.slots.reserve()
-        self.counters.prefix_hits += session.slots.leased > 0
-        self.counters.prefix_tokens += session.slots.leased
+        if protocol.finish is Finish.NONE:
+            self._executor.begin(session)
+        self.counters.prefix_hits += session.computed > 0
+        self.counters.prefix_tokens += session.computed
         self._live[session_id] = session
         self._publish(session, protocol.resend())
 
     def append(self, session_id: str, message: Append) -> None:
-        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
-
-        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
-        """
         self._decision = None
         if (session := self._live.get(session_id)) is None:
             return
@@ -191,20 +134,17 @@ class Engine:
             self._fail(session, error)
 
     def cancel(self, session_id: str, message: Cancel) -> None:
-        """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
         if (session := self._live.get(session_id)) is not None:
             self._publish(session, session.protocol.cancel(message))
 
     def stop(self, session_id: str) -> None:
-        """End a session whose device has gone; its committed tokens are remembered for its next attach."""
         self._decision = None
         if (session := self._live.get(session_id)) is not None:
             self._close(session)
         self._ended.pop(session_id, None)
 
     def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
-        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
         self._decision = None
         if (session := self._live.get(session_id)) is None:
             return
@@ -214,12 +154,10 @@ class Engine:
             session.timing.rtt_s = 1e-3 * rtt_ms
 
     def set_draft_release(self, session_id: str, draft_release: str) -> None:
-        """Note that the session's device drafts with another release from now on."""
         if (session := self._live.get(session_id)) is not None:
             session.set_draft_release(draft_release)
 
     def next_deadline(self) -> float | None:
-        """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
         if self._outbox:
             return float("-inf")
         now = self._clock()
@@ -230,7 +168,6 @@ class Engine:
                 return now
 
     def step(self) -> list[Event]:
-        """Run one forward pass, if one is due, and return its events and those of the calls before."""
         now = self._clock()
         if now >= self._checked_stalled + 1.0:
             self._checked_stalled = now
@@ -241,9 +178,11 @@ class Engine:
         events, self._outbox = self._outbox, []
         return events
 
+    def take_recorded(self) -> list[RecordedTokens]:
+        return self._executor.take_recorded()
+
     def stats(self) -> EngineStats:
-        """Return a snapshot of the engine and its sessions."""
-        counters, profiler = self.counters, self._profiler
+        counters, profiler, usage = self.counters, self._profiler, self._executor.usage
         live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())
         return EngineStats(
@@ -251,8 +190,8 @@ class Engine:
                 live_sessions=len(self._live),
                 step_ms=1e3 * profiler.step_s,
                 tokens_per_s=counters.rate.per_second(self._clock()),
-                kv_used=self._pool.used,
-                kv_capacity=self._pool.slots,
+                kv_used=usage.used,
+                kv_capacity=usage.capacity,
                 min_acceptance=profiler.min_acceptance,
                 node_ms=1e3 * profiler.node_s,
                 step_cost_ms={rows: 1e3 * seconds for rows, seconds in profiler.cost.table().items()},
@@ -260,10 +199,11 @@ class Engine:
                 timing_ms=profiler.parts_ms,
             ),
             sessions={**self._ended, **live},
-            kv_reserved=self._pool.reserved,
-            kv_cached=self._pool.prefixes.cached,
+            kv_reserved=usage.reserved,
+            kv_cached=usage.cached,
             dead=counters.dead + sum(session.dead for session in live.values()),
             ignored=counters.ignored + sum(session.ignored for session in live.values()),
+            unrecorded=self._executor.unrecorded,
             states={state: states[state] for state in STATES},
         )
 
@@ -291,7 +231,7 @@ class Engine:
         """Run a step: draft for it, prepare its rows, and advance the sessions that have some."""
         self._profiler.begin()
         self._decision = None
-        self.recording.clear()
+        self._executor.begin_step()
         plan = self._draft(plan)
         self._profiler.lap()
         for session_id in plan.favoured:
@@ -315,9 +255,9 @@ class Engine:
             self._server_draft = None
             return plan
 
-    def _prepare(self, allocations: Sequence[RowAllocation]) -> list[_Rows]:
+    def _prepare(self, allocations: Sequence[RowAllocation]) -> list[SessionRows]:
         """Return every session's rows; a session whose rows cannot be prepared fails alone."""
-        prepared: list[_Rows] = []
+        prepared: list[SessionRows] = []
         now = self._clock()
         for allocation in allocations:
             session = self._live[allocation.session_id]
@@ -326,76 +266,57 @@ class Engine:
             session.begin(self.counters.steps, now)
             try:
                 batch = session.batch(allocation.nodes) if allocation.chain == session.pending else None
-                prepared.append((session, session.slots.segment(allocation.chain, batch), batch))
+                rows = SessionRows(session, allocation.chain, batch)
+                self._executor.prepare(rows)
+                prepared.append(rows)
             except Exception as error:
                 with about(session=session.session_id):
                     log.exception("session %s fails before its step", session.session_id)
                 self._fail_internally(session, f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
-    def _advance(self, rows: Sequence[_Rows]) -> None:
-        """Run forward, verify and commit. If a forward pass fails, each session is tried alone, so that only one fails.
+    def _advance(self, rows: Sequence[SessionRows]) -> None:
+        """Run the step and commit. If that fails, each session is tried alone, so that only one fails.
 
-        A failed pass has changed nothing but the rows' own slots, which the next one writes anew. Until all sessions
+        A failed run has changed nothing but the rows' own slots, which the next one writes anew. Until all sessions
         were tried no slot is allocated, so slots that one releases or passes to the prefix cache keep their content.
         """
         try:
-            packed = PackedBatch.pack([segment for _, segment, _ in rows], self.model.device)
-            self._profiler.lap()
-            logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self._pool))
+            results = self._executor.run(rows, self._profiler.lap)
         except Unavailable:
             raise  # the target itself has gone, and no session is to blame
         except Exception as error:
             log.exception("a forward pass over %d sessions failed", len(rows))
             if len(rows) == 1:
-                self._fail_internally(rows[0][0], f"the forward pass failed: {type(error).__name__}")
+                self._fail_internally(rows[0].session, f"the forward pass failed: {type(error).__name__}")
             else:
                 for one in rows:
                     self._profiler.restart()
                     self._advance([one])
             return
-        self._profiler.lap()
-        verifications = self._verify(rows, packed, logits)
-        self._profiler.lap()
+        for one, result in zip(rows, results, strict=True):
+            if isinstance(result, OutriderError):
+                with about(session=one.session.session_id):
+                    log.warning("verification fails in session %s: %s", one.session.session_id, result)
+                self._fail_internally(one.session, str(result))
+        verifications = [result if isinstance(result, Verified) else None for result in results]
         self._commit(rows, verifications)
         self._profiler.lap()
         self._profiler.record_step(
-            rows=sum(segment.rows for _, segment, _ in rows),
+            rows=sum(one.count for one in rows),
             sessions=len(rows),
             tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
-            prefilled=any(segment.chain > 1 for _, segment, _ in rows),
+            prefilled=any(one.chain > 1 for one in rows),
         )
 
-    def _verify(self, rows: Sequence[_Rows], packed: PackedBatch, logits: torch.Tensor) -> list[Verified | None]:
-        """Return every session's path; None if its prompt goes on, or if the session failed."""
-        verifications: list[Verified | None] = []
-        ahead: list[int | None] = []
-        if self._device_sampler is not None:
-            trees = [(session.sampler, batch) for session, _, batch in rows if batch is not None]
-            ahead = self._device_sampler.choose(logits, [(s, b.position + d) for s, b in trees for d in (0, *b.depths)])
-        for (session, _, batch), start in zip(rows, packed.logit_starts, strict=True):
-            verified = None
-            if batch is not None:
-                try:
-                    end = start + 1 + len(batch.ids)
-                    verified = session.verify(batch, logits[start:end], ahead[start:end])
-                except Exception as error:
-                    with about(session=session.session_id):
-                        log.warning("verification fails in session %s: %s", session.session_id, error)
-                    self._fail_internally(session, str(error))
-                else:
-                    if session.record:
-                        self.recording.note(session, verified, logits, start)
-            verifications.append(verified)
-        return verifications
-
-    def _commit(self, rows: Sequence[_Rows], verifications: Iterable[Verified | None]) -> None:
+    def _commit(self, rows: Sequence[SessionRows], verifications: Iterable[Verified | None]) -> None:
         """Commit every session's path, count it, and keep the slots of what was computed on it."""
         now, counters = self._clock(), self.counters
-        for (session, segment, batch), verified in zip(rows, verifications, strict=True):
-            counters.prefilled += segment.chain - (batch is not None)
+        for one, verified in zip(rows, verifications, strict=True):
+            session, batch = one.session, one.batch
+            counters.prefilled += one.chain - (batch is not None)
             if batch is None:
-                session.slots.keep(segment)
+                self._executor.keep(one, ())
             elif verified is not None:
                 evaluated, accepted = len(batch.ids), len(verified.rows)
                 counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server)
@@ -404,9 +325,7 @@ class Engine:
                 gap_s = now - session.timing.last_commit
                 counters.count_commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
                 commit = session.commit(batch, verified, now)
-                session.slots.keep(segment, verified.rows)
-                if not session.slots.shared:
-                    self._cache_prefix(session)  # a prompt serves other sessions at once, not only after this one's end
+                self._executor.keep(one, verified.rows)
                 self._publish(session, commit)
 
     # How sessions begin and end
@@ -440,11 +359,6 @@ class Engine:
             self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
         return bool(stalled)
 
-    def _cache_prefix(self, session: EngineSession) -> None:
-        """Pass a session's computed tokens to the prefix cache, if there is one."""
-        if self.config.prefix_cache:
-            session.slots.share()
-
     def _publish(self, session: EngineSession, commit: Commit | None) -> None:
         """Send a commit, and close a session that it ends."""
         if commit is None:
@@ -457,14 +371,13 @@ class Engine:
         self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
-        session.slots.release()  # its keys and values are in doubt and not for the prefix cache
+        self._executor.end(session, cache=False)  # its keys and values are in doubt
         self._close(session)
         self._outbox.append(Failed(session.session_id, session.protocol.epoch, error))
 
     def _close(self, session: EngineSession) -> None:
         """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
-        self._cache_prefix(session)
-        session.slots.release()
+        self._executor.end(session, cache=True)
         if self._server_draft is not None:
             self._server_draft.release(session.session_id)
         del self._live[session.session_id]

@@ -1,6 +1,6 @@
 """Run one session in the engine: its protocol, its nodes' acceptance, its device's timing, and the scheduler's view.
 
-KV slots and rows of the session are in session_slots.py.
+The keys and values of the session belong to the target's executor.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from cloud_verifier.engine.kv_pool import KVPool
 from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
-from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
-from outrider.core.protocol.messages import Append, Commit, Directive, Finish, TokenLogprobs
+from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.tree import TokenTree
@@ -173,8 +171,9 @@ class PendingNodes:
 class EngineSession:
     """Runs one epoch of a session in the engine.
 
-    tokens: prompt and output. slots: hold the keys and values of those that are computed. had_rows: whether any step
-    had rows of the session. last_step: number of the last step that had, or before which the session came.
+    tokens: prompt and output. computed: how many of them, from the first on, have keys and values in the target.
+    had_rows: whether any step had rows of the session. last_step: number of the last step that had, or before which
+    the session came. salt: only sessions with the same one share prefixes.
     """
 
     def __init__(
@@ -183,7 +182,6 @@ class EngineSession:
         protocol: VerifierSession,
         directive: Directive,
         *,
-        pool: KVPool,
         salt: str,
         acceptance: NodeAcceptance,
         now: float,
@@ -203,13 +201,8 @@ class EngineSession:
         self.record = record
         self.request: Fingerprint = fingerprint(attach, salt)
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
-        self.slots = SessionSlots(
-            pool,
-            self.tokens,
-            most=slots_needed(attach, protocol.limits) if protocol.finish is Finish.NONE else 0,
-            last_position=len(attach.prompt) + attach.max_tokens - 1,
-            salt=salt,
-        )
+        self.salt = salt
+        self.computed = 0
         self.began = now
         self.had_rows = False
         self.last_step = step
@@ -226,7 +219,7 @@ class EngineSession:
     @property
     def pending(self) -> int:
         """Return the number of known tokens without keys and values: at least 1, since the last one never has any."""
-        return len(self.tokens) - len(self.slots.table)
+        return len(self.tokens) - self.computed
 
     @property
     def left(self) -> int:

@@ -23,6 +23,7 @@ class EngineStats:
     sessions: live ones by id, and ended ones that were not stopped yet. kv_reserved: KV slots reserved for live
     sessions; a new session can get the rest. kv_cached: KV slots with tokens that no live session needs, available to
     any. dead, ignored: nodes of all sessions so far (see SessionTelemetry). states: live sessions by state (STATES).
+    unrecorded: tokens of recorded sessions that a failure has kept from being recorded.
     """
 
     verifier: VerifierTelemetry
@@ -32,6 +33,7 @@ class EngineStats:
     dead: int
     ignored: int
     states: Mapping[str, int]
+    unrecorded: int = 0
 
 
 class EngineCounters:

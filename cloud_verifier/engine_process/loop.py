@@ -13,13 +13,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Committed, Event, Failed, VerificationEngine
 from cloud_verifier.engine.model import Progress, TargetModel
 from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.stats import EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import describe, profile
+from cloud_verifier.engine.torch_executor import TorchExecutor
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.histogram import Histogram
@@ -40,12 +42,12 @@ STATS_INTERVAL_S = 0.25
 
 
 class EngineLoop:
-    """Drives an Engine by the front's requests, and sends back its events.
+    """Drives an engine by the front's requests, and sends back its events.
 
     The front has checked the requests: their messages are converted here without further checks.
     """
 
-    def __init__(self, engine: Engine, end: EngineEnd) -> None:
+    def __init__(self, engine: VerificationEngine, end: EngineEnd) -> None:
         self._engine = engine
         self._end = end
         self._epochs: dict[str, int] = {}
@@ -62,7 +64,7 @@ class EngineLoop:
             self._end.send(events)
             if time.monotonic() >= self._stats_due:
                 self._end.send([self._stats()])
-            self._record(self._engine.recording.take())
+            self._record(self._engine.take_recorded())
 
     def _record(self, recorded: list[RecordedTokens]) -> None:
         """Send recorded tokens behind the commits, without waiting; a failure loses tokens, but no session."""
@@ -142,7 +144,7 @@ class EngineLoop:
                 sessions=map(session_telemetry_to_proto, stats.sessions.values()),
                 kv_cached=stats.kv_cached,
                 kv_reserved=stats.kv_reserved,
-                unrecorded=self._unrecorded + self._engine.recording.lost,
+                unrecorded=self._unrecorded + stats.unrecorded,
                 counters=counters_to_proto(counters, stats),
             )
         )
@@ -265,20 +267,17 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(describe(cost))
-    engine = Engine(
-        model,
-        EngineConfig(
-            kv_slots=config.kv_slots,
-            max_sessions=config.max_sessions,
-            token_budget=config.token_budget,
-            prefix_cache=config.prefix_cache,
-            first_token_s=config.first_token_s,
-            stall_timeout_s=config.stall_timeout_s,
-            record_top=config.traffic_top,
-        ),
-        cost=cost,
-        server_draft=_server_draft(config, model, progress),
+    limits = EngineConfig(
+        kv_slots=config.kv_slots,
+        max_sessions=config.max_sessions,
+        token_budget=config.token_budget,
+        prefix_cache=config.prefix_cache,
+        first_token_s=config.first_token_s,
+        stall_timeout_s=config.stall_timeout_s,
+        record_top=config.traffic_top,
     )
+    executor = TorchExecutor(model, limits, cost)
+    engine = Engine(executor, limits, server_draft=_server_draft(config, model, progress))
     target = session_pb2.TargetIdentity(
         name=model.name,
         weights_hash=f"sha256:{model.weights_hash}",

@@ -26,6 +26,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCounts, by_acceptance
+from cloud_verifier.engine.torch_executor import TorchExecutor
 from cloud_verifier.engine_process.ipc import EngineEnd, frame
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Commit, Directive, SessionLimits
@@ -39,11 +40,11 @@ SEAMS = {
     "_decide": "schedule",
     "append": "protocol",
     "_prepare": "prepare",
-    "_advance": "pack",
-    "_verify": "verify",
     "_commit": "commit",
 }
 """Method of the Engine -> the part of a step that it carries out."""
+EXECUTOR_SEAMS = {"run": "pack", "_verify": "verify"}
+"""Method of the TorchExecutor -> the part of a step that it carries out."""
 PLAN = "attention plan"
 
 
@@ -161,13 +162,16 @@ class TracedEngine:
 
     def __init__(self, model: TargetModel, config: EngineConfig | None = None, parts: PartTimer | None = None) -> None:
         self.model = model
-        self.engine = Engine(model, config)
+        config = config or EngineConfig()
+        self._executor = TorchExecutor(model, config)
+        self.engine = Engine(self._executor, config)
         self.engine.allocation = threshold_but_even
         self.parts = parts or PartTimer()
         self._visits = 0
-        for method in SEAMS:
-            if not hasattr(self.engine, method):
-                print(f"the engine has no {method}: `{SEAMS[method]}` is not timed apart")
+        for owner, seams in self._owners():
+            for method in seams:
+                if not hasattr(owner, method):
+                    print(f"{type(owner).__name__} has no {method}: `{seams[method]}` is not timed apart")
 
     def serve(
         self,
@@ -202,9 +206,13 @@ class TracedEngine:
         yield patch.object(loop, "_event", timed("encode", loop._event))
         yield patch.object(self.model, "forward", timed("forward", self.model.forward))
         yield patch.object(self.model.attention, "plan", timed(PLAN, self._planned(self.model.attention.plan)))
-        for method, part in SEAMS.items():
-            if hasattr(self.engine, method):
-                yield patch.object(self.engine, method, timed(part, getattr(self.engine, method)))
+        for owner, seams in self._owners():
+            for method, part in seams.items():
+                if hasattr(owner, method):
+                    yield patch.object(owner, method, timed(part, getattr(owner, method)))
+
+    def _owners(self) -> list[tuple[object, Mapping[str, str]]]:
+        return [(self.engine, SEAMS), (self._executor, EXECUTOR_SEAMS)]
 
     def _planned(self, plan: Callable[..., Any]) -> Callable[..., Any]:
         """Return `plan`, but count the building of indices and masks, in the first layer of sdpa, as part of it."""

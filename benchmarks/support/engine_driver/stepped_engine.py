@@ -14,10 +14,12 @@ from benchmarks.support.engine_driver.packed_draft import DraftRequest, PackedDr
 from benchmarks.support.engine_driver.scripted_trees import TreeDevice, TreeTally, spine_length
 from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed, Engine, Event
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import by_acceptance
 from cloud_verifier.engine.step_profiler import describe, profile
+from cloud_verifier.engine.torch_executor import TorchExecutor
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 
@@ -124,7 +126,7 @@ class SteppedEngine:
         self._clock = clock
         cost = profile(target, plan.engine.token_budget, limit_s=plan.profile_s)
         print(f"{target.label}: {describe(cost)}")
-        self.engine = Engine(target, plan.engine, cost=cost)
+        self.engine = Engine(TorchExecutor(target, plan.engine, cost), plan.engine)
         self.draft = PackedDraft(draft, max(plan.batches) * plan.room)
         self._visits = 0
 

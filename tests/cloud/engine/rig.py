@@ -11,9 +11,11 @@ from tiny_targets import EOS, VOCAB
 
 from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed, Engine, Event, Failed
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Committed, Event, Failed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import AllocationPolicy
+from cloud_verifier.engine.torch_executor import TorchExecutor
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits
@@ -109,6 +111,12 @@ def client(prompt: Sequence[int], draft: Drafter = nothing, max_tokens: int = 24
     return Client(device, draft, salt=salt)
 
 
+def engine_over(model: TargetModel, config: EngineConfig | None = None) -> Engine:
+    """Return an engine over an executor of the model, with the clock of this machine."""
+    config = config or EngineConfig()
+    return Engine(TorchExecutor(model, config), config)
+
+
 class Rig:
     """Connect an engine and its devices, without a network between them."""
 
@@ -122,7 +130,9 @@ class Rig:
     ) -> None:
         """Set up the rig. allocation: evenly by default, so that the speed of this machine decides nothing."""
         self.clock = Clock()
-        self.engine = Engine(model, config or EngineConfig(kv_slots=1024, max_sessions=16), self.clock, **parts)
+        config = config or EngineConfig(kv_slots=1024, max_sessions=16)
+        self.executor = TorchExecutor(model, config, parts.pop("cost", None))
+        self.engine = Engine(self.executor, config, self.clock, **parts)
         self.engine.allocation = allocation
         self.clients: dict[str, Client] = {}
         self.rng = random.Random(seed)

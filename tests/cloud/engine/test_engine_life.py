@@ -8,12 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from rig import DIRECTIVE, LIMITS, Client, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
+from rig import (
+    DIRECTIVE,
+    LIMITS,
+    Client,
+    Rig,
+    attach_of,
+    client,
+    engine_over,
+    nodes,
+    nothing,
+    perfect,
+    prompt_of,
+)
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed, Engine, Failed
+from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.kernels.attention import AttentionPlan
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.session_slots import SessionSlots
@@ -186,7 +198,7 @@ def test_an_epoch_that_is_not_greater_is_fenced_even_after_the_session_ended(
 
 
 def test_the_oldest_epochs_are_forgotten_first(llama: TargetModel) -> None:
-    engine = Engine(llama, EngineConfig(kv_slots=512, remembered_sessions=2))
+    engine = engine_over(llama, EngineConfig(kv_slots=512, remembered_sessions=2))
     for name in "abc":
         engine.start(name, attach_of([1]), LIMITS, DIRECTIVE)
         engine.stop(name)
@@ -203,7 +215,7 @@ def test_the_oldest_epochs_are_forgotten_first(llama: TargetModel) -> None:
     ],
 )
 def test_an_attach_outside_a_bound_is_refused_by_name(field: str, changes: dict[str, Any], llama: TargetModel) -> None:
-    engine = Engine(llama, EngineConfig(kv_slots=240))
+    engine = engine_over(llama, EngineConfig(kv_slots=240))
     with pytest.raises(BadRequest) as refusal:
         engine.start("s", attach_of(**{"prompt": (1, 2, 3)} | changes), LIMITS, DIRECTIVE)
     assert refusal.value.field == field
@@ -225,7 +237,7 @@ def test_a_session_is_admitted_only_if_all_that_it_may_need_is_free(llama: Targe
 
 
 def test_no_more_sessions_than_the_maximum_live_at_once(llama: TargetModel) -> None:
-    engine = Engine(llama, EngineConfig(kv_slots=512, max_sessions=1))
+    engine = engine_over(llama, EngineConfig(kv_slots=512, max_sessions=1))
     engine.start("a", attach_of([1]), LIMITS, DIRECTIVE)
     with pytest.raises(Overloaded, match="all 1 sessions"):
         engine.start("b", attach_of([1]), LIMITS, DIRECTIVE)
@@ -335,7 +347,7 @@ def test_a_session_whose_rows_cannot_be_prepared_fails_alone(
 
     def broken(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
         made = segment(slots, chain, batch)
-        if slots is getattr(rig.engine._live.get("victim"), "slots", None):
+        if slots is rig.executor.slots.get(rig.engine._live.get("victim")):
             raise ValueError("after its slots were taken")
         return made
 
@@ -484,7 +496,7 @@ def test_a_device_that_was_slow_once_is_waited_for_again(llama: TargetModel) -> 
 def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "deviation", None)
     with pytest.raises(ModelRefused, match="numerics check"):
-        Engine(llama)
+        engine_over(llama)
 
 
 @pytest.mark.parametrize("field", ["kv_slots", "token_budget", "prefill_chunk", "max_sessions"])

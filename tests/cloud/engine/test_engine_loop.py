@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from rig import LIMITS, attach_of
+from rig import LIMITS, attach_of, engine_over
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
@@ -58,7 +58,7 @@ def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
 ) -> None:
     with_a_gap = session_pb2.Append(first_id=50, base=0, up=[0], token=[1])
     end = ScriptedEnd([start(1)], [pb.EngineRequest(session_id="s", epoch=1, append=with_a_gap), start(2)])
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
+    EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     sent = [(event.epoch, event.WhichOneof("kind")) for event in end.sent if event.session_id]
     assert sent[0] == (1, "commit")
     assert (1, "failure") in sent
@@ -70,7 +70,7 @@ def test_requests_of_an_old_epoch_leave_its_successor_alone(target: Callable[[st
     old = [{"stop": pb.Stop()}, {"cancel": session_pb2.Cancel(epoch=2)}, {"append": session_pb2.Append(first_id=50)}]
     requests = [pb.EngineRequest(session_id="s", epoch=1, **kind) for kind in old]
     end = ScriptedEnd([start(1)], [start(2), *requests], [])
-    engine = Engine(target("llama"), EngineConfig(kv_slots=512))
+    engine = engine_over(target("llama"), EngineConfig(kv_slots=512))
     EngineLoop(engine, end).run()  # type: ignore[arg-type]
     first, *sent = [event for event in end.sent if event.session_id]
     assert first.epoch == 1
@@ -84,7 +84,7 @@ def test_commits_do_not_wait_for_the_statistics(
 ) -> None:
     monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
     end = ScriptedEnd([start(1)])
-    engine = Engine(target("llama"), EngineConfig(kv_slots=512))
+    engine = engine_over(target("llama"), EngineConfig(kv_slots=512))
     sent_before: list[str | None] = []
 
     def stats() -> EngineStats:
@@ -111,7 +111,7 @@ def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], Ta
         session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
     )
     end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end).run()  # type: ignore[arg-type]
+    EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end).run()  # type: ignore[arg-type]
     sent = [event for event in end.sent if event.session_id]
     assert [event.WhichOneof("kind") for event in sent] == ["commit", "recorded"] * 3
     for commit, event in zip(sent[::2], sent[1::2], strict=True):
@@ -132,7 +132,7 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     )
     end = ScriptedEnd([recorded(), tuned], [], [])
     end.keeps_up = False
-    EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
+    EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
     assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
 
@@ -151,6 +151,6 @@ def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
         end = ScriptedEnd([recorded(), tuned], [], [])
         with monkeypatch.context() as patch:
             patch.setattr(f"cloud_verifier.{broken_part}", broken)
-            EngineLoop(Engine(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
+            EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
         assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
         assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")][-1] >= 2

@@ -194,8 +194,8 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
 
     def broken(*args: Any) -> torch.Tensor:
         logits = forward(*args)
-        for values in rig.engine._pool.values:
-            values[rig.engine._live["s"].slots._step_slots] = float("nan")
+        for values in rig.executor.pool.values:
+            values[rig.executor.slots[rig.engine._live["s"]]._step_slots] = float("nan")
         if spoilt == "the forward":
             raise RuntimeError("out of memory")
         return torch.full_like(logits, float("nan"))
@@ -227,7 +227,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
 
     def has_no_odd_rows(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
         made = segment(slots, chain, batch)
-        if slots is getattr(rig.engine._live.get("victim"), "slots", None):
+        if slots is rig.executor.slots.get(rig.engine._live.get("victim")):
             raise ValueError("after its slots were taken")
         return made
 
@@ -244,7 +244,7 @@ def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leav
     assert [rig.clients[name].device.received for name in ("neighbour", "twin")] == [expected, expected]
     assert complete(rig, "again", [*system, *odd])[1] == len(odd) - 1
     assert rig.slots == (0, 0)
-    pool = rig.engine._pool
+    pool = rig.executor.pool
     assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))
 
 
@@ -313,7 +313,7 @@ class Crowd:
             device = one.device
             assert device.received == self.plain.generate(list(device.prompt), device.max_tokens, device.sampling)
         assert self.rig.slots == (0, 0)
-        pool = self.rig.engine._pool
+        pool = self.rig.executor.pool
         assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))
 
 

@@ -67,7 +67,7 @@ class Crowd:
     def _step(self) -> None:
         engine = self.rig.engine
         live = list(engine._live.values())
-        could = {session: len(session.slots.table) for session in live if session.protocol.may_step}
+        could = {session: session.computed for session in live if session.protocol.may_step}
         before = engine.counters.steps
         for event in engine.step():
             self.rig.hear(event)
@@ -78,7 +78,7 @@ class Crowd:
         if engine.counters.steps == before:
             return
         # Whoever had rows has more in its table, or has ended.
-        missed = {s for s, rows in could.items() if s in engine._live.values() and len(s.slots.table) == rows}
+        missed = {s for s, rows in could.items() if s in engine._live.values() and s.computed == rows}
         self.left_out = {session: self.left_out.get(session, 0) + 1 for session in missed}
         self.longest = max(self.longest, *self.left_out.values(), 0)
 

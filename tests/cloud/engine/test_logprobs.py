@@ -9,7 +9,7 @@ import torch
 from rig import Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine.engine import Committed
+from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.sampling import LEAST_LOGPROB, logprobs_of
 from outrider.core.protocol.messages import TokenLogprobs

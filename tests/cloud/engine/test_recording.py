@@ -44,7 +44,7 @@ def run(rig: Rig) -> list[RecordedTokens]:
         if all(one.ended for one in rig.clients.values()):
             return recorded_tokens
         rig.turn()
-        recorded_tokens += rig.engine.recording.take()
+        recorded_tokens += rig.engine.take_recorded()
     raise AssertionError("some sessions never end")
 
 
@@ -122,7 +122,7 @@ def test_draft_tokens_count_where_no_step_had_room_for_them(target: Target, refe
     rig.engine.append("s", nodes(expected[0], 0 if expected[0] else 1))
     rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
     rig.engine.step()
-    [one] = rig.engine.recording.take()
+    [one] = rig.engine.take_recorded()
     assert (one.tokens, one.proposed_depths) == ((expected[0],), b"\1")
 
 
@@ -142,7 +142,7 @@ def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Targe
     rig = Rig(target("llama"), CONFIG)
     forgetful = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)
     attach(rig, "s", forgetful)
-    recorded_tokens = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.recording.take()]
+    recorded_tokens = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.take_recorded()]
     assert 0 < len(tokens_of(recorded_tokens)) < 20
     rig.clients.clear()
     again = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)  # it has received nothing of it
@@ -164,7 +164,7 @@ def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
         recorded_tokens, events = [], []
         while not all(one.ended for one in rig.clients.values()):
             events += rig.turn()
-            recorded_tokens += rig.engine.recording.take()
+            recorded_tokens += rig.engine.take_recorded()
         assert {one.session_id for one in recorded_tokens} == ({"s"} if record else set())
         commits.append(events)
     assert commits[0] == commits[1]
@@ -175,23 +175,23 @@ def test_what_nobody_asks_for_is_gone_with_the_next_step(target: Target) -> None
     attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
     for _ in range(5):
         rig.turn()
-    [one] = rig.engine.recording.take()
+    [one] = rig.engine.take_recorded()
     assert one.start == 4
-    assert rig.engine.recording.take() == []
+    assert rig.engine.take_recorded() == []
 
 
 def test_steps_that_are_tried_one_by_one_are_recorded_too(
     target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(target("llama"), CONFIG)
-    forward = rig.engine.model.forward
+    forward = rig.executor.model.forward
 
     def only_alone(batch: Any, plan: Any) -> torch.Tensor:
         if len(batch.segments) > 1:
             raise RuntimeError("too many")
         return forward(batch, plan)
 
-    monkeypatch.setattr(rig.engine.model, "forward", only_alone)
+    monkeypatch.setattr(rig.executor.model, "forward", only_alone)
     prompts = {"s": PROMPT, "t": prompt_of(9)}
     for name, prompt in prompts.items():
         attach(rig, name, client(prompt, nothing, max_tokens=6, ignore_eos=True))
@@ -215,7 +215,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     )
     rig.engine.append("s", nodes(wrong[0]))
     rig.engine.step()
-    [first] = rig.engine.recording.take()
+    [first] = rig.engine.take_recorded()
     stats = rig.engine.stats().sessions["s"]
     assert (first.draft_release, stats.draft_release, stats.positions, stats.first_accepted) == ("r1", "r1", 1, 0)
 
@@ -230,7 +230,7 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     rig.engine.step()
     stats = rig.engine.stats().sessions["s"]
     assert (stats.positions, stats.first_accepted) == (3, 1)
-    assert rig.engine.recording.take()[0].draft_release == "r2"
+    assert rig.engine.take_recorded()[0].draft_release == "r2"
     rig.engine.set_draft_release("nobody", "r3")  # of one that has gone
 
 
@@ -296,9 +296,9 @@ def test_without_memory_for_the_distributions_they_are_lost_and_sessions_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "topk", no_room)
         rig.turn()
-        assert rig.engine.recording.take() == []
+        assert rig.engine.take_recorded() == []
         rig.turn()
-        assert rig.engine.recording.take() == []
+        assert rig.engine.take_recorded() == []
     expected = reference("llama").generate(PROMPT, 10, ignore_eos=True)
     check(run(rig), reference("llama"), PROMPT, expected, first=2)
     assert rig.engine.recording.lost == 2

@@ -12,7 +12,7 @@ from rig import Clock, Rig, client, nothing, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed
+from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.server_draft import llama_draft, policy
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft

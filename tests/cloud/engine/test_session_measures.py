@@ -9,7 +9,7 @@ from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, nothing, perfe
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed
+from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.protocol.messages import Append, Directive
@@ -101,7 +101,7 @@ def test_levels_that_come_together_share_the_time_and_what_came_before_the_first
     base = measured(streaming).committed
     streaming.engine.append("s", Append(1, 1, base, (0, 1, 2), (5, 6, 7)))
     assert measured(streaming).draft_ms == pytest.approx(3.0, abs=0.1)
-    rig = Rig(streaming.engine.model)
+    rig = Rig(streaming.executor.model)
     rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
     rig.engine.update("s", rtt_ms=40.0)
     rig.clock.now += 0.4

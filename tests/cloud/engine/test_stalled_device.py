@@ -9,7 +9,7 @@ from rig import LIMITS, Rig, attach_of, client, nothing, prompt_of
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Committed, Failed
+from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.model import TargetModel
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.protocol.messages import Directive

@@ -10,7 +10,7 @@ import torch
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, prompt_of, random_tree
 from tiny_targets import Reference
 
-from cloud_verifier.engine.engine import Committed, Event
+from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.protocol.messages import Append, Directive

@@ -1,0 +1,205 @@
+"""Define the engine's two seams: the engine as its process's loop drives it, and the target as the engine drives it.
+
+`Engine` is the only engine of the product: sessions, scheduling, acceptance and protocol are the same for every target.
+What differs is how a target computes rows and holds keys and values, which is an executor's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cloud_verifier.engine.recording import RecordedTokens
+from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.stats import EngineCounters, EngineStats
+from outrider.core.errors import OutriderError
+from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, SessionLimits
+from outrider.core.step_cost import StepCost
+from outrider.core.verification import TreeBatch, Verified
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A commit that is to be sent to a session's device."""
+
+    session_id: str
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A session that ended without a last commit; its slots are free."""
+
+    session_id: str
+    epoch: int
+    error: OutriderError
+
+
+Event = Committed | Failed
+
+
+class VerificationEngine(Protocol):
+    """Verifies many sessions' nodes by one target. One thread drives it; every method returns without waiting for I/O.
+
+    counters: may be read between steps.
+    """
+
+    counters: EngineCounters
+
+    def start(
+        self,
+        session_id: str,
+        attach: Attach,
+        limits: SessionLimits,
+        directive: Directive,
+        salt: str = "",
+        draft_release: str = "",
+        record: bool = False,
+    ) -> None:
+        """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
+
+        A live session of the same id in an older epoch is replaced.
+        salt: only sessions with the same one, those of one tenant, share prefixes.
+        draft_release: that the device drafts with at first. record: whether the session's tokens are recorded.
+        """
+
+    def append(self, session_id: str, message: Append) -> None:
+        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
+
+        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
+        """
+
+    def cancel(self, session_id: str, message: Cancel) -> None:
+        """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
+
+    def stop(self, session_id: str) -> None:
+        """End a session whose device has gone; its committed tokens are remembered for its next attach."""
+
+    def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
+        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
+
+    def set_draft_release(self, session_id: str, draft_release: str) -> None:
+        """Note that the session's device drafts with another release from now on."""
+
+    def next_deadline(self) -> float | None:
+        """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
+
+    def step(self) -> list[Event]:
+        """Run one forward pass, if one is due, and return its events and those of the calls before."""
+
+    def take_recorded(self) -> list[RecordedTokens]:
+        """Return, once, the last step's tokens of recorded sessions. The caller should send the step's events before,
+        since the target's distributions are computed now."""
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the engine and its sessions."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """States what a target, with the software that runs it, can do for its sessions."""
+
+    trees: bool
+    """Whether a step evaluates trees; otherwise only the nodes of one path per session."""
+    nodes_per_step: int
+    """The most nodes of one session that a step evaluates."""
+    max_sequence: int
+    """The most positions of a session, prompt and output together."""
+    vocabulary: int
+    """V, the number of logits of a row."""
+    exact: bool = False
+    """Whether a token's logits have the same bits in every batch."""
+
+
+@dataclass(frozen=True)
+class SessionRows:
+    """Lists the rows of one session in a step."""
+
+    session: EngineSession
+    chain: int
+    """Known tokens to compute, at most those that are pending."""
+    batch: TreeBatch | None
+    """The nodes, below the last known token; None if some known tokens are left for a later step."""
+
+    @property
+    def count(self) -> int:
+        return self.chain + (len(self.batch.ids) if self.batch else 0)
+
+
+@dataclass(frozen=True)
+class KVUsage:
+    """Counts KV slots: tokens whose keys and values a target holds or can hold."""
+
+    capacity: int
+    used: int
+    """Slots that hold a token of a live session."""
+    reserved: int
+    """Slots that live sessions hold or may still take."""
+    cached: int
+    """Slots with tokens that no live session needs, available to any."""
+
+
+class TargetExecutor(Protocol):
+    """Computes a target's rows, and holds the keys and values of sessions. Not thread-safe.
+
+    A session is admitted, begun, and ended; between begin and end it takes part in steps. In every step the engine
+    prepares the rows of each session, runs them together, and has the accepted ones kept.
+    """
+
+    label: str
+    """The target's name for messages."""
+    capabilities: Capabilities
+    eos_token_ids: tuple[int, ...]
+    cost: StepCost
+    """What steps cost as measured when the target was loaded; the engine goes on measuring."""
+
+    @property
+    def unrecorded(self) -> int:
+        """Return the number of tokens of recorded sessions that a failure has kept from being recorded."""
+
+    @property
+    def usage(self) -> KVUsage:
+        """Return how many KV slots there are and how they are used."""
+
+    def check(self, attach: Attach, limits: SessionLimits) -> None:
+        """Raise BadRequest for a session that could never be held, however idle the target is."""
+
+    def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
+        """Find room for a session and set `session.computed` to the length of its cached prefix.
+
+        replaced: a live session whose place it takes, which goes on until `begin` unless it is ended.
+        Raises Overloaded, without a time to retry after, and then nothing has changed.
+        """
+
+    def begin(self, session: EngineSession) -> None:
+        """Reserve what an admitted session can take; the session that it replaces has ended by now."""
+
+    def begin_step(self) -> None:
+        """Begin a step: forget what was prepared, or recorded and not taken, in the last one."""
+
+    def prepare(self, rows: SessionRows) -> None:
+        """Lay out a session's rows of the next step. If this raises, that session fails and no other."""
+
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+        """Run a step over prepared rows; per session return its path, its error, or None if its prompt goes on.
+
+        lap: to be called when the step is planned, when its forward pass has ended, and when it is verified.
+        Raises Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
+        the same rows again, session by session.
+        """
+
+    def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
+        """Keep the keys and values of a session's chain and accepted nodes, and set `session.computed`.
+
+        The session's tokens have been committed. accepted: rows of the nodes in `rows.batch`.
+        """
+
+    def end(self, session: EngineSession, *, cache: bool) -> None:
+        """Free what a session holds; harmless if it holds nothing.
+
+        cache: whether its keys and values are sound, so that other sessions may begin with them.
+        """
+
+    def take_recorded(self) -> list[RecordedTokens]:
+        """Return, once, the last step's tokens of sessions with `record` set; never raises."""

@@ -1,0 +1,145 @@
+"""Run a Hugging Face target for the engine by our own forward passes: packed trees over a pool of KV slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
+from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.recording import RecordedTokens, Recording
+from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
+from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
+from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.step_cost import StepCost
+from outrider.core.verification import Verified
+
+
+class TorchExecutor:
+    """Implements TargetExecutor. slots: those of each session that is admitted."""
+
+    def __init__(self, model: TargetModel, config: EngineConfig, cost: StepCost | None = None) -> None:
+        """Take `cost`, measured by step_profiler.profile; without it the engine learns from its own steps.
+
+        Raises ModelRefused for a model that has not passed its numerics check.
+        """
+        if model.deviation is None:
+            raise ModelRefused(f"{model.label} has not passed the numerics check; call check_numerics(model) first")
+        self.model = model
+        self.label = model.label
+        self.eos_token_ids = model.eos_token_ids
+        self.cost = cost or StepCost({1: 1e-3})
+        self.capabilities = Capabilities(
+            trees=True,
+            nodes_per_step=config.token_budget - 1,
+            max_sequence=model.max_sequence,
+            vocabulary=model.vocab_size,
+            exact=model.attention.name == "exact",
+        )
+        self.pool = KVPool(model.layers, config.kv_slots, dtype=model.torch_dtype, device=model.device)
+        self.slots: dict[EngineSession, SessionSlots] = {}
+        self._prefix_cache = config.prefix_cache
+        self._segments: dict[EngineSession, Segment] = {}
+        """Rows of the current step."""
+        self._recording = Recording(config.record_top)
+
+    @property
+    def usage(self) -> KVUsage:
+        pool = self.pool
+        return KVUsage(pool.slots, pool.used, pool.reserved, pool.prefixes.cached)
+
+    @property
+    def unrecorded(self) -> int:
+        return self._recording.lost
+
+    def check(self, attach: Attach, limits: SessionLimits) -> None:
+        prompt, longest = len(attach.prompt), self.model.max_sequence
+        got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
+        if prompt + attach.max_tokens > longest:
+            raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
+        if slots_needed(attach, limits) > self.pool.slots:
+            raise BadRequest.bound(field, got, f"at most {self.pool.slots - limits.nodes}, what the verifier can hold")
+
+    def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
+        attach, limits = session.protocol.attach, session.protocol.limits
+        older = self.slots.get(replaced) if replaced else None
+        slots = SessionSlots(
+            self.pool,
+            session.tokens,
+            most=slots_needed(attach, limits),
+            last_position=len(attach.prompt) + attach.max_tokens - 1,
+            salt=session.salt,
+        )
+        if self._prefix_cache:
+            if older is not None:
+                older.share()  # that session goes on if there is no room for the new one
+            slots.take_prefix()
+        room = self.pool.unreserved + (older.held_alone if older else 0)
+        if slots.needed > room:
+            needed = slots.needed
+            slots.release()
+            raise Overloaded(f"{needed} KV slots are needed, {room} are free")
+        self.slots[session] = slots
+        session.computed = len(slots.table)
+
+    def begin(self, session: EngineSession) -> None:
+        self.slots[session].reserve()
+
+    def begin_step(self) -> None:
+        self._segments.clear()
+        self._recording.clear()
+
+    def prepare(self, rows: SessionRows) -> None:
+        self._segments[rows.session] = self.slots[rows.session].segment(rows.chain, rows.batch)
+
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+        packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
+        lap()
+        logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self.pool))
+        lap()
+        results = self._verify(rows, packed.logit_starts, logits)
+        lap()
+        return results
+
+    def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
+        session = rows.session
+        slots = self.slots[session]
+        slots.keep(self._segments[session], accepted)
+        if rows.batch is not None and self._prefix_cache and not slots.shared:
+            slots.share()  # a prompt serves other sessions at once, not only after this one's end
+        session.computed = len(slots.table)
+
+    def end(self, session: EngineSession, *, cache: bool) -> None:
+        slots = self.slots.pop(session, None)
+        if slots is None:
+            return
+        if cache and self._prefix_cache:
+            slots.share()
+        slots.release()
+
+    def take_recorded(self) -> list[RecordedTokens]:
+        return self._recording.take()
+
+    def _verify(
+        self, rows: Sequence[SessionRows], starts: Sequence[int], logits: torch.Tensor
+    ) -> list[Verified | OutriderError | None]:
+        """Return every session's path, or its error. logits: `[R, V]`; those of a session begin at its start."""
+        results: list[Verified | OutriderError | None] = []
+        for one, start in zip(rows, starts, strict=True):
+            if one.batch is None:
+                results.append(None)
+                continue
+            try:
+                verified = one.session.verify(one.batch, logits[start : start + 1 + len(one.batch.ids)])
+            except Exception as error:
+                results.append(InternalError(str(error)))
+                continue
+            if one.session.record:
+                self._recording.note(one.session, verified, logits, start)
+            results.append(verified)
+        return results
