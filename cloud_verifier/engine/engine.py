@@ -109,6 +109,8 @@ class Engine:
             step=self.counters.steps,
             draft_release=draft_release,
             record=record,
+            trees=self._executor.capabilities.trees,
+            most_nodes=self._executor.capabilities.nodes_per_step,
         )
         self._make_room(session)
 
@@ -314,6 +316,8 @@ class Engine:
         now, counters = self._clock(), self.counters
         for one, verified in zip(rows, verifications, strict=True):
             session, batch = one.session, one.batch
+            if batch is None and verified is not None:
+                batch = session.batch(0)  # the target had more of the prompt in its cache than was known
             counters.prefilled += one.chain - (batch is not None)
             if batch is None:
                 self._executor.keep(one, ())

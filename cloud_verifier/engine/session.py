@@ -20,12 +20,14 @@ from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry
-from outrider.core.tree import TokenTree
+from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
 EMPTY_ANSWERS = 2
 """Number of empty answers in a row, or of futile waits, after which a device is taken to draft nothing or to be out of
 reach: its steps no longer wait for it, until it sends a node again."""
+MAX_NODES = 4096
+"""The most nodes that a directive can grant to one step."""
 INITIAL_GAIN = 1.0
 """Tokens that a device's nodes are assumed to add to a step before any did."""
 LATE_ANSWER = 1.5
@@ -108,8 +110,10 @@ class PendingNodes:
     ignored: number of the device's nodes that were found outside its window.
     """
 
-    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance) -> None:
+    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, trees: bool = True) -> None:
+        """Rank nodes by `acceptance`. trees: False if a step evaluates only the nodes of one path."""
         self.ignored = 0
+        self._trees = trees
         self._protocol = protocol
         self._acceptance = acceptance
         self._server_tree: TokenTree | None = None
@@ -145,6 +149,8 @@ class PendingNodes:
                 self._ranked = self._server_acceptance.ranked(self._server_tree)
             else:
                 self._ranked = self._within_window(self._acceptance.ranked(self._protocol.tree), directive)
+            if not self._trees:
+                self._ranked = _best_path(self.tree, self._ranked)
         return self._ranked[:count]
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -168,6 +174,16 @@ class PendingNodes:
         return within
 
 
+def _best_path(tree: TokenTree, ranked: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the nodes of the most probable path, out of (probability, id), the most probable and ancestors first."""
+    path, tip = [], ROOT
+    for probability, node in ranked:
+        if tree[node].parent == tip:
+            path.append((probability, node))
+            tip = node
+    return path
+
+
 class EngineSession:
     """Runs one epoch of a session in the engine.
 
@@ -188,10 +204,13 @@ class EngineSession:
         step: int,
         draft_release: str = "",
         record: bool = False,
+        trees: bool = True,
+        most_nodes: int = MAX_NODES,
     ) -> None:
         """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
         draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
+        trees, most_nodes: what a step of the target can evaluate, as in Capabilities.
         """
         attach = protocol.attach
         self.session_id = session_id
@@ -208,10 +227,11 @@ class EngineSession:
         self.last_step = step
         self.timing = DeviceTiming(now)
         self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
-        self._logprobs: tuple[TokenLogprobs, ...] = ()
+        self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
-        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance))
+        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), trees=trees)
+        self._most_nodes = most_nodes
         self._nodes_per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
@@ -282,7 +302,9 @@ class EngineSession:
         """Return the session as the scheduler sees it before step number `step`."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes) if directive.window_depth else 0
+        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes, self._most_nodes)
+        if not directive.window_depth:
+            nodes_per_step = 0
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
@@ -343,7 +365,7 @@ class EngineSession:
         top = self.protocol.attach.logprobs
         if top is not None:
             rows = (0, *verified.rows)[: len(verified.tokens)]
-            self._logprobs = logprobs_of(logits, rows, verified.tokens, top)
+            self.logprobs = logprobs_of(logits, rows, verified.tokens, top)
         return verified
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
@@ -355,8 +377,8 @@ class EngineSession:
         if by_server:
             evaluated = accepted = 0  # none of them was the device's
             commit = replace(commit, evaluated=0)
-        if self._logprobs:
-            commit, self._logprobs = replace(commit, logprobs=self._logprobs), ()
+        if self.logprobs:
+            commit, self.logprobs = replace(commit, logprobs=self.logprobs), ()
         self.tokens += verified.tokens
         self.sampler.commit(verified.tokens)
         counts = self._counts

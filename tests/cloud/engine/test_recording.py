@@ -282,7 +282,7 @@ def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
     attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
     assert run(rig) == []
     assert rig.clients["s"].device.received == reference("llama").generate(PROMPT, 10, ignore_eos=True)
-    assert rig.engine.recording.lost == 10
+    assert rig.engine.stats().unrecorded == 10
 
 
 def test_without_memory_for_the_distributions_they_are_lost_and_sessions_go_on(
@@ -301,7 +301,7 @@ def test_without_memory_for_the_distributions_they_are_lost_and_sessions_go_on(
         assert rig.engine.take_recorded() == []
     expected = reference("llama").generate(PROMPT, 10, ignore_eos=True)
     check(run(rig), reference("llama"), PROMPT, expected, first=2)
-    assert rig.engine.recording.lost == 2
+    assert rig.engine.stats().unrecorded == 2
     assert caplog.text.count("cannot be recorded") == 1
 
 
