@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 FRONT = "OUTRIDER_FRONT_PID"
 """Environment variable with the process id of the front, which its ranks' processes must not outlive."""
 INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
+INSTALL_VLLM = (
+    "make an environment with `python -m cloud_verifier.vllm_environment FOLDER`, and give its interpreter as"
+    " --engine-python FOLDER/bin/python"
+)
 
 
 class VerifierConfig(BaseSettings):
@@ -56,6 +60,14 @@ class VerifierConfig(BaseSettings):
     insecure: bool = False
     """Allow connections in plain text to and from other machines."""
 
+    engine: Literal["torch", "vllm"] = "torch"
+    """What runs the target. torch: our own engine, which evaluates token trees, on one machine. vllm: vLLM, for
+    quantised weights, mixtures of experts and many more architectures; it evaluates chains of tokens."""
+    engine_python: Path | None = None
+    """Python interpreter of the engine process, in an environment that `python -m cloud_verifier.vllm_environment` has
+    made; if not set, this one. Outrider's own code is always that of this installation."""
+    engine_args: str = ""
+    """JSON object of further arguments of vLLM's EngineArgs, as {"quantization": "fp8"}; only with engine vllm."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of weights and KV cache. auto: bfloat16 on CUDA; float32 on a CPU, where the logits of one-token
     and batched steps then agree to about 1e-5. float16 is for GPUs without bfloat16; models trained
@@ -169,11 +181,26 @@ class VerifierConfig(BaseSettings):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if not self.verifier_id.isprintable():
             raise ValueError("verifier_id holds what cannot be printed; give letters, digits and dashes")
+        self._check_engine()
         for low, high in (("nodes", "in_flight"), ("window_nodes", "nodes"), ("window_depth", "depth")):
             below, above = getattr(self, low), getattr(self, high)
             if below > above:
                 raise ValueError(f"{low} is {below}, must be at most {high}, which is {above}")
         return self
+
+    def _check_engine(self) -> None:
+        """Raise ValueError for settings that the engine does not have."""
+        if self.engine == "torch" and self.engine_args:
+            raise ValueError("engine_args is for vLLM: give engine vllm, or leave it out")
+        if self.engine == "vllm":
+            for name, value in (("attention", "auto"), ("server_draft", None)):
+                if getattr(self, name) != value:
+                    raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of engine processes that the front starts; vLLM starts those of its ranks itself."""
+        return 1 if self.engine == "vllm" else self.tensor_parallel
 
     @property
     def tls(self) -> ServerTls | None:

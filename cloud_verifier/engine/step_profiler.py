@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-import numpy as np
-
-from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, Slots
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import EngineCounters, MovingAverage
 from outrider.core.step_cost import KNOTS, StepCost
 
@@ -20,8 +15,6 @@ FURTHER_NODES = 8
 
 LIMIT_S = 4.0
 """Longest time of all measurements at load; if it is too short for large steps, those are extrapolated."""
-PREFIX = 128
-"""Number of tokens before the rows of each session."""
 SESSIONS = 8
 """Number of sessions in the measurement of what a session costs beside its rows."""
 ROUNDS = 3
@@ -116,8 +109,8 @@ class StepProfiler:
         return min(1.0, self._tokens.value / self.step_s * self.node_s) if self.step_s else 0.0
 
 
-def profile(
-    model: TargetModel,
+def measure_cost(
+    seconds: Callable[[Sequence[int]], float],
     rows: int = KNOTS[-1],
     *,
     limit_s: float = LIMIT_S,
@@ -126,27 +119,9 @@ def profile(
     """Measure steps of up to `rows` rows for at most `limit_s` seconds; the two smallest are always measured.
 
     The least of several timings counts: whatever else runs on the machine only adds to it.
+    seconds: runs one step over as many sessions, with these rows each, and returns how long it took.
     """
     ends = clock() + limit_s
-    length = min(PREFIX, model.max_sequence - 1)
-    slots = SESSIONS * length + max(rows, SESSIONS)
-    # Keys and values are zero, which take as long as real ones.
-    pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
-    prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
-
-    def seconds(counts: Sequence[int]) -> float:
-        """Return the seconds of one forward pass over as many sessions, with these rows each."""
-        begun = clock()
-        last = model.max_sequence - 1
-        segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
-        batch = PackedBatch.pack(segments, model.device)
-        logits = model.forward(batch, model.attention.plan(segments, pool))
-        logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
-        taken = clock() - begun
-        for segment in segments:
-            pool.release(segment.slots)
-        return taken
-
     best: dict[int, float] = {}
     crowd = float("inf")
     knots = [knot for knot in KNOTS if knot <= rows]
@@ -168,17 +143,3 @@ def describe(cost: StepCost) -> str:
     table = cost.table()
     shown = ", ".join(f"{rows} rows {1e3 * table[rows]:.1f} ms" for rows in (1, 8, 32, 128) if rows in table)
     return f"a step takes {shown}; a session {1e3 * cost.share_s:.2f} ms"
-
-
-def _segment(prefix: Slots, slots: Slots, last_position: int) -> Segment:
-    """Return a segment of one token and a chain of nodes below it."""
-    rows = len(slots)
-    return Segment(
-        tokens=np.zeros(rows, dtype=np.int64),
-        chain=1,
-        parents=np.arange(rows - 1, dtype=np.int64),
-        positions=np.minimum(len(prefix) + np.arange(rows, dtype=np.int64), last_position),
-        prefix=prefix,
-        slots=slots,
-        wants_logits=True,
-    )

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
+import numpy as np
 import torch
 
 from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
-from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.kv_pool import KVPool, Slots
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
+from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
 from outrider.core.protocol.messages import Attach, SessionLimits
-from outrider.core.step_cost import StepCost
+from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import Verified
+
+PREFIX = 128
+"""Number of tokens before the rows of each session, where steps are measured."""
 
 
 class TorchExecutor:
     """Implements TargetExecutor. slots: those of each session that is admitted."""
 
     def __init__(self, model: TargetModel, config: EngineConfig, cost: StepCost | None = None) -> None:
-        """Take `cost`, measured by step_profiler.profile; without it the engine learns from its own steps.
+        """Take `cost`, measured by `profile`; without it the engine learns from its own steps.
 
         Raises ModelRefused for a model that has not passed its numerics check.
         """
@@ -143,3 +149,46 @@ class TorchExecutor:
                 self._recording.note(one.session, verified, logits, start)
             results.append(verified)
         return results
+
+
+def profile(
+    model: TargetModel,
+    rows: int = KNOTS[-1],
+    *,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = perf_counter,
+) -> StepCost:
+    """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
+    length = min(PREFIX, model.max_sequence - 1)
+    slots = SESSIONS * length + max(rows, SESSIONS)
+    # Keys and values are zero, which take as long as real ones.
+    pool = KVPool(model.layers, slots, dtype=model.torch_dtype, device=model.device)
+    prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
+
+    def seconds(counts: Sequence[int]) -> float:
+        begun = clock()
+        last = model.max_sequence - 1
+        segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
+        batch = PackedBatch.pack(segments, model.device)
+        logits = model.forward(batch, model.attention.plan(segments, pool))
+        logits.argmax(dim=-1).cpu()  # a GPU works on until its result is asked for
+        taken = clock() - begun
+        for segment in segments:
+            pool.release(segment.slots)
+        return taken
+
+    return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
+
+
+def _segment(prefix: Slots, slots: Slots, last_position: int) -> Segment:
+    """Return a segment of one token and a chain of nodes below it."""
+    rows = len(slots)
+    return Segment(
+        tokens=np.zeros(rows, dtype=np.int64),
+        chain=1,
+        parents=np.arange(rows - 1, dtype=np.int64),
+        positions=np.minimum(len(prefix) + np.arange(rows, dtype=np.int64), last_position),
+        prefix=prefix,
+        slots=slots,
+        wants_logits=True,
+    )

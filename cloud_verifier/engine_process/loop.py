@@ -1,40 +1,23 @@
-"""Load the target and serve it: requests in, one step, events out. The rest of this package works without torch."""
+"""Serve the front with an engine: requests in, one step, events out."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event, Failed, VerificationEngine
-from cloud_verifier.engine.model import Progress, TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.stats import EngineCounters, EngineStats
-from cloud_verifier.engine.step_profiler import describe, profile
-from cloud_verifier.engine.torch_executor import TorchExecutor
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.errors import InternalError, OutriderError
 from outrider.core.histogram import Histogram
 from outrider.core.protocol.messages import Directive, SessionLimits
-from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
 from outrider.wire.v1 import engine_pb2 as pb
-from outrider.wire.v1 import session_pb2
-
-if TYPE_CHECKING:
-    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -201,73 +184,14 @@ def _recording_event(tokens: RecordedTokens) -> pb.EngineEvent | None:
         return None
 
 
-def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
-    """Load the server draft, if the settings name one. Raises ModelRefused or VocabularyMismatch."""
-    if config.server_draft is None:
-        return None
-    from outrider.llama import ChainContext, LlamaModel
-
-    progress(f"loading {config.server_draft.name}, the server draft")
-    draft = LlamaModel.load(config.server_draft, threads=config.threads)
-    compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
-    # At most twice the tokens of the target's own pool in all; each sequence has room for a whole one.
-    length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
-    count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
-    progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
-    chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    return LlamaServerDraft(
-        chains,
-        depth=config.server_draft_depth,
-        siblings=config.server_draft_siblings,
-        vocabulary=model.vocab_size,
-        pauses=config.server_draft_pauses,
-    )
+def send_progress(end: EngineEnd, text: str) -> None:
+    """Tell the front how far the target's loading has come."""
+    end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
 
 
-def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Load the target and serve it until the front closes its end or sends Quit.
-
-    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable if a rank has gone.
-    """
-    if config.tensor_parallel == 1:
-        _serve(config, end, partial(TargetModel.load, device=config.device))
-        return
-    with _join(config, store_fd) as group:
-        _serve(config, end, group.load)
-
-
-def follow(config: VerifierConfig) -> None:
-    """Load a rank's share of the target, and follow rank 0. Raises ModelRefused, or Unavailable if rank 0 has gone."""
-    disable_progress_bar()
-    with _join(config) as group:
-        group.follow(group.load(**_load_options(config)))
-
-
-def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
-    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup  # a single rank does without this import
-
-    # Half of the time, so that rank 0 can still tell the front that a rank is silent.
-    return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)
-
-
-def _load_options(config: VerifierConfig) -> dict[str, Any]:
-    options = {name: getattr(config, name) for name in ("dtype", "attention", "threads")}
-    return {"path": config.model, "name": config.target_name, **options}
-
-
-def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
-    disable_progress_bar()  # it would write into the front's log, from a thread of its own
-
-    def progress(text: str) -> None:
-        end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
-
-    model = load(**_load_options(config), on_progress=progress)
-    progress("numerics check: token trees against plain sequences")
-    check_numerics(model, rows=config.token_budget)
-    progress("measuring what a step costs")
-    cost = profile(model, config.token_budget)
-    progress(describe(cost))
-    limits = EngineConfig(
+def engine_config(config: VerifierConfig) -> EngineConfig:
+    """Return the part of a verifier's settings that is the engine's."""
+    return EngineConfig(
         kv_slots=config.kv_slots,
         max_sessions=config.max_sessions,
         token_budget=config.token_budget,
@@ -276,20 +200,9 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         stall_timeout_s=config.stall_timeout_s,
         record_top=config.traffic_top,
     )
-    executor = TorchExecutor(model, limits, cost)
-    engine = Engine(executor, limits, server_draft=_server_draft(config, model, progress))
-    target = session_pb2.TargetIdentity(
-        name=model.name,
-        weights_hash=f"sha256:{model.weights_hash}",
-        dtype=model.dtype,
-        backend=model.backend,
-        hardware=model.hardware,
-    )  # the front adds the tokenizer's hash
-    ready = pb.EngineReady(
-        target=target,
-        vocabulary_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-        max_sequence=model.max_sequence,
-    )
+
+
+def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineReady) -> None:
+    """Tell the front that the engine is ready, and serve it until it closes its end or sends Quit."""
     end.send([pb.EngineEvent(ready=ready)])
     EngineLoop(engine, end).run()

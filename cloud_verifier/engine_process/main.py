@@ -17,7 +17,8 @@ import socket
 import sys
 from threading import Thread
 
-from cloud_verifier.config import FRONT, INSTALL, VerifierConfig
+from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
+from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
 from outrider.core.errors import ModelRefused, OutriderError
@@ -31,10 +32,10 @@ def main() -> None:
     for signum in IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
-    if config.tensor_parallel > 1:
+    if config.ranks > 1:
         # While a rank waits for another one, it would not notice for minutes that the front has gone.
         end_with_parent(int(os.environ.get(FRONT, os.getppid())))
-    rank = int(os.environ["RANK"]) if config.tensor_parallel > 1 else 0
+    rank = int(os.environ["RANK"]) if config.ranks > 1 else 0
     who = f"rank {rank}" if rank else "engine"
     configure(config.log_format, who)
     # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
@@ -53,9 +54,14 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
     """Serve the front, and tell it why that ends. Raises ConnectionError if the front goes."""
     try:
         try:
-            from cloud_verifier.engine_process.loop import serve
+            if config.engine == "vllm":
+                os.environ.update(ENVIRONMENT | os.environ)
+                from cloud_verifier.engine_process.vllm_target import serve
+            else:
+                from cloud_verifier.engine_process.torch_target import serve
         except ImportError as error:
-            raise ModelRefused(f"the engine cannot start: {error}; {INSTALL}") from error
+            remedy = INSTALL_VLLM if config.engine == "vllm" else INSTALL
+            raise ModelRefused(f"the engine cannot start in {sys.executable}: {error}; {remedy}") from error
         _start_garbage_collector()
         serve(config, end, store_fd)
     except OutriderError as error:
@@ -73,7 +79,7 @@ def _follow(config: VerifierConfig, sock: socket.socket) -> None:
     """Follow rank 0 until it ends, or the front does."""
     Thread(target=_exit_at_end_of, args=(sock,), daemon=True).start()
     try:
-        from cloud_verifier.engine_process.loop import follow
+        from cloud_verifier.engine_process.torch_target import follow
 
         _start_garbage_collector()
         follow(config)

@@ -14,8 +14,13 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from cloud_verifier.config import FRONT, VerifierConfig
+import cloud_verifier
+import outrider
+from cloud_verifier.config import FRONT, INSTALL_VLLM, VerifierConfig
+from outrider.core.errors import ModelRefused
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +30,7 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 when to end, and drains first."""
 REASON_S = 3.0
 """Seconds in which rank 0 may report by itself why another rank has ended."""
+PRELOADED = ("libiomp5.so", "libtcmalloc_minimal.so.4")
 STOP_S = 1.0
 """Seconds in which a rank may end by itself; a rank that is loading does not, and is killed."""
 
@@ -41,15 +47,19 @@ class RankProcesses:
         self._others: list[Process] = []
         self._sockets: list[socket.socket] = []
         self._watching: asyncio.Task[None] | None = None
+        self._packages: TemporaryDirectory[str] | None = None
+        """Where another interpreter finds our packages."""
 
     async def start(self, engine_end: socket.socket) -> Process:
         """Start all ranks; return rank 0's process, which gets `engine_end`. If it is cancelled midway, `stop` ends the
         ranks that have been started."""
-        if self._config.tensor_parallel == 1:
+        if self._config.engine_python is not None:
+            return await self._spawn(engine_end, environment=self._foreign_environment(self._config.engine_python))
+        if self._config.ranks == 1:
             return await self._spawn(engine_end)
         with socket.create_server((LOOPBACK, 0)) as store:
             port = store.getsockname()[1]
-            for rank in range(1, self._config.tensor_parallel):
+            for rank in range(1, self._config.ranks):
                 ours, theirs = socket.socketpair()
                 self._sockets.append(ours)
                 with theirs:
@@ -66,6 +76,8 @@ class RankProcesses:
     async def stop(self) -> None:
         """End all ranks but rank 0."""
         self.expect_end()
+        if self._packages is not None:
+            self._packages.cleanup()
         for sock in self._sockets:
             sock.close()
         ends = [asyncio.create_task(process.wait()) for process in self._others]
@@ -76,6 +88,22 @@ class RankProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await end
+
+    def _foreign_environment(self, python: Path) -> dict[str, str]:
+        """Return the environment for another interpreter, which finds our packages, and no other of this installation.
+
+        Raises ModelRefused if there is no such interpreter.
+        """
+        if not os.access(python, os.X_OK):
+            raise ModelRefused(f"engine_python is {python}, which is no program; {INSTALL_VLLM}")
+        self._packages = TemporaryDirectory(prefix="outrider-packages-")
+        for package in (outrider, cloud_verifier):
+            source = Path(package.__path__[0])
+            Path(self._packages.name, source.name).symlink_to(source)
+        # vLLM is fast on a CPU only with the OpenMP and allocator that it was built for (its installation guide).
+        preloaded = [str(found) for name in PRELOADED for found in sorted(python.parent.parent.glob(f"lib/{name}"))]
+        changes = {"PYTHONPATH": self._packages.name, "LD_PRELOAD": ":".join(preloaded)}
+        return {**os.environ, **changes, "OMP_NUM_THREADS": str(self._config.threads)}
 
     async def _watch(self) -> None:
         waits = [asyncio.create_task(process.wait()) for process in self._others]
@@ -101,7 +129,7 @@ class RankProcesses:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             return await asyncio.create_subprocess_exec(
-                sys.executable,
+                str(self._config.engine_python or sys.executable),
                 "-m",
                 self.engine_module,
                 first,

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -209,6 +210,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         logs.note(session=claims.session_id)
         size, salt = self._ready.vocabulary_size, self._salt(claims)
         record = self._recorder is not None and claims.keep_s > 0.0
+        if self._ready.chains_only:
+            claims = replace(claims, limits=replace(claims.limits, children=1))
         stream = SessionStream(self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record)
         self.counters.opened += 1
         self.counters.resumed += bool(attach.tokens)

@@ -69,7 +69,7 @@ class SpeculationPlan:
             min_acceptance=max(directive.min_acceptance, _LEAST_ACCEPTANCE),
             draft_wait_s=directive.draft_wait_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
-            siblings=siblings,
+            siblings=min(siblings, limits.children or siblings),
         )
 
     @property

@@ -49,7 +49,10 @@ _MAX_CAP = 65_536
 _MIN_STEP_MS = 1e-3
 _MAX_LOGPROB = 1e-3
 """Rounding may leave a little more than 0."""
-_LIMITS: _Bounds = {**dict.fromkeys(("nodes", "depth", "in_flight"), (0, _MAX_CAP)), "run_ahead": (1, _MAX_CAP)}
+_LIMITS: _Bounds = {
+    **dict.fromkeys(("nodes", "depth", "in_flight", "children"), (0, _MAX_CAP)),
+    "run_ahead": (1, _MAX_CAP),
+}
 _DIRECTIVE: _Bounds = {
     "window_nodes": (0, _MAX_CAP),
     "window_depth": (0, _MAX_CAP),

@@ -18,8 +18,8 @@ from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.step_profiler import describe, profile
-from cloud_verifier.engine.torch_executor import TorchExecutor
+from cloud_verifier.engine.step_profiler import describe
+from cloud_verifier.engine.torch_executor import TorchExecutor, profile
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 

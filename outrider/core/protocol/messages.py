@@ -42,6 +42,8 @@ class SessionLimits:
     """F: ids sent and not yet reported as seen."""
     run_ahead: int = 64
     """C: positions that the verifier may commit beyond the last base received."""
+    children: int = 0
+    """Children of one node that the target evaluates: 1 if it evaluates chains only; 0 for any number."""
 
 
 @dataclass(frozen=True)

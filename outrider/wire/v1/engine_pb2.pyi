@@ -121,16 +121,18 @@ class EngineProgress(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class EngineReady(_message.Message):
-    __slots__ = ("target", "vocabulary_size", "eos_token_ids", "max_sequence")
+    __slots__ = ("target", "vocabulary_size", "eos_token_ids", "max_sequence", "chains_only")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_ONLY_FIELD_NUMBER: _ClassVar[int]
     target: _session_pb2.TargetIdentity
     vocabulary_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_sequence: int
-    def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ...) -> None: ...
+    chains_only: bool
+    def __init__(self, target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_sequence: _Optional[int] = ..., chains_only: bool = ...) -> None: ...
 
 class EngineStats(_message.Message):
     __slots__ = ("verifier", "sessions", "kv_cached", "kv_reserved", "unrecorded", "counters")

@@ -157,16 +157,18 @@ class Cancel(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class SessionLimits(_message.Message):
-    __slots__ = ("nodes", "depth", "in_flight", "run_ahead")
+    __slots__ = ("nodes", "depth", "in_flight", "run_ahead", "children")
     NODES_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
     nodes: int
     depth: int
     in_flight: int
     run_ahead: int
-    def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., in_flight: _Optional[int] = ..., run_ahead: _Optional[int] = ...) -> None: ...
+    children: int
+    def __init__(self, nodes: _Optional[int] = ..., depth: _Optional[int] = ..., in_flight: _Optional[int] = ..., run_ahead: _Optional[int] = ..., children: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("epoch", "verifier_id", "limits", "directive", "vocabulary_size")

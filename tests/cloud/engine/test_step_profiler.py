@@ -9,7 +9,7 @@ import torch
 
 from cloud_verifier.engine import step_profiler as profiling
 from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.step_profiler import profile
+from cloud_verifier.engine.torch_executor import profile
 
 
 class Slow:

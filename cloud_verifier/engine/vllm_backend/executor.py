@@ -1,0 +1,241 @@
+"""Run a target for the engine by vLLM: one request for each session and epoch, one step of vLLM's core for each step.
+
+vLLM holds the keys and values in blocks, caches prefixes by itself, and preempts requests when blocks run out: such a
+session's tokens are computed again in later steps, and its device sees nothing but a pause.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
+from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, proposed_depths
+from cloud_verifier.engine.sampling import LEAST_LOGPROB
+from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
+from cloud_verifier.engine.vllm_backend.worker import SESSION
+from outrider.core.errors import BadRequest, InternalError, OutriderError, Overloaded, Unavailable
+from outrider.core.protocol.messages import Attach, SessionLimits, TokenLogprobs
+from outrider.core.sampling import SamplingParams as CoreSampling
+from outrider.core.step_cost import StepCost
+from outrider.core.verification import TreeBatch, Verified
+
+
+class VllmExecutor:
+    """Implements TargetExecutor. Its steps are chains: vLLM evaluates no trees."""
+
+    def __init__(
+        self, core: EngineCore, config: EngineConfig, *, label: str, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        """Take a core whose scheduler is a PlannedScheduler and whose workers are CoupledWorkers."""
+        model = core.vllm_config.model_config
+        self.label = label
+        self.eos_token_ids = eos_token_ids
+        self.cost = StepCost({1: 1e-3})
+        self.capabilities = Capabilities(
+            trees=False,
+            nodes_per_step=core.scheduler.num_spec_tokens,
+            max_sequence=model.max_model_len,
+            vocabulary=model.get_vocab_size(),
+        )
+        self.unrecorded = 0
+        self._core = core
+        self._scheduler: PlannedScheduler = core.scheduler
+        self._record_top = config.record_top
+        self._block = int(core.scheduler.block_size)
+        self._blocks = int(core.vllm_config.cache_config.num_gpu_blocks) - 1  # vLLM never uses the first one
+        self._requests: dict[EngineSession, Request] = {}
+        self._admitted: dict[EngineSession, int] = {}
+        """Blocks of each live session, as far as it has tokens."""
+        self._numbers = itertools.count(1)
+        self._recorded: list[RecordedTokens] = []
+
+    @property
+    def usage(self) -> KVUsage:
+        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        cached = len(self._scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
+        used = self._blocks - free
+        return KVUsage(
+            capacity=self._blocks * self._block,
+            used=used * self._block,
+            reserved=min(self._blocks, sum(map(self._blocks_of, self._requests))) * self._block,
+            cached=max(0, min(cached - used, free)) * self._block,
+        )
+
+    def check(self, attach: Attach, limits: SessionLimits) -> None:
+        prompt, longest = len(attach.prompt), self.capabilities.max_sequence
+        got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
+        if prompt + attach.max_tokens > longest:
+            raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
+        most = self._blocks * self._block - self.capabilities.nodes_per_step - 1
+        if prompt + attach.max_tokens > most:
+            raise BadRequest.bound(field, got, f"at most {most}, what the verifier can hold")
+
+    def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
+        taken = sum(self._blocks_of(other) for other in self._requests if other is not replaced)
+        needed, room = self._blocks_of(session), self._blocks - taken
+        if needed > room:
+            raise Overloaded(f"{needed} KV blocks are needed, {room} are free")
+
+    def begin(self, session: EngineSession) -> None:
+        attach = session.protocol.attach
+        tops = [top for top in (attach.logprobs, self._record_top if session.record else None) if top is not None]
+        self._requests[session] = self._add(
+            f"{session.session_id}/{attach.epoch}/{next(self._numbers)}",
+            list(session.tokens),
+            len(attach.prompt),
+            asdict(attach.sampling),
+            max_tokens=attach.max_tokens - session.protocol.position,
+            salt=session.salt,
+            top=max(tops, default=None),
+        )
+
+    def begin_step(self) -> None:
+        self._recorded.clear()
+
+    def prepare(self, rows: SessionRows) -> None:
+        """Nothing is to be laid out."""
+
+    def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+        self._scheduler.plan = {
+            self._requests[one.session].request_id: RequestRows(one.chain, one.batch.tokens if one.batch else ())
+            for one in rows
+        }
+        lap()
+        outputs = self._step()
+        lap()
+        results = [self._result(one, outputs.get(self._requests[one.session].request_id)) for one in rows]
+        for session, request in self._requests.items():
+            session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # less after a preemption
+        lap()
+        return results
+
+    def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
+        session = rows.session
+        session.computed = min(self._requests[session].num_computed_tokens, len(session.tokens) - 1)
+
+    def end(self, session: EngineSession, *, cache: bool) -> None:
+        request = self._requests.pop(session, None)
+        if request is not None:
+            self._core.abort_requests([request.request_id])
+
+    def take_recorded(self) -> list[RecordedTokens]:
+        recorded, self._recorded = self._recorded, []
+        return recorded
+
+    def step_seconds(self, counts: Sequence[int]) -> float:
+        """Return the seconds of one step that reads prompts of so many tokens each, which are dropped then.
+
+        For measurements before the first session.
+        """
+        names = [f"measured {next(self._numbers)}" for _ in counts]
+        for name, count in zip(names, counts, strict=True):
+            self._add(name, [0] * count, count, dict(vars(CoreSampling())), max_tokens=2, salt=name)
+        self._scheduler.plan = {name: RequestRows(count) for name, count in zip(names, counts, strict=True)}
+        begun = time.perf_counter()
+        self._step()
+        taken = time.perf_counter() - begun
+        self._core.abort_requests(names)
+        return taken
+
+    def _add(
+        self,
+        name: str,
+        tokens: list[int],
+        prompt: int,
+        sampling: dict[str, Any],
+        *,
+        max_tokens: int,
+        salt: str,
+        top: int | None = None,
+    ) -> Request:
+        """Give vLLM a request of known tokens, the first `prompt` of which are the session's prompt."""
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=top,
+            extra_args={SESSION: {"prompt": prompt, "sampling": sampling}},
+        )
+        hasher = self._core.request_block_hasher
+        request = Request(name, tokens, params, None, cache_salt=salt or None, block_hasher=hasher)
+        self._core.add_request(request)
+        return request
+
+    def _blocks_of(self, session: EngineSession) -> int:
+        """Return the blocks that a session's known tokens and a step's nodes take, without regard to shared ones."""
+        return -(-(len(session.tokens) + self.capabilities.nodes_per_step) // self._block)
+
+    def _step(self) -> dict[str, Any]:
+        """Run one step of vLLM's core; return its outputs by request id. Raises Unavailable if it fails."""
+        try:
+            outputs, executed = self._core.step()
+            self._core.post_step(executed)
+        except Exception as error:
+            # Its scheduler has counted tokens that were not computed, so no session can go on.
+            raise Unavailable(f"a step of vLLM failed: {type(error).__name__}: {error}") from error
+        return {output.request_id: output for client in outputs.values() for output in client.outputs}
+
+    def _result(self, rows: SessionRows, output: Any) -> Verified | OutriderError | None:
+        """Return a session's path; None if its known tokens are not all computed yet."""
+        session, request = rows.session, self._requests[rows.session]
+        if output is None or not output.new_token_ids:
+            if output is None and request.num_computed_tokens < request.num_tokens:
+                return None
+            return InternalError("the target's logits are not finite")
+        verified = _verified(session, rows.batch, output.new_token_ids)
+        if output.new_logprobs is not None:
+            self._note(session, verified, output.new_logprobs)
+        return verified
+
+    def _note(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
+        """Keep the log-probabilities of a session's tokens for its device, and for the traffic log."""
+        count = len(verified.tokens)
+        ids, values = logprobs.logprob_token_ids[:count], logprobs.logprobs[:count]
+        top = session.protocol.attach.logprobs
+        if top is not None:
+            clipped = np.clip(values, LEAST_LOGPROB, 0.0)
+            session.logprobs = tuple(
+                TokenLogprobs(own[0], tuple(zip(alternatives[1 : top + 1], own[1 : top + 1], strict=True)))
+                for own, alternatives in zip(clipped.tolist(), ids.tolist(), strict=True)
+            )
+        if session.record:
+            protocol, most = session.protocol, self._record_top + 1
+            log_probs = np.maximum(values[:, 1:most], LEAST_LOG_PROB).astype(np.float32)
+            tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1)).astype(np.float32)
+            self._recorded.append(
+                RecordedTokens(
+                    session_id=session.session_id,
+                    epoch=protocol.epoch,
+                    draft_release=session.draft_release,
+                    start=protocol.position,
+                    tokens=verified.tokens,
+                    proposed_depths=proposed_depths(protocol.tree, verified.tokens),
+                    top_ids=ids[:, 1:most].astype(np.uint32),
+                    top_log_probs=log_probs,
+                    tail=tail,
+                )
+            )
+
+
+def _verified(session: EngineSession, batch: TreeBatch | None, tokens: Sequence[int]) -> Verified:
+    """Return the path of a chain that vLLM has verified. tokens: the accepted nodes' and the target's own next one."""
+    path: list[int] = []
+    for token in tokens:
+        path.append(token)
+        if session.protocol.ends(token, session.protocol.position + len(path) - 1):
+            break
+    nodes = batch.tokens if batch else ()
+    accepted = sum(1 for token, node in zip(path, nodes, strict=False) if token == node)
+    return Verified(tuple(path), tuple(range(1, min(accepted, len(tokens) - 1) + 1)))

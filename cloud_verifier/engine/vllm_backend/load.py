@@ -1,0 +1,210 @@
+"""Load a target into vLLM, check that it verifies without changing tokens, and measure what its steps cost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Failed
+from cloud_verifier.engine.step_profiler import measure_cost
+from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
+from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.step_cost import StepCost
+
+CPU_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU; with vLLM's own 128, short sessions would waste most of theirs."""
+CHECK_PROMPTS = (3, 17, 40, 70, 130)
+"""Lengths of the prompts of the check."""
+CHECK_TOKENS = 12
+"""Tokens that are generated for each of them."""
+TIE, HALF_TIE = 1e-3, 0.15
+"""Differences of log-probabilities below which rounding may decide, in float32 and in half precision."""
+SUPPORTED = "0.32"
+"""The minor version of vLLM whose private interfaces these modules use."""
+OURS = {
+    "scheduler_cls": "outrider schedules",
+    "worker_cls": "outrider samples",
+    "speculative_config": "devices draft",
+    "async_scheduling": "a step's tokens decide on the next step's rows",
+    "pipeline_parallel_size": "with draft tokens it gave wrong tokens in vLLM 0.32",
+}
+"""Arguments of vLLM that are not for the operator -> why."""
+
+
+def check_version() -> None:
+    """Raise ModelRefused if this environment has another version of vLLM than the one that is supported."""
+    if not vllm.__version__.startswith(f"{SUPPORTED}."):
+        raise ModelRefused(
+            f"this environment has vllm {vllm.__version__}, and outrider works with {SUPPORTED}.*; make one with: "
+            "python -m cloud_verifier.vllm_environment FOLDER"
+        )
+
+
+def engine_core(
+    model: Path,
+    config: EngineConfig,
+    *,
+    dtype: str = "auto",
+    nodes: int,
+    tensor_parallel: int = 1,
+    further: Mapping[str, Any] | None = None,
+) -> EngineCore:
+    """Return vLLM's core with our scheduler and sampling.
+
+    nodes: the most draft tokens of one session in a step. further: arguments of vLLM's EngineArgs that the operator
+    sets. Raises ModelRefused or BadRequest.
+    """
+    check_version()
+    further = further or {}
+    for name in further.keys() & OURS.keys():
+        raise BadRequest(f"engine_args sets {name}, which must be left out: {OURS[name]}", field="engine_args")
+    backend = "cloud_verifier.engine.vllm_backend.worker"
+    options: dict[str, Any] = {
+        "model": str(model),
+        "dtype": dtype,
+        "max_num_seqs": config.max_sessions,
+        "max_num_batched_tokens": config.token_budget,
+        "tensor_parallel_size": tensor_parallel,
+        "enable_prefix_caching": config.prefix_cache,
+        "skip_tokenizer_init": True,
+        **further,
+        "async_scheduling": False,
+        "scheduler_cls": PlannedScheduler,
+        "worker_cls": f"{backend}.CoupledWorker",
+    }
+    if nodes:
+        options["speculative_config"] = {
+            "method": "custom_class",
+            "model": f"{backend}.NoProposer",
+            "num_speculative_tokens": nodes,
+        }
+    try:
+        arguments = EngineArgs(**options)
+        if current_platform.is_cpu():
+            _fit_cpu(arguments, config.kv_slots, further)
+        settings = arguments.create_engine_config()
+        return EngineCore(settings, Executor.get_class(settings), log_stats=False)
+    except Exception as error:
+        raise ModelRefused(f"vLLM does not serve {model}: {type(error).__name__}: {error}") from error
+
+
+def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -> None:
+    """Give vLLM as many KV slots as the settings say, where the memory of a GPU does not decide, and no graphs."""
+    if "enforce_eager" not in further:
+        arguments.enforce_eager = True  # compiling takes minutes at every start
+    if "block_size" not in further:
+        arguments.block_size = CPU_BLOCK
+    if "max_model_len" not in further:
+        arguments.max_model_len = min(arguments.create_model_config().max_model_len, kv_slots)
+    if "kv_cache_memory_bytes" not in further:
+        arguments.kv_cache_memory_bytes = 1 << 30
+        arguments.num_gpu_blocks_override = 1 + -(-kv_slots // arguments.block_size)  # vLLM never uses the first one
+
+
+def eos_token_ids(core: EngineCore) -> tuple[int, ...]:
+    """Return the ids that end a sequence, those of generation_config.json before those of config.json."""
+    model = core.vllm_config.model_config
+    found = (model.try_get_generation_config() or {}).get("eos_token_id")
+    if found is None:
+        found = getattr(model.hf_text_config, "eos_token_id", None)
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+
+
+def parsed(engine_args: str) -> dict[str, Any]:
+    """Return the operator's further arguments, a JSON object. Raises BadRequest."""
+    try:
+        value = json.loads(engine_args or "{}")
+    except ValueError as error:
+        raise BadRequest(f"engine_args is not JSON ({error}); give an object of vLLM's arguments") from error
+    if not isinstance(value, dict):
+        raise BadRequest(f"engine_args is {type(value).__name__}, must be a JSON object of vLLM's arguments")
+    return value
+
+
+def profile(executor: VllmExecutor, rows: int) -> StepCost:
+    """Measure what steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
+    longest = executor.capabilities.max_sequence - 2
+    return measure_cost(executor.step_seconds, min(rows, longest))
+
+
+def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -> None:
+    """Raise ModelRefused if draft tokens, or requests that join and leave, change a token.
+
+    Each prompt is continued alone, by plain steps; then all together, with drafts that are right, wrong or missing. A
+    token may differ where the plain run's two likeliest tokens are closer than a bound: `half`, in half precision.
+    """
+    rng = random.Random(0)
+    vocabulary, longest = executor.capabilities.vocabulary, executor.capabilities.max_sequence - CHECK_TOKENS
+    engine = Engine(executor, config)
+    prompts = [rng.choices(range(vocabulary), k=min(length, longest)) for length in CHECK_PROMPTS]
+    alone = [_continue(engine, f"alone {i}", [prompt], {}, rng)[0] for i, prompt in enumerate(prompts)]
+    truth = {tuple(prompt): [token for token, _ in one] for prompt, one in zip(prompts, alone, strict=True)}
+    together = _continue(engine, "together", prompts, truth, rng)
+    bound = HALF_TIE if half else TIE
+    for number, (expected, got) in enumerate(zip(alone, together, strict=True)):
+        for at, ((token, gap), (other, _)) in enumerate(zip(expected, got, strict=True)):
+            if token == other:
+                continue
+            if gap <= bound:
+                break  # a tie: what follows is another sequence
+            raise ModelRefused(
+                f"{executor.label} cannot be served by vLLM {vllm.__version__}: beside others and with draft tokens,"
+                f" sequence {number} has another token at position {at}, where the two likeliest are {gap:.2g} apart"
+            )
+
+
+def _continue(
+    engine: Engine,
+    name: str,
+    prompts: Sequence[list[int]],
+    truth: Mapping[tuple[int, ...], list[int]],
+    rng: random.Random,
+) -> list[list[tuple[int, float]]]:
+    """Return per prompt the greedy tokens, each with the difference of the two greatest log-probabilities.
+
+    truth: tokens to draft for a prompt, of which some are replaced by wrong ones.
+    """
+    limits, directive = SessionLimits(), Directive(draft_wait_ms=0)
+    options: dict[str, Any] = {"max_tokens": CHECK_TOKENS, "logprobs": 2, "ignore_eos": True}
+    devices = {f"{name} {i}": DeviceSession(prompt, **options) for i, prompt in enumerate(prompts)}
+    found: dict[str, list[tuple[int, float]]] = {key: [] for key in devices}
+    waiting = list(devices)
+    while not all(device.finished for device in devices.values()):
+        if waiting:  # one joins at every step, so that some read their prompts while others generate
+            key = waiting.pop()
+            engine.start(key, devices[key].attach(1, limits), limits, directive)
+        for key, device in devices.items():
+            if key in waiting or device.finished:
+                continue
+            known, parent = truth.get(tuple(device.prompt), []), 0
+            for token in known[len(device.received) :][: rng.randrange(5)] if not len(device.tree) else ():
+                node = device.add(parent, token if rng.random() < 0.7 else rng.choice(device.prompt))
+                if node is None:
+                    break
+                parent = node
+            while (append := device.poll(resting=True)) is not None:
+                engine.append(key, append)
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise ModelRefused(f"vLLM failed on its check: {event.error}")
+            for token, logprobs in zip(event.commit.tokens, event.commit.logprobs, strict=True):
+                (_, first), (_, second) = logprobs.top
+                found[event.session_id].append((token, first - second))
+            devices[event.session_id].on_commit(event.commit)
+    for key in devices:
+        engine.stop(key)
+    return list(found.values())

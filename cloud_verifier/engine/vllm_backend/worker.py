@@ -1,0 +1,141 @@
+"""Sample in vLLM's worker as the engine does: the target's token is coupled to the session's noise.
+
+Works on private interfaces of vLLM 0.32, see `load.SUPPORTED`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+from cloud_verifier.engine.sampling import Sampler, top_logprobs
+from outrider.core.errors import InternalError
+from outrider.core.sampling import SamplingParams
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as _Worker
+
+SESSION = "outrider"
+"""Key of a session's sampling parameters among the extra arguments of its request."""
+NO_TOKEN = -1
+"""Fills the rest of a row of tokens, as vLLM's rejection sampler does."""
+
+
+class CoupledWorker(_Worker):  # type: ignore[misc]
+    """A worker of vLLM whose model runner samples by `CoupledSampling`."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self.model_runner._sample = CoupledSampling(self.model_runner)
+
+
+class NoProposer:
+    """Drafts nothing in the worker: vLLM asks for a proposer where it is to verify draft tokens."""
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def propose(self, sampled: Any, *args: Any, **kwargs: Any) -> list[list[int]]:
+        return [[] for _ in sampled]
+
+
+class CoupledSampling:
+    """Stands in for the model runner's `_sample`: a draft token is accepted iff it equals the target's own token."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._sessions: dict[str, tuple[Any, Sampler, int]] = {}
+        """request id -> (the runner's state of the request, its sampler, generated tokens before the request)"""
+
+    def __call__(self, logits: torch.Tensor, meta: Any) -> SamplerOutput:
+        runner = self._runner
+        request_ids = runner.input_batch.req_ids
+        counts = list(meta.num_draft_tokens) if meta is not None else [0] * len(request_ids)
+        drafts = meta.draft_token_ids.tolist() if meta is not None else []
+        tokens = np.full((len(request_ids), max(counts, default=0) + 1), NO_TOKEN, dtype=np.int32)
+        visited: list[tuple[int, int]] = []
+        row = draft = 0
+        for index, (request_id, count) in enumerate(zip(request_ids, counts, strict=True)):
+            if not runner.discard_request_mask.np[index]:
+                path = self._path(request_id, logits[row : row + count + 1], drafts[draft : draft + count])
+                tokens[index, : len(path)] = path
+                visited += [(index, row + at) for at in range(len(path))]
+            row += count + 1
+            draft += count
+        self._forget()
+        sampled = torch.from_numpy(tokens)
+        return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
+
+    def _path(self, request_id: str, logits: torch.Tensor, drafts: list[int]) -> list[int]:
+        """Return the target's tokens along the drafts; none if its logits are not finite."""
+        state = self._runner.requests[request_id]
+        sampler, before = self._sampler(request_id, state)
+        position = before + len(state.output_token_ids)
+        path: list[int] = []
+        try:
+            for at in range(len(drafts) + 1):
+                path.append(sampler.choose(logits[at], position + at, path))
+                if at == len(drafts) or drafts[at] != path[-1]:
+                    break
+        except InternalError:
+            return []  # the executor notices that the request has no token
+        sampler.commit(path)
+        return path
+
+    def _sampler(self, request_id: str, state: Any) -> tuple[Sampler, int]:
+        """Return the request's sampler, and the number of tokens that were generated before the request."""
+        known = self._sessions.get(request_id)
+        if known is None or known[0] is not state:  # ids may come again
+            session = state.sampling_params.extra_args[SESSION]
+            prompt, output = state.prompt_token_ids[: session["prompt"]], state.prompt_token_ids[session["prompt"] :]
+            values = dict(session["sampling"])
+            bias = tuple((token, value) for token, value in values.pop("logit_bias"))
+            params = SamplingParams(**values, logit_bias=bias)
+            sampler = Sampler(params, prompt, [*output, *state.output_token_ids])
+            known = self._sessions[request_id] = (state, sampler, len(output))
+        return known[1], known[2]
+
+    def _forget(self) -> None:
+        """Forget the samplers of requests that have ended."""
+        if len(self._sessions) > 2 * len(self._runner.requests) + 16:
+            live = self._runner.requests
+            self._sessions = {key: known for key, known in self._sessions.items() if live.get(key) is known[0]}
+
+    def _logprobs(
+        self, logits: torch.Tensor, tokens: np.ndarray[Any, Any], visited: list[tuple[int, int]]
+    ) -> LogprobsTensors | None:
+        """Return log-probabilities of the tokens and of the likeliest ids in the layout of vLLM's rejection sampler.
+
+        That is a row for every place of `tokens`, also for those without a token.
+        """
+        top = self._runner.input_batch.max_num_logprobs
+        if top is None or not visited:
+            return None
+        rows = torch.tensor([row for _, row in visited], device=logits.device)
+        values = logits.index_select(0, rows).float()
+        ids, best, total = top_logprobs(values, top)
+        width, places = tokens.shape[1], list[int]()
+        for (index, _), before in zip(visited, (None, *visited), strict=False):
+            follows = before is not None and before[0] == index
+            places.append(places[-1] + 1 if follows else index * width)
+        chosen = torch.from_numpy(tokens.reshape(-1)[places].astype(np.int64)).to(logits.device).unsqueeze(1)
+        own = values.gather(1, chosen) - total
+        size = tokens.size
+        all_ids = torch.zeros(size, top + 1, dtype=torch.int32)
+        all_logprobs = torch.zeros(size, top + 1)
+        at = torch.tensor(places)
+        all_ids[at, 0:1] = chosen.int().cpu()
+        all_logprobs[at, 0:1] = own.cpu()
+        found = ids.shape[1]
+        all_ids[at, 1 : found + 1] = ids.int().cpu()
+        all_logprobs[at, 1 : found + 1] = (best - total).cpu()
+        return LogprobsTensors(all_ids, all_logprobs, torch.zeros(size, dtype=torch.int32))

@@ -1,0 +1,109 @@
+"""Load a target for our own engine, and serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.model import Progress, TargetModel
+from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.step_profiler import describe
+from cloud_verifier.engine.torch_executor import TorchExecutor, profile
+from cloud_verifier.engine_process.ipc import EngineEnd
+from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
+from outrider.core.vocabulary import compare_token_tables, token_table
+from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
+
+
+def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+    """Load the target and serve it until the front closes its end or sends Quit.
+
+    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable if a rank has gone.
+    """
+    if config.tensor_parallel == 1:
+        _serve(config, end, partial(TargetModel.load, device=config.device))
+        return
+    with _join(config, store_fd) as group:
+        _serve(config, end, group.load)
+
+
+def follow(config: VerifierConfig) -> None:
+    """Load a rank's share of the target, and follow rank 0. Raises ModelRefused, or Unavailable if rank 0 has gone."""
+    disable_progress_bar()
+    with _join(config) as group:
+        group.follow(group.load(**_load_options(config)))
+
+
+def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
+    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup  # a single rank does without this import
+
+    # Half of the time, so that rank 0 can still tell the front that a rank is silent.
+    return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)
+
+
+def _load_options(config: VerifierConfig) -> dict[str, Any]:
+    options = {name: getattr(config, name) for name in ("dtype", "attention", "threads")}
+    return {"path": config.model, "name": config.target_name, **options}
+
+
+def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
+    disable_progress_bar()  # it would write into the front's log, from a thread of its own
+
+    progress = partial(send_progress, end)
+    model = load(**_load_options(config), on_progress=progress)
+    progress("numerics check: token trees against plain sequences")
+    check_numerics(model, rows=config.token_budget)
+    progress("measuring what a step costs")
+    cost = profile(model, config.token_budget)
+    progress(describe(cost))
+    limits = engine_config(config)
+    executor = TorchExecutor(model, limits, cost)
+    engine = Engine(executor, limits, server_draft=_server_draft(config, model, progress))
+    target = session_pb2.TargetIdentity(
+        name=model.name,
+        weights_hash=f"sha256:{model.weights_hash}",
+        dtype=model.dtype,
+        backend=model.backend,
+        hardware=model.hardware,
+    )  # the front adds the tokenizer's hash
+    ready = pb.EngineReady(
+        target=target,
+        vocabulary_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        max_sequence=model.max_sequence,
+    )
+    serve_engine(engine, end, ready)
+
+
+def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
+    """Load the server draft, if the settings name one. Raises ModelRefused or VocabularyMismatch."""
+    if config.server_draft is None:
+        return None
+    from outrider.llama import ChainContext, LlamaModel
+
+    progress(f"loading {config.server_draft.name}, the server draft")
+    draft = LlamaModel.load(config.server_draft, threads=config.threads)
+    compare_token_tables(draft.token_table(), token_table((config.model / "tokenizer.json").read_bytes()))
+    # At most twice the tokens of the target's own pool in all; each sequence has room for a whole one.
+    length = min(draft.n_ctx_train, model.max_sequence, config.kv_slots)
+    count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
+    progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
+    chains = ChainContext(draft, length=length, count=count, threads=config.threads)
+    return LlamaServerDraft(
+        chains,
+        depth=config.server_draft_depth,
+        siblings=config.server_draft_siblings,
+        vocabulary=model.vocab_size,
+        pauses=config.server_draft_pauses,
+    )

@@ -1,0 +1,69 @@
+"""Load a target into vLLM, and serve it. Runs in an interpreter whose environment has vLLM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.model import hash_of
+from cloud_verifier.engine.step_profiler import describe
+from cloud_verifier.engine.vllm_backend import load
+from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from cloud_verifier.engine_process.ipc import EngineEnd
+from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
+from outrider.core.errors import ModelRefused
+from outrider.wire.v1 import engine_pb2 as pb
+from outrider.wire.v1 import session_pb2
+
+
+def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    progress = partial(send_progress, end)
+    on_cpu = current_platform.is_cpu()
+    if on_cpu != (config.device == "cpu"):
+        built = "a CPU" if on_cpu else "GPUs"
+        raise ModelRefused(f"device is {config.device}, and the vLLM of this environment is built for {built}")
+    digest = hash_of(Path(config.model), progress)
+    progress(f"loading {config.model.name} into vLLM")
+    limits = engine_config(config)
+    core = load.engine_core(
+        config.model,
+        limits,
+        dtype="float32" if config.dtype == "auto" and on_cpu else config.dtype,
+        nodes=config.nodes_per_step,
+        tensor_parallel=config.tensor_parallel,
+        further=load.parsed(config.engine_args),
+    )
+    executor = VllmExecutor(core, limits, label=config.target_name, eos_token_ids=load.eos_token_ids(core))
+    progress("checking that draft tokens change no output")
+    load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
+    progress("measuring what a step costs")
+    executor.cost = load.profile(executor, config.token_budget)
+    progress(describe(executor.cost))
+    model: Any = core.vllm_config.model_config
+    target = session_pb2.TargetIdentity(
+        name=config.target_name,
+        weights_hash=f"sha256:{digest}",
+        dtype=str(model.dtype).removeprefix("torch."),
+        backend=f"vllm {load.SUPPORTED}" + (f" {model.quantization}" if model.quantization else ""),
+        hardware=current_platform.get_device_name(),
+    )  # the front adds the tokenizer's hash
+    capabilities = executor.capabilities
+    ready = pb.EngineReady(
+        target=target,
+        vocabulary_size=capabilities.vocabulary,
+        eos_token_ids=executor.eos_token_ids,
+        max_sequence=capabilities.max_sequence,
+        chains_only=not capabilities.trees,
+    )
+    serve_engine(Engine(executor, limits), end, ready)
+    core.shutdown()
+    os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak
