@@ -49,7 +49,7 @@ from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, Model
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 from benchmarks.support.engine_driver.stepped_engine import RATE, Case, SteppedEngine, Workload
 from benchmarks.support.harness import Size
-from cloud_verifier.engine.model import BACKENDS
+from cloud_verifier.engine.torch_backend.model import BACKENDS
 
 PRUNED_FROM = 4
 """Nodes per session; with fewer there is little to leave out."""

@@ -35,8 +35,8 @@ from benchmarks.support.engine_driver.engine_step_trace import LIMITS, ProfiledP
 from benchmarks.support.engine_driver.scripted_trees import TreeDevice, TreeTally
 from benchmarks.support.harness import Pair, spread
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Finish
 from outrider.core.sampling import SamplingParams

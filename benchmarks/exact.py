@@ -24,10 +24,10 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.support import harness
 from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits, pool_for
 from benchmarks.support.harness import Criterion, Pair
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 DTYPES = ("float32", "bfloat16")
 TREE = (0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 9, 10, 10, 12)

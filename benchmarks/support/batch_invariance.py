@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, SlotTable
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, SlotTable
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 CHAINS = (1, 4, 40, 256)
 """Greatest lengths of a step's chain: a plain step, accepted tokens of a tree, a chunk of a prompt, a long chunk."""

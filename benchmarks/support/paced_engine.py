@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 
 from benchmarks.support.pace import Pace, PassCounts, hold
-from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.main import main
 
 

@@ -177,7 +177,6 @@ async def _once(config: DistillConfig) -> int:
 
 def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[DistillLoop]:
     with EndedByInterrupt():
-        import cloud_verifier.engine.model  # noqa: F401  # the factory needs its hash of the target; it imports torch
         from cloud_verifier.distill.factory import distill_loop
     return distill_loop(config)
 

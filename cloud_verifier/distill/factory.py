@@ -60,7 +60,7 @@ def release_client(config: DistillConfig) -> ReleaseClient:
 
 def target_hashes(target: Path) -> TargetHashes:
     """Return the hashes that verifiers announce which serve this directory. Raises BadRequest if it is no target."""
-    from cloud_verifier.engine.model import hash_of
+    from cloud_verifier.engine.weights import hash_of
 
     tokenizer = target / "tokenizer.json"
     if not tokenizer.is_file() or not any(target.glob("*.safetensors")):

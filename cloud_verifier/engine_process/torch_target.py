@@ -11,11 +11,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.model import Progress, TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.step_profiler import describe
-from cloud_verifier.engine.torch_executor import TorchExecutor, profile
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from cloud_verifier.engine.weights import Progress
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
 from outrider.core.vocabulary import compare_token_tables, token_table
@@ -23,7 +24,7 @@ from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup
+    from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import RankGroup
 
 
 def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
@@ -46,7 +47,9 @@ def follow(config: VerifierConfig) -> None:
 
 
 def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
-    from cloud_verifier.engine.parallel.tensor_parallel import RankGroup  # a single rank does without this import
+    from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import (
+        RankGroup,  # a single rank does without this import
+    )
 
     # Half of the time, so that rank 0 can still tell the front that a rank is silent.
     return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)

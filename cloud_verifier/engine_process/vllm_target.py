@@ -12,10 +12,10 @@ from vllm.platforms import current_platform
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.model import hash_of
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from cloud_verifier.engine.weights import hash_of
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
 from outrider.core.errors import ModelRefused

@@ -28,7 +28,7 @@ from benchmarks.support.engine_driver.packed_draft import DraftRequest, PackedDr
 from benchmarks.support.engine_driver.random_models import DRAFTS, SHAPES, random_model
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 from benchmarks.support.engine_driver.stepped_engine import WARM, Case, ScriptedDevice, SteppedEngine, Workload
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Commit, SessionLimits
 

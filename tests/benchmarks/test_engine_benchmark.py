@@ -19,8 +19,8 @@ from benchmarks.support.engine_driver.engine_step_trace import PartTimer, Traced
 from benchmarks.support.engine_driver.scripted_trees import TreeTally, offer
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 
 
 class Ticks:

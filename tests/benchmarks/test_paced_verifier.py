@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.support.pace import COUNTS, Pace, PassCounts, hold
 from benchmarks.support.paced_engine import pace_targets
-from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 
 def test_a_pass_takes_as_long_as_its_rows_ask_for() -> None:

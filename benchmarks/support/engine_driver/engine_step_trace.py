@@ -24,9 +24,9 @@ from benchmarks.support.engine_driver.scripted_trees import TreeDevice
 from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCounts, by_acceptance
-from cloud_verifier.engine.torch_executor import TorchExecutor
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.ipc import EngineEnd, frame
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Commit, Directive, SessionLimits

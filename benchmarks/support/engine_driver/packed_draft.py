@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, SlotTable
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, SlotTable
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 READ_ROWS = 4_096
 """Most rows of one forward pass; prompts that arrive together are read in several."""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from cloud_verifier.engine.model import BACKENDS, TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.model import BACKENDS, TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 
 POSITIONS = 8_192
 

@@ -16,10 +16,10 @@ from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import by_acceptance
 from cloud_verifier.engine.step_profiler import describe
-from cloud_verifier.engine.torch_executor import TorchExecutor, profile
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
 

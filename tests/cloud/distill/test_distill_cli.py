@@ -88,7 +88,7 @@ def test_two_loops_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_target_is_known_by_what_its_verifiers_announce() -> None:
-    from cloud_verifier.engine.model import TargetModel
+    from cloud_verifier.engine.torch_backend.model import TargetModel
 
     async def announced() -> str:
         return (await asyncio.to_thread(TargetModel.load, TARGET)).weights_hash

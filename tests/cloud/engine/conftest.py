@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from tiny_targets import SHAPE, VOCAB
 
-from cloud_verifier.engine.architecture import (
+from cloud_verifier.engine.torch_backend.architecture import (
     DEVIATING,
     LOST_WINDOW,
     OWN_ATTENTION,

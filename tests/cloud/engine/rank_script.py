@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from rig import Rig, adversary, client, nothing, prompt_of, random_tree
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
-from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, ShardedTarget
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import RankGroup, ShardedTarget
 from outrider.core.errors import InternalError, ModelRefused, Unavailable
 from outrider.core.sampling import SamplingParams
 

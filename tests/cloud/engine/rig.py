@@ -13,9 +13,9 @@ from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Event, Failed
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import AllocationPolicy
-from cloud_verifier.engine.torch_executor import TorchExecutor
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Attach, Directive, SessionLimits

@@ -13,8 +13,8 @@ from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.admission import first_token_s
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.scheduler import StepBudget, StepCandidate, StepPlan, schedule
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import Overloaded
 from outrider.core.step_cost import StepCost
 

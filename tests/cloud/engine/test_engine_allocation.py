@@ -8,8 +8,8 @@ from collections.abc import Callable
 from rig import Drafter, Rig, client, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import by_acceptance
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import ROOT

@@ -10,8 +10,8 @@ from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import POSITIONS, STATES, EngineCounters
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.loop import counters_to_proto
 from outrider.core.protocol.messages import Directive
 

@@ -23,12 +23,12 @@ from rig import (
 )
 from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.session_slots import SessionSlots
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import (
     BadRequest,
     Fenced,

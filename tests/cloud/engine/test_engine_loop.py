@@ -9,8 +9,8 @@ from rig import LIMITS, attach_of, engine_over
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.stats import EngineStats
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.loop import EngineLoop
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs

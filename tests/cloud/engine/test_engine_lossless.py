@@ -10,7 +10,7 @@ from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, ra
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append
 from outrider.core.sampling import SamplingParams
 

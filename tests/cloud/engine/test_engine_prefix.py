@@ -11,11 +11,11 @@ import torch
 from rig import Client, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.session_slots import SessionSlots
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.protocol.messages import Cancel
 from outrider.core.sampling import SamplingParams

@@ -10,10 +10,10 @@ from rig import LIMITS, Client, Rig, client, nothing, prompt_of, random_tree
 
 from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.row_allocation import AllocationPolicy, by_acceptance
 from cloud_verifier.engine.scheduler import OVERDUE
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 Target = Callable[[str], TargetModel]
 AT_ONCE = 12

@@ -12,14 +12,14 @@ from rig import Drafter, Rig, client, nothing, prompt_of, random_tree
 from tiny_targets import MIXTURES, TINY, WIDE
 
 from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits
-from cloud_verifier.engine import model as target_model
-from cloud_verifier.engine.batch import PackedBatch
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.kernels import linear as kernels
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
 from cloud_verifier.engine.sampling import Sampler
+from cloud_verifier.engine.torch_backend import model as target_model
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels import linear as kernels
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 

@@ -11,10 +11,10 @@ from families import FAMILIES, Family
 from rig import Rig, adversary, client, prompt_of, random_tree
 from tiny_targets import Reference
 
-from cloud_verifier.engine.architecture import EXACT_MIXTURE, Refusal
-from cloud_verifier.engine.kernels.exact_attention import ExactBackend
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.architecture import EXACT_MIXTURE, Refusal
+from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 

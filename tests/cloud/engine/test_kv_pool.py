@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine.kv_pool import KVPool, LayerShape, SlotTable
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape, SlotTable
 from outrider.core.errors import InternalError
 
 

@@ -10,8 +10,8 @@ from rig import Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.interface import Committed
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.sampling import LEAST_LOGPROB, logprobs_of
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
 

@@ -15,11 +15,11 @@ from families import FAMILIES
 from tiny_targets import EOS, SHAPE, TINY, VOCAB, make_tiny
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine.batch import Segment
-from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring, SdpaBackend
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import DTYPES, TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, check_numerics
+from cloud_verifier.engine.torch_backend.batch import Segment
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.model import DTYPES, TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
 from outrider.core.errors import ModelRefused
 
 Directory = Callable[[str], Path]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_verifier.engine.kernels import linear as kernels
-from cloud_verifier.engine.kernels.linear import PackedLinear, pack_linears
+from cloud_verifier.engine.torch_backend.kernels import linear as kernels
+from cloud_verifier.engine.torch_backend.kernels.linear import PackedLinear, pack_linears
 
 pytestmark = pytest.mark.skipif(kernels._pack is None, reason="this torch has no packed linear")
 

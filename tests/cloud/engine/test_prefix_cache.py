@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cloud_verifier.engine.prefix_cache import PrefixCache, PrefixLease, _Node
+from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, PrefixLease, _Node
 
 SLOTS = 48
 Path = tuple[str, tuple[int, ...]]

@@ -15,9 +15,9 @@ from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine import recording as module
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, Recording, proposed_depths
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT, TokenTree

@@ -13,9 +13,9 @@ from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.server_draft import llama_draft, policy
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]

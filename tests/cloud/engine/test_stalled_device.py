@@ -10,7 +10,7 @@ from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
-from cloud_verifier.engine.model import TargetModel
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.protocol.messages import Directive
 

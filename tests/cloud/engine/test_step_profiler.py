@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cloud_verifier.engine import step_profiler as profiling
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.torch_executor import profile
+from cloud_verifier.engine.torch_backend.executor import profile
+from cloud_verifier.engine.torch_backend.model import TargetModel
 
 
 class Slow:

@@ -20,9 +20,9 @@ import transformers
 from demanded import demand
 from tiny_targets import SHAPE
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
-from cloud_verifier.engine.parallel import rank_messages, tensor_parallel
-from cloud_verifier.engine.parallel.tensor_parallel import RankGroup, RankInfo
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.parallel import rank_messages, tensor_parallel
+from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import RankGroup, RankInfo
 from outrider.core.errors import BadRequest, InternalError, ModelRefused
 
 HERE = Path(__file__).parent

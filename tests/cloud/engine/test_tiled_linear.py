@@ -5,7 +5,13 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from cloud_verifier.engine.kernels.linear import TILE, PackedLinear, TiledLinear, pack_linears, tile_linears
+from cloud_verifier.engine.torch_backend.kernels.linear import (
+    TILE,
+    PackedLinear,
+    TiledLinear,
+    pack_linears,
+    tile_linears,
+)
 
 
 class Watched(nn.Linear):

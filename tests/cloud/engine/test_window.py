@@ -11,8 +11,8 @@ from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, prompt_of, ran
 from tiny_targets import Reference
 
 from cloud_verifier.engine.interface import Committed, Event
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.verification import TreeBatch, Verified

@@ -16,8 +16,8 @@ import torch
 from rig import Rig, adversary, client, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
+<<<<<<< HEAD
 from cloud_verifier.engine.kernels import triton_race
 from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
@@ -29,6 +29,15 @@ from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, chec
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.coupling import gumbel, position_key, signed
 from outrider.core.sampling import SamplingParams
+=======
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
+from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, TritonPlan
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, HALF_BOUND, check_numerics
+>>>>>>> 2f1f009 (Engine: our own backend has a folder of its own, as vLLM's has)
 
 Directory = Callable[[str], Path]
 CUDA = torch.cuda.is_available()
@@ -280,7 +289,7 @@ def test_a_step_that_fits_no_graph_runs_without(
     graphed: tuple[TargetModel, GraphedForward], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, graphs = graphed
-    monkeypatch.setattr("cloud_verifier.engine.kernels.cuda_graphs.TABLE_INTS", 150)
+    monkeypatch.setattr("cloud_verifier.engine.torch_backend.kernels.cuda_graphs.TABLE_INTS", 150)
     got, plain = both_ways(model, pool_of(model), [(90, 1, 3)], 0)
     assert torch.equal(got, plain)
     assert graphs.recorded == 0

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.batch import Segment
+from cloud_verifier.engine.torch_backend.batch import Segment
 
 Table = NDArray[np.int32]
 

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.kernels.step_tables import TILE, WIDTHS, width_of
-from cloud_verifier.engine.kernels.triton_attention import TritonPlan
-from cloud_verifier.engine.kv_pool import LayerShape
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.kernels.step_tables import TILE, WIDTHS, width_of
+from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonPlan
+from cloud_verifier.engine.torch_backend.kv_pool import LayerShape
 
 log = logging.getLogger(__name__)
 

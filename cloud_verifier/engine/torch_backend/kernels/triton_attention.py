@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.engine.batch import Segment
-from cloud_verifier.engine.kernels import step_tables
-from cloud_verifier.engine.kernels.attention import Scoring
-from cloud_verifier.engine.kernels.step_tables import Table
-from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.batch import Segment
+from cloud_verifier.engine.torch_backend.kernels import step_tables
+from cloud_verifier.engine.torch_backend.kernels.attention import Scoring
+from cloud_verifier.engine.torch_backend.kernels.step_tables import Table
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from outrider.core.errors import ModelRefused
 
 STAGING = 2
@@ -51,7 +51,7 @@ class TritonBackend:
     def __init__(self) -> None:
         """Check that triton can run. Raises ModelRefused if triton is missing, or has no device to run on."""
         try:
-            from cloud_verifier.engine.kernels import triton_kernels
+            from cloud_verifier.engine.torch_backend.kernels import triton_kernels
         except ImportError as error:
             raise ModelRefused(f"attention triton needs triton: {error}; {INSTALL}") from error
         if not (torch.cuda.is_available() or triton_kernels.INTERPRETED):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloud_verifier.engine.batch import Segment
-from cloud_verifier.engine.kv_pool import KVPool, Slots, SlotTable
+from cloud_verifier.engine.torch_backend.batch import Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots, SlotTable
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.verification import TreeBatch
 

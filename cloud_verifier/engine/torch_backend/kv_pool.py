@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cloud_verifier.engine.prefix_cache import PrefixCache, Slots
+from cloud_verifier.engine.torch_backend.prefix_cache import PrefixCache, Slots
 from outrider.core.errors import InternalError
 
 __all__ = ["KVPool", "LayerShape", "SlotTable", "Slots"]

@@ -34,11 +34,11 @@ from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import is_accelerate_available
 
-from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.kernels.attention import AttentionPlan
-from cloud_verifier.engine.kv_pool import KVPool
-from cloud_verifier.engine.model import TargetModel, read_module
-from cloud_verifier.engine.parallel import rank_messages
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.model import TargetModel, read_module
+from cloud_verifier.engine.torch_backend.parallel import rank_messages
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, Unavailable
 
 log = logging.getLogger(__name__)

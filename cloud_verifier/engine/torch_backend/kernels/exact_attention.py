@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.batch import Ints, Segment
-from cloud_verifier.engine.kernels.attention import AttentionPlan, Scoring
-from cloud_verifier.engine.kernels.linear import TILE
-from cloud_verifier.engine.kv_pool import KVPool, Slots
+from cloud_verifier.engine.torch_backend.batch import Ints, Segment
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan, Scoring
+from cloud_verifier.engine.torch_backend.kernels.linear import TILE
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 
 BLOCK = 64
 """Number of keys in one product."""

@@ -7,7 +7,6 @@ Nothing else of the model is changed but its linear layers (kernels) and positio
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
-from cloud_verifier.engine.architecture import (
+from cloud_verifier.engine.torch_backend.architecture import (
     ALL_LOGITS,
     FAILING,
     LOST_WINDOW,
@@ -37,14 +36,14 @@ from cloud_verifier.engine.architecture import (
     fix_rope,
     longest_sequence,
 )
-from cloud_verifier.engine.batch import PackedBatch
-from cloud_verifier.engine.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
-from cloud_verifier.engine.kernels.exact_attention import ExactBackend
-from cloud_verifier.engine.kernels.linear import pack_linears, tile_linears
-from cloud_verifier.engine.kernels.triton_attention import TritonBackend, choose
-from cloud_verifier.engine.kv_pool import KVPool, LayerShape
-from outrider.artifacts.store import known_file_digest
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
+from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
+from cloud_verifier.engine.torch_backend.kernels.linear import pack_linears, tile_linears
+from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
+from cloud_verifier.engine.weights import Progress, hash_of
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
@@ -55,10 +54,7 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "triton": TritonBackend,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CONFIGURATIONS = ("config.json", "generation_config.json")
-"""The files that configure how weights are used: rope, softcap, windows, and the end-of-sequence tokens."""
 
-Progress = Callable[[str], None]
 Read = Callable[[Path, torch.dtype], Any]
 """(directory, dtype) -> the transformers module, on its device. It may raise ModelRefused."""
 
@@ -335,19 +331,6 @@ def _eos_token_ids(module: Any) -> tuple[int, ...]:
     if ids is None:
         ids = getattr(module.config.get_text_config(), "eos_token_id", None)
     return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
-
-
-def hash_of(directory: Path, on_progress: Progress = lambda text: None) -> str:
-    """Return the hex digest of all that decides on a target's tokens: its weights and their configuration."""
-    configurations = [directory / name for name in CONFIGURATIONS if (directory / name).is_file()]
-    files = [*configurations, *sorted(directory.glob("*.safetensors"))]
-    sizes = [file.stat().st_size for file in files]
-    total, done = hashlib.sha256(), 0
-    for file, size in zip(files, sizes, strict=True):
-        total.update(f"{known_file_digest(file)}  {file.name}\n".encode())  # as `sha256sum` prints them
-        done += size
-        on_progress(f"hashing weights: {100 * done // max(1, sum(sizes))} %")
-    return total.hexdigest()
 
 
 @cache

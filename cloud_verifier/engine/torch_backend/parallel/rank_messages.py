@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from outrider.core.errors import InternalError
 
 Numbers = NDArray[np.int32]

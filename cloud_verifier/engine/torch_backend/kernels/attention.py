@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cloud_verifier.engine.batch import Segment
-from cloud_verifier.engine.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.batch import Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 
 FOLD_ROWS = 32
 """The most rows that are folded: above, folding gains nothing, and its mask, repeated per group, would grow large."""

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cloud_verifier.engine.architecture import DEVIATING, EXACT_BITS, FAILING_TREES
-from cloud_verifier.engine.batch import Ints, PackedBatch, Segment
-from cloud_verifier.engine.kv_pool import KVPool, Slots
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.session_slots import SessionSlots
+from cloud_verifier.engine.torch_backend.architecture import DEVIATING, EXACT_BITS, FAILING_TREES
+from cloud_verifier.engine.torch_backend.batch import Ints, PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import ModelRefused
 from outrider.core.verification import TreeBatch
 

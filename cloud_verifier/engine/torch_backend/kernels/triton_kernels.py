@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from cloud_verifier.engine.kernels import step_tables
-from cloud_verifier.engine.kernels.attention import Scoring
+from cloud_verifier.engine.torch_backend.kernels import step_tables
+from cloud_verifier.engine.torch_backend.kernels.attention import Scoring
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether kernels run in triton's interpreter, on CPU tensors."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.kv_pool import Slots
+from cloud_verifier.engine.torch_backend.kv_pool import Slots
 
 Ints = NDArray[np.int64]
 

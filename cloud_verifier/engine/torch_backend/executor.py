@@ -8,15 +8,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from cloud_verifier.engine.batch import PackedBatch, Segment
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
-from cloud_verifier.engine.kv_pool import KVPool, Slots
-from cloud_verifier.engine.model import TargetModel
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
-from cloud_verifier.engine.session_slots import SessionSlots, slots_needed
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
 from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.step_cost import KNOTS, StepCost
