@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
@@ -55,8 +55,6 @@ class VllmExecutor:
         self._block = int(core.scheduler.block_size)
         self._blocks = int(core.vllm_config.cache_config.num_gpu_blocks) - 1  # vLLM never uses the first one
         self._requests: dict[EngineSession, Request] = {}
-        self._admitted: dict[EngineSession, int] = {}
-        """Blocks of each live session, as far as it has tokens."""
         self._numbers = itertools.count(1)
         self._recorded: list[RecordedTokens] = []
 
@@ -86,19 +84,23 @@ class VllmExecutor:
         needed, room = self._blocks_of(session), self._blocks - taken
         if needed > room:
             raise Overloaded(f"{needed} KV blocks are needed, {room} are free")
-
-    def begin(self, session: EngineSession) -> None:
         attach = session.protocol.attach
         tops = [top for top in (attach.logprobs, self._record_top if session.record else None) if top is not None]
-        self._requests[session] = self._add(
+        request = self._request(
             f"{session.session_id}/{attach.epoch}/{next(self._numbers)}",
             list(session.tokens),
             len(attach.prompt),
-            asdict(attach.sampling),
+            attach.sampling,
             max_tokens=attach.max_tokens - session.protocol.position,
             salt=session.salt,
             top=max(tops, default=None),
         )
+        _, cached, *_ = self._scheduler.kv_cache_manager.get_computed_blocks(request)
+        session.computed = int(cached)
+        self._requests[session] = request
+
+    def begin(self, session: EngineSession) -> None:
+        self._core.add_request(self._requests[session])
 
     def begin_step(self) -> None:
         self._recorded.clear()
@@ -116,7 +118,8 @@ class VllmExecutor:
         lap()
         results = [self._result(one, outputs.get(self._requests[one.session].request_id)) for one in rows]
         for session, request in self._requests.items():
-            session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # less after a preemption
+            if request.status is not RequestStatus.WAITING:
+                session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # 0 after a preemption
         lap()
         return results
 
@@ -140,7 +143,7 @@ class VllmExecutor:
         """
         names = [f"measured {next(self._numbers)}" for _ in counts]
         for name, count in zip(names, counts, strict=True):
-            self._add(name, [0] * count, count, dict(vars(CoreSampling())), max_tokens=2, salt=name)
+            self._core.add_request(self._request(name, [0] * count, count, CoreSampling(), max_tokens=2, salt=name))
         self._scheduler.plan = {name: RequestRows(count) for name, count in zip(names, counts, strict=True)}
         begun = time.perf_counter()
         self._step()
@@ -148,30 +151,28 @@ class VllmExecutor:
         self._core.abort_requests(names)
         return taken
 
-    def _add(
+    def _request(
         self,
         name: str,
         tokens: list[int],
         prompt: int,
-        sampling: dict[str, Any],
+        sampling: CoreSampling,
         *,
         max_tokens: int,
         salt: str,
         top: int | None = None,
     ) -> Request:
-        """Give vLLM a request of known tokens, the first `prompt` of which are the session's prompt."""
+        """Return a request of known tokens, the first `prompt` of which are the session's prompt."""
         params = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
             ignore_eos=True,
             detokenize=False,
             logprobs=top,
-            extra_args={SESSION: {"prompt": prompt, "sampling": sampling}},
+            extra_args={SESSION: {"prompt": prompt, "sampling": asdict(sampling)}},
         )
         hasher = self._core.request_block_hasher
-        request = Request(name, tokens, params, None, cache_salt=salt or None, block_hasher=hasher)
-        self._core.add_request(request)
-        return request
+        return Request(name, tokens, params, None, cache_salt=salt or None, block_hasher=hasher)
 
     def _blocks_of(self, session: EngineSession) -> int:
         """Return the blocks that a session's known tokens and a step's nodes take, without regard to shared ones."""

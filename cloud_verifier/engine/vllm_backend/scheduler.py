@@ -42,7 +42,12 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
             request.spec_token_ids = list(rows.drafts) if rows else []
         held = [request for request in self.waiting if request.request_id not in order]
         self.waiting.remove_requests(held)
-        output = super().schedule(*args, **kwargs)
+        # With a number of draft tokens, vLLM pads a prompt of which one token is left with as many empty ones.
+        most, self.num_spec_tokens = self.num_spec_tokens, 0
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.num_spec_tokens = most
         for request in held:
             self.waiting.add_request(request)
         return output

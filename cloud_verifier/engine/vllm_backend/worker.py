@@ -137,5 +137,5 @@ class CoupledSampling:
         all_logprobs[at, 0:1] = own.cpu()
         found = ids.shape[1]
         all_ids[at, 1 : found + 1] = ids.int().cpu()
-        all_logprobs[at, 1 : found + 1] = (best - total).cpu()
+        all_logprobs[at, 1 : found + 1] = best.cpu()
         return LogprobsTensors(all_ids, all_logprobs, torch.zeros(size, dtype=torch.int32))

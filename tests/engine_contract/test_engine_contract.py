@@ -1,0 +1,324 @@
+"""Test what every engine promises, whatever runs its target: lossless output, fencing, bounds, and no leaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from conftest import CONFIG, Build
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Committed, Failed
+from cloud_verifier.engine.recording import RecordedTokens
+from outrider.core.errors import BadRequest, Fenced, Overloaded, ProtocolViolation
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
+from outrider.core.sampling import SamplingParams
+
+LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
+DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=0)
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=5),
+    "top-k": SamplingParams(temperature=1.2, top_k=20, min_p=0.02, seed=2**63),
+    "penalised": SamplingParams(
+        temperature=0.7,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.1,
+        logit_bias=((5, 3.0), (9, -100.0)),
+        seed=9,
+    ),
+}
+
+
+@dataclass
+class Served:
+    """Connects an engine and its devices, without a network between them."""
+
+    engine: Engine
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    devices: dict[str, DeviceSession] = field(default_factory=dict)
+    truth: dict[str, list[int]] = field(default_factory=dict)
+    commits: dict[str, list[Commit]] = field(default_factory=dict)
+    failures: dict[str, Failed] = field(default_factory=dict)
+    recorded: list[RecordedTokens] = field(default_factory=list)
+
+    def attach(
+        self, name: str, device: DeviceSession, truth: Sequence[int] = (), salt: str = "", record: bool = False
+    ) -> None:
+        """Attach a device. truth: tokens from which it drafts, with mistakes; none if it drafts nothing."""
+        attach = device.attach(device.epoch + 1, LIMITS)
+        self.engine.start(name, attach, LIMITS, DIRECTIVE, salt, record=record)
+        self.devices[name], self.truth[name] = device, list(truth)
+        self.commits.setdefault(name, [])
+
+    def turn(self) -> None:
+        """Have the devices draft and send, make a step, and deliver what it brings."""
+        for name, device in self.devices.items():
+            if not device.finished and name not in self.failures:
+                self._draft(device, self.truth[name])
+                while (append := device.poll(resting=True)) is not None:
+                    self.engine.append(name, append)
+        for event in self.engine.step():
+            match event:
+                case Committed(name, commit):
+                    self.commits[name].append(commit)
+                    self.devices[name].on_commit(commit)
+                case Failed(name):
+                    self.failures[name] = event
+        self.recorded += self.engine.take_recorded()
+
+    def run(self, turns: int = 1_000) -> None:
+        for _ in range(turns):
+            if all(device.finished or name in self.failures for name, device in self.devices.items()):
+                return
+            self.turn()
+        raise AssertionError("some sessions never end")
+
+    def _draft(self, device: DeviceSession, truth: Sequence[int]) -> None:
+        parent = 0
+        for token in truth[len(device.received) :][: self.rng.randrange(7)] if not len(device.tree) else ():
+            if self.rng.random() < 0.3:
+                device.add(parent, self.rng.randrange(60))  # a wrong sibling
+            node = device.add(parent, token if self.rng.random() < 0.8 else self.rng.randrange(60))
+            if node is None:
+                return
+            parent = node
+
+
+def device_of(
+    prompt: Sequence[int], sampling: str = "greedy", max_tokens: int = 24, **options: object
+) -> DeviceSession:
+    return DeviceSession(prompt, sampling=SAMPLINGS[sampling], max_tokens=max_tokens, **options)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1_000 * seed + length).choices(range(60), k=length)
+
+
+@pytest.fixture
+def serve(build: Build) -> Callable[..., Served]:
+    """Return a function that makes an engine with a configuration and connects it to devices."""
+    return lambda config=CONFIG: Served(Engine(build(config), config))
+
+
+def alone(serve: Callable[..., Served], prompt: Sequence[int], sampling: str, **options: object) -> list[int]:
+    """Return the tokens of a session that is alone and drafts nothing."""
+    served = serve()
+    served.attach("alone", device_of(prompt, sampling, ignore_eos=True, **options))
+    served.run()
+    served.engine.stop("alone")
+    return served.devices["alone"].received
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_drafts_change_no_token(serve: Callable[..., Served], sampling: str) -> None:
+    prompts = [prompt_of(length) for length in (1, 5, 33, 150)]
+    expected = [alone(serve, prompt, sampling) for prompt in prompts]
+    served = serve()
+    for number, (prompt, truth) in enumerate(zip(prompts, expected, strict=True)):
+        served.attach(f"s{number}", device_of(prompt, sampling, ignore_eos=True), truth)
+    served.run()
+    assert [device.received for device in served.devices.values()] == expected
+    assert served.engine.counters.accepted > 0
+    for name in served.devices:
+        served.engine.stop(name)
+    assert served.engine.stats().verifier.kv_used == 0
+
+
+def test_sessions_that_join_and_leave_change_no_token_of_others(serve: Callable[..., Served]) -> None:
+    prompts = [prompt_of(20 + 11 * number, number) for number in range(8)]
+    expected = [alone(serve, prompt, "sampled") for prompt in prompts]
+    served = serve()
+    for number, (prompt, truth) in enumerate(zip(prompts, expected, strict=True)):
+        served.attach(f"s{number}", device_of(prompt, "sampled", ignore_eos=True), truth if number % 2 else ())
+        served.turn()
+        if number in (3, 5):
+            served.engine.stop(f"s{number - 1}")
+            del served.devices[f"s{number - 1}"]
+    served.run()
+    for name, device in served.devices.items():
+        assert device.received == expected[int(name[1:])]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_session_goes_on_with_the_same_tokens_in_its_next_epoch(serve: Callable[..., Served], sampling: str) -> None:
+    prompt = prompt_of(40)
+    expected = alone(serve, prompt, sampling)
+    served = serve()
+    device = device_of(prompt, sampling, ignore_eos=True)
+    served.attach("s", device, expected)
+    while len(device.received) < 8:
+        served.turn()
+    served.engine.stop("s")
+    elsewhere = serve()  # it knows nothing of the session but what the device sends
+    elsewhere.attach("s", device, expected)
+    elsewhere.run()
+    assert device.received == expected
+
+
+def test_a_later_epoch_takes_over_and_an_earlier_one_is_fenced(serve: Callable[..., Served]) -> None:
+    prompt = prompt_of(10)
+    expected = alone(serve, prompt, "greedy")
+    served = serve()
+    device = device_of(prompt, ignore_eos=True)
+    served.attach("s", device, expected)
+    served.turn()
+    served.attach("s", device, expected)
+    late = DeviceSession(prompt, max_tokens=24).attach(1, LIMITS)
+    with pytest.raises(Fenced):
+        served.engine.start("s", late, LIMITS, DIRECTIVE)
+    served.run()
+    assert device.received == expected
+
+
+def test_the_output_ends_at_an_end_token_inside_an_accepted_path(serve: Callable[..., Served]) -> None:
+    prompt = prompt_of(12)
+    expected = alone(serve, prompt, "sampled")
+    end = next(token for at, token in enumerate(expected) if at >= 5 and token not in expected[:at])
+    served = serve()
+    served.attach("s", device_of(prompt, "sampled", ignore_eos=True, stop_token_ids=(end,)), expected)
+    served.run()
+    assert served.devices["s"].received == expected[: expected.index(end) + 1]
+    assert served.commits["s"][-1].finish is Finish.EOS
+    assert served.engine.stats().verifier.live_sessions == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_the_output_has_as_many_tokens_as_were_asked_for(serve: Callable[..., Served], tokens: int) -> None:
+    expected = alone(serve, prompt_of(30), "greedy")
+    served = serve()
+    served.attach("s", device_of(prompt_of(30), ignore_eos=True, max_tokens=tokens), expected)
+    served.run()
+    assert served.devices["s"].received == expected[:tokens]
+    assert served.commits["s"][-1].finish is Finish.LENGTH
+
+
+def test_a_cancelled_session_gets_its_last_commit_and_holds_nothing(serve: Callable[..., Served]) -> None:
+    served = serve()
+    device = device_of(prompt_of(30), ignore_eos=True)
+    served.attach("s", device)
+    served.turn()
+    cancel = device.cancel()
+    assert cancel is not None
+    served.engine.cancel("s", cancel)
+    events = served.engine.step()
+    assert [event.commit.finish for event in events if isinstance(event, Committed)] == [Finish.CANCELLED]
+    stats = served.engine.stats()
+    assert (stats.verifier.live_sessions, stats.verifier.kv_used) == (0, 0)
+
+
+def test_a_message_that_breaks_the_protocol_ends_its_session_alone(serve: Callable[..., Served]) -> None:
+    expected = alone(serve, prompt_of(9), "greedy")
+    served = serve()
+    served.attach("good", device_of(prompt_of(9), ignore_eos=True), expected)
+    served.attach("bad", device_of(prompt_of(11), ignore_eos=True))
+    served.turn()
+    served.engine.append("bad", Append(1, 50, 0, (0,), (1,)))  # a gap in the ids
+    served.run()
+    assert isinstance(served.failures["bad"].error, ProtocolViolation)
+    assert served.devices["good"].received == expected
+
+
+def test_log_probabilities_are_those_of_the_target(serve: Callable[..., Served]) -> None:
+    expected = alone(serve, prompt_of(25), "greedy")
+    found = []
+    for truth in ((), expected):
+        served = serve()
+        served.attach("s", device_of(prompt_of(25), ignore_eos=True, logprobs=3), truth)
+        served.run()
+        found.append([one for commit in served.commits["s"] for one in commit.logprobs])
+    plain, drafted = found
+    assert len(plain) == len(drafted) == len(expected)
+    for token, one, other in zip(expected, plain, drafted, strict=True):
+        assert [token] == [one.top[0][0]] and one.top[0][1] == pytest.approx(one.logprob, abs=1e-4)
+        assert len(one.top) == 3 and one.logprob <= 0.0
+        assert other.logprob == pytest.approx(one.logprob, abs=1e-3)
+
+
+def test_recorded_tokens_are_those_that_were_committed_with_their_distributions(serve: Callable[..., Served]) -> None:
+    expected = alone(serve, prompt_of(25), "greedy")
+    served = serve()
+    served.attach("s", device_of(prompt_of(25), ignore_eos=True), expected, record=True)
+    served.attach("unrecorded", device_of(prompt_of(26), ignore_eos=True))
+    served.run()
+    assert {one.session_id for one in served.recorded} == {"s"}
+    assert [token for one in served.recorded for token in one.tokens] == expected
+    assert [one.start for one in served.recorded] == [commit.start for commit in served.commits["s"]]
+    for one in served.recorded:
+        assert one.top_ids.shape == one.top_log_probs.shape == (len(one.tokens), CONFIG.record_top)
+        assert one.top_ids[:, 0].tolist() == list(one.tokens)  # greedy
+        assert (np.diff(one.top_log_probs) <= 0.0).all()
+        assert one.tail == pytest.approx(1.0 - np.exp(one.top_log_probs).sum(axis=1), abs=1e-3)
+        assert len(one.proposed_depths) == len(one.tokens)
+
+
+def test_a_prompt_is_computed_once_for_a_tenant_and_again_for_another(serve: Callable[..., Served]) -> None:
+    served = serve()
+    counters = served.engine.counters
+    for name, salt, cached in (("first", "a", False), ("second", "a", True), ("stranger", "b", False)):
+        before = counters.prefix_tokens
+        served.attach(name, device_of(prompt_of(200), ignore_eos=True, max_tokens=4), salt=salt)
+        assert (counters.prefix_tokens - before >= 100) is cached
+        served.run()
+    received = [device.received for device in served.devices.values()]
+    assert received[0] == received[1] == received[2]
+
+
+def test_more_sessions_than_fit_are_refused_and_come_later(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for number in range(CONFIG.max_sessions):
+        served.attach(f"s{number}", device_of(prompt_of(5, number), ignore_eos=True, max_tokens=4))
+    with pytest.raises(Overloaded) as refusal:
+        served.attach("late", device_of(prompt_of(5)))
+    assert refusal.value.retry_after_s > 0.0
+    served.run()
+    served.attach("late", device_of(prompt_of(5), ignore_eos=True, max_tokens=4))
+    served.run()
+    assert len(served.devices["late"].received) == 4
+
+
+def test_a_session_that_could_never_fit_is_refused_for_good(serve: Callable[..., Served]) -> None:
+    with pytest.raises(BadRequest):
+        serve().attach("long", device_of(prompt_of(100), max_tokens=100_000))
+
+
+def test_a_long_prompt_is_read_in_pieces_while_others_generate(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.attach("talks", device_of(prompt_of(4), ignore_eos=True, max_tokens=64))
+    while not served.devices["talks"].received:
+        served.turn()
+    served.attach("reads", device_of(prompt_of(1_000), ignore_eos=True, max_tokens=4))
+    meanwhile = 0
+    while not served.devices["reads"].received:
+        before = len(served.devices["talks"].received)
+        served.turn()
+        meanwhile += len(served.devices["talks"].received) > before
+    assert meanwhile >= 1_000 // CONFIG.token_budget
+    served.run()
+
+
+def test_sessions_whose_tokens_do_not_all_fit_still_end_with_their_own(serve: Callable[..., Served]) -> None:
+    """An engine either admits what surely fits, or makes room and computes again what it had to drop."""
+    small = EngineConfig(kv_slots=512, token_budget=128, max_sessions=16)
+    prompts = [prompt_of(100, number) for number in range(4)]
+    expected = [alone(lambda: serve(small), prompt, "sampled", max_tokens=120) for prompt in prompts]
+    served = serve(small)
+    waiting = list(range(4))
+    while waiting or not all(device.finished for device in served.devices.values()):
+        if waiting:
+            number = waiting[0]
+            try:
+                device = device_of(prompts[number], "sampled", ignore_eos=True, max_tokens=120)
+                served.attach(f"s{number}", device, expected[number])
+                waiting.pop(0)
+            except Overloaded:
+                assert served.devices, "an empty engine refuses a session"
+        served.turn()
+    assert not served.failures
+    assert [served.devices[f"s{number}"].received for number in range(4)] == expected
