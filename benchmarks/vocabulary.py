@@ -37,8 +37,8 @@ from benchmarks.support.engine_driver.engine_step_trace import TracedEngine
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 from benchmarks.support.harness import Criterion, Size
 from cloud_verifier.engine import sampling
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import check_numerics
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.coupling import position_key
 from outrider.core.processors import TokenCounts
 from outrider.core.proposals import propose

@@ -33,6 +33,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plan: Mapping[str, RequestRows] = {}
+        self.num_spec_tokens: int = self.num_spec_tokens
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         order = {request_id: at for at, request_id in enumerate(self.plan)}
