@@ -14,6 +14,7 @@ from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels.device_sampling import DeviceSampler
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
@@ -53,6 +54,7 @@ class TorchExecutor:
         self._segments: dict[EngineSession, Segment] = {}
         """Rows of the current step."""
         self._recording = Recording(config.record_top)
+        self._device_sampler = DeviceSampler.on(model.device)
 
     @property
     def usage(self) -> KVUsage:
@@ -136,12 +138,17 @@ class TorchExecutor:
     ) -> list[Verified | OutriderError | None]:
         """Return every session's path, or its error. logits: `[R, V]`; those of a session begin at its start."""
         results: list[Verified | OutriderError | None] = []
+        ahead: list[int | None] = []
+        if self._device_sampler is not None:
+            trees = [(one.session.sampler, one.batch) for one in rows if one.batch is not None]
+            ahead = self._device_sampler.choose(logits, [(s, b.position + d) for s, b in trees for d in (0, *b.depths)])
         for one, start in zip(rows, starts, strict=True):
             if one.batch is None:
                 results.append(None)
                 continue
             try:
-                verified = one.session.verify(one.batch, logits[start : start + 1 + len(one.batch.ids)])
+                end = start + 1 + len(one.batch.ids)
+                verified = one.session.verify(one.batch, logits[start:end], ahead[start:end])
             except Exception as error:
                 results.append(InternalError(str(error)))
                 continue

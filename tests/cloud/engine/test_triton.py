@@ -205,16 +205,8 @@ def test_triton_without_cuda_is_refused(tiny_directory: Callable[[str], Path]) -
         TargetModel.load(tiny_directory("llama"), attention="triton")
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("kernels", ["triton_kernels", "triton_race"])
 def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them(kernels: str) -> None:
-    kernels = f"cloud_verifier.engine.kernels.{kernels}"
+    kernels = f"cloud_verifier.engine.torch_backend.kernels.{kernels}"
     ran = in_a_process("-c", f"import sys, cloud_verifier.engine.engine; print({kernels!r} in sys.modules)")
-=======
-def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them() -> None:
-    kernels = "cloud_verifier.engine.torch_backend.kernels.triton_kernels"
-    ran = in_a_process(
-        "-c", f"import sys, cloud_verifier.engine.torch_backend.model; print({kernels!r} in sys.modules)"
-    )
->>>>>>> 2f1f009 (Engine: our own backend has a folder of its own, as vLLM's has)
     assert ran.stdout.split() == ["False"], ran.stderr

@@ -17,27 +17,18 @@ from rig import Rig, adversary, client, prompt_of
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-<<<<<<< HEAD
-from cloud_verifier.engine.kernels import triton_race
-from cloud_verifier.engine.kernels.attention import AttentionBackend, Scoring, SdpaBackend
-from cloud_verifier.engine.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
-from cloud_verifier.engine.kernels.device_sampling import DeviceSampler, choose_ahead
-from cloud_verifier.engine.kernels.triton_attention import TritonBackend, TritonPlan
-from cloud_verifier.engine.kv_pool import KVPool, LayerShape
-from cloud_verifier.engine.model import TargetModel
-from cloud_verifier.engine.numerics_check import FLOAT32_BOUND, HALF_BOUND, check_numerics
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.coupling import gumbel, position_key, signed
-from outrider.core.sampling import SamplingParams
-=======
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels import triton_race
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
+from cloud_verifier.engine.torch_backend.kernels.device_sampling import DeviceSampler, choose_ahead
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, HALF_BOUND, check_numerics
->>>>>>> 2f1f009 (Engine: our own backend has a folder of its own, as vLLM's has)
+from outrider.core.coupling import gumbel, position_key, signed
+from outrider.core.sampling import SamplingParams
 
 Directory = Callable[[str], Path]
 CUDA = torch.cuda.is_available()

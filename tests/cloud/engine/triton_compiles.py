@@ -14,13 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-<<<<<<< HEAD
-from cloud_verifier.engine.kernels import triton_kernels, triton_race
-from cloud_verifier.engine.kernels.triton_kernels import PRECISION, launch_constants
-=======
-from cloud_verifier.engine.torch_backend.kernels import triton_kernels
+from cloud_verifier.engine.torch_backend.kernels import triton_kernels, triton_race
 from cloud_verifier.engine.torch_backend.kernels.triton_kernels import PRECISION, launch_constants
->>>>>>> 2f1f009 (Engine: our own backend has a folder of its own, as vLLM's has)
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 FLOATS = ("outs", "maxima", "sums", "inverses", "bests", "seconds", "tops", "slacks", "masses", "totals")

@@ -51,7 +51,7 @@ class DeviceSampler:
         """Return one for logits on this device, None if the host is the place to choose."""
         if device.type != "cuda" or find_spec("triton") is None:
             return None
-        from cloud_verifier.engine.kernels import triton_race
+        from cloud_verifier.engine.torch_backend.kernels import triton_race
 
         return cls(triton_race)
 
