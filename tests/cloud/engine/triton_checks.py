@@ -445,7 +445,7 @@ def test_an_engine_that_chooses_on_the_device_generates_what_plain_transformers_
     model = TargetModel.load(tiny_directory("llama"), device=str(DEVICE), attention="sdpa")
     check_numerics(model)
     rig = Rig(model)
-    rig.engine._device_sampler = DeviceSampler(triton_race)
+    rig.executor._device_sampler = DeviceSampler(triton_race)
     hot = SamplingParams(temperature=0.9, seed=3)
     requests = [SamplingParams(), hot, replace(hot, top_k=12), replace(hot, presence_penalty=0.5)]
     expected = [reference("llama").generate(prompt_of(9), 12, request, ignore_eos=True) for request in requests]
