@@ -23,7 +23,7 @@ from outrider.core.scratch import reaching, scratch
 Row = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 
-LARGE = 8192
+LARGE = 1 << 14
 """Tokens of the smallest vocabulary in which it pays to look for those that can win."""
 _HEAD = 512
 """Most likely tokens that are looked at one by one. The noise of all others need only be compared with a bound, which
