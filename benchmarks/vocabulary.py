@@ -11,10 +11,10 @@ comes from memory as a step's does.
 at temperature 0.8 with top-p 0.95, on a random target whose hidden size of 64 leaves hardly anything but the output
 layer. With the reference instead it is printed beside.
 
-`propose_ms` is the CPU time of one node's proposals from flat logits. Proposals consider the 256 most likely tokens
-alone, which is an approximation: the share of target's tokens that the first of them hits is printed beside the share
-of exact ones, which take the noise of every token, for a draft whose logits are the target's with an error of
-deviation 0.5.
+`propose_ms` is the CPU time of one node's proposals from flat logits. They are an approximation, since beyond the 256
+most likely tokens only those of the first 65,536 ids are looked for: the share of the target's tokens that the first
+proposal hits is printed beside the share of exact ones, which take the noise of every token, for a draft whose logits
+are the target's with an error of deviation 0.5.
 """
 
 from __future__ import annotations

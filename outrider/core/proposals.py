@@ -39,8 +39,10 @@ _SEARCHED = 1 << 16
 """Ids among which these are looked for. Tokenizers number frequent tokens first, and a node has a fraction of a ms."""
 _LIFTED = 8
 """The most of these that are proposed or have a margin to what is."""
-_STRIDE = 32
+_STRIDE = 64
 """One in so many tokens tells how probable the others are."""
+_SPACING = 1024
+"""Tokens from one run of them to the next."""
 
 
 def propose(
@@ -55,7 +57,8 @@ def propose(
     """Return the `count` best children by log q + g (by log q if sampling is greedy), q after the target's processors.
 
     logits: `[V]`. key: the session's noise key. position: of the children. counts: occurrences in prompt and output.
-    path: tokens between these and the children. Exact for the best tokens, except that `_likely` preselects.
+    path: tokens between these and the children. Exact, except that of less likely tokens than the first
+    _MAX_CANDIDATES few are looked for, and their probability is estimated.
     """
     row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
     ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature)
@@ -105,7 +108,9 @@ def _others(
     """
     if len(scaled) < _MAX_CANDIDATES or 0 < sampling.top_k <= _MAX_CANDIDATES:
         return np.empty(0), np.empty(0)
-    others = row[::_STRIDE].astype(np.float64) / sampling.temperature
+    # Runs of adjacent tokens, evenly spaced: of few pages, and of rare and frequent tokens alike.
+    spaced = row[: len(row) // _SPACING * _SPACING].reshape(-1, _SPACING)[:, : _SPACING // _STRIDE]
+    others = spaced.ravel().astype(np.float64) / sampling.temperature
     others = others[others < scaled[-1]]
     return others, np.exp(others - scaled[0]) * _STRIDE
 
