@@ -35,7 +35,7 @@ _MAX_CANDIDATES = 256
 """Tokens that are looked at one by one, the most likely ones."""
 _RARE = 0.02
 """Probability of all other tokens together at which it does not pay to look for those that noise lifts."""
-_SEARCHED = 1 << 16
+_SEARCHED = 1 << 15
 """Ids among which these are looked for. Tokenizers number frequent tokens first, and a node has a fraction of a ms."""
 _LIFTED = 8
 """The most of these that are proposed or have a margin to what is."""
