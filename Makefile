@@ -13,7 +13,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test test-vllm check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -30,6 +30,16 @@ demo: $(RUN)
 
 test: $(STAMP)
 	$(PYTEST)
+
+# The engine's contract and whole programs with vLLM, in an environment of its own.
+VLLM_VENV ?= .venv-vllm
+test-vllm: $(STAMP)
+	$(BIN)/python -m cloud_verifier.vllm_environment $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	LD_PRELOAD=$(firstword $(wildcard $(CURDIR)/$(VLLM_VENV)/lib/libiomp5.so)) OMP_NUM_THREADS=1 PYTHONPATH=. \
+		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
+	OUTRIDER_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py
 
 # For those who change code: everything that is quick, in a few minutes.
 check: $(STAMP)

@@ -80,6 +80,9 @@ def _add_up(commands: Any) -> None:
     up.epilog = "What follows `--` goes to every verifier: outrider up -- --threads 4 --kv-slots 65536"
     _add_pair(up)
     _option(up, "--name", "TEXT", "name of the target in the cluster", "the directory's name", "VERIFIER_NAME")
+    _option(up, "--engine", "ENGINE", "what runs the target: torch or vllm", "torch", "VERIFIER_ENGINE")
+    text = "interpreter of the engine's processes, where vLLM is installed"
+    _option(up, "--engine-python", "FILE", text, "this one", "VERIFIER_ENGINE_PYTHON", kind=Path)
     _option(up, "--listen", "HOST:PORT", "address of the coordinator", DEFAULT_COORDINATOR, "COORDINATOR_LISTEN")
     _option(up, "--verifiers", "N", "start this many verifiers", 1, kind=_number(int, 1))
     _option(up, "--redis", "URL", "URL of a Redis server, or `embedded`", "embedded", "COORDINATOR_REDIS")

@@ -124,7 +124,7 @@ async def _up(options: argparse.Namespace) -> int:
         with _until_signal():
             drafts = _served_drafts(options.state_dir, file)
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
-            verifier = (*pair, *_given(options, "name"), *shared, *trust, *options.passed_on)
+            verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
             print(f"ready: coordinator at {cluster.address}, {count} verifier(s); Ctrl-C stops", flush=True)
             failed = await _failing(cluster)
