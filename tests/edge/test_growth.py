@@ -41,6 +41,11 @@ def test_a_plan_never_exceeds_the_sessions_limits() -> None:
     assert SpeculationPlan.of(directive, SessionLimits(), waits=False).draft_wait_s == 0.0
 
 
+@pytest.mark.parametrize(("children", "siblings"), [(0, 3), (1, 1), (8, 3)])
+def test_a_device_proposes_no_more_children_than_the_target_evaluates(children: int, siblings: int) -> None:
+    assert SpeculationPlan.of(Directive(), SessionLimits(children=children)).siblings == siblings
+
+
 @pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"min_acceptance": 1.0}])
 def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float]) -> None:
     assert PLAN.speculates
