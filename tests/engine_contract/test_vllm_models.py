@@ -1,0 +1,121 @@
+"""Test which kinds of targets vLLM serves under our sessions: each must pass the check of its outputs, or be refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+from conftest import CONFIG  # noqa: E402
+
+from cloud_verifier.engine.vllm_backend import ENVIRONMENT  # noqa: E402
+
+os.environ.update(ENVIRONMENT | os.environ)
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from cloud_verifier.engine.vllm_backend import load  # noqa: E402
+from cloud_verifier.engine.vllm_backend.executor import VllmExecutor  # noqa: E402
+from outrider.core.errors import BadRequest, ModelRefused  # noqa: E402
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "eos_token_id": 7,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+SERVED: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**SHAPE),
+    "qwen3 of 151,936 ids": lambda: transformers.Qwen3Config(**{**SHAPE, "vocab_size": 151_936}),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+    ),
+    "gemma2 with sliding windows": lambda: transformers.Gemma2Config(**SHAPE, sliding_window=32),
+    "mistral with a sliding window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=32),
+}
+
+
+def made(folder: Path, config: Any) -> Path:
+    """Write a random model with sharper logits than the default initialisation gives."""
+    torch.manual_seed(1)
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)
+    module.save_pretrained(folder)
+    return folder
+
+
+def serve(folder: Path, **options: Any) -> None:
+    """Load and check a target as a verifier does. Raises ModelRefused."""
+    half = options.get("dtype", "float32") != "float32"
+    core = load.engine_core(folder, CONFIG, **{"dtype": "float32", "nodes": 8, **options})
+    try:
+        executor = VllmExecutor(core, CONFIG, label=folder.name, eos_token_ids=load.eos_token_ids(core))
+        assert executor.eos_token_ids == (7,)
+        load.check_outputs(executor, CONFIG, half=half)
+        cost = load.profile(executor, 64)
+        assert 0.0 < cost.seconds(1, 1) <= cost.seconds(64, 1)
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_path: Path) -> None:
+    serve(made(tmp_path / "target", SERVED[kind]()))
+
+
+def test_a_target_in_bfloat16_is_served(tmp_path: Path) -> None:
+    serve(made(tmp_path / "target", SERVED["llama"]()), dtype="bfloat16")
+
+
+def test_arguments_that_are_outriders_are_refused_with_the_reason(tmp_path: Path) -> None:
+    for name, reason in load.OURS.items():
+        with pytest.raises(BadRequest, match=reason):
+            load.engine_core(tmp_path, CONFIG, nodes=8, further={name: 1})
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"x"'])
+def test_further_arguments_that_are_no_json_object_are_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="engine_args"):
+        load.parsed(text)
+
+
+def test_a_folder_that_vllm_cannot_load_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="vLLM does not serve"):
+        load.engine_core(tmp_path, CONFIG, nodes=8)
+
+
+def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load.vllm, "__version__", "0.33.1")
+    with pytest.raises(ModelRefused, match=r"has vllm 0\.33\.1, and outrider works with 0\.32"):
+        load.check_version()
+
+
+def test_a_sampler_that_depends_on_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check notices what it is for: here a draft token is accepted whatever the target's own is."""
+    from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
+
+    path = CoupledSampling._path
+
+    def believes(sampling: CoupledSampling, request_id: str, logits: torch.Tensor, drafts: list[int]) -> list[int]:
+        return [*drafts, *path(sampling, request_id, logits[len(drafts) :], [])] if drafts else path(
+            sampling, request_id, logits, drafts
+        )
+
+    monkeypatch.setattr(CoupledSampling, "_path", believes)
+    with pytest.raises(ModelRefused, match="has another token at position"):
+        serve(made(tmp_path / "target", SERVED["llama"]()))
