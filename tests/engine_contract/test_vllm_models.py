@@ -1,7 +1,8 @@
-"""Test which kinds of targets vLLM serves under our sessions: each must pass the check of its outputs, or be refused."""
+"""Test which kinds of targets vLLM serves under our sessions: each passes the check of its outputs, or is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
-from conftest import CONFIG  # noqa: E402
+from conftest import CONFIG
 
-from cloud_verifier.engine.vllm_backend import ENVIRONMENT  # noqa: E402
+from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
-from cloud_verifier.engine.vllm_backend import load  # noqa: E402
-from cloud_verifier.engine.vllm_backend.executor import VllmExecutor  # noqa: E402
-from outrider.core.errors import BadRequest, ModelRefused  # noqa: E402
+from cloud_verifier.engine.vllm_backend import load
+from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from outrider.core.errors import BadRequest, ModelRefused
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -45,6 +47,35 @@ SERVED: dict[str, Callable[[], Any]] = {
     "gemma2 with sliding windows": lambda: transformers.Gemma2Config(**SHAPE, sliding_window=32),
     "mistral with a sliding window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=32),
 }
+
+
+LINEAR_ATTENTION = {"num_value_heads": 4, "num_key_heads": 2, "key_head_dim": 32, "value_head_dim": 32}
+EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
+
+
+def _quantise(folder: Path) -> None:
+    """Rewrite a model's projections as 8-bit integers with a scale for each output, as compressed-tensors lays out."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("proj.weight")]:
+        scale = weights[name].abs().amax(1, keepdim=True) / 127
+        weights[name] = (weights[name] / scale).round().clamp(-127, 127).to(torch.int8)
+        weights[f"{name}_scale"] = scale.float()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**EIGHT_BITS, "strategy": "channel", "dynamic": False},
+                "input_activations": {**EIGHT_BITS, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def made(folder: Path, config: Any) -> Path:
@@ -82,6 +113,30 @@ def test_a_target_in_bfloat16_is_served(tmp_path: Path) -> None:
     serve(made(tmp_path / "target", SERVED["llama"]()), dtype="bfloat16")
 
 
+def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
+    folder = made(tmp_path / "target", SERVED["llama"]())
+    _quantise(folder)
+    serve(folder, dtype="bfloat16")
+
+
+def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
+    serve(made(tmp_path / "target", SERVED["llama"]()), tensor_parallel=2)
+
+
+def test_a_hybrid_that_vllm_cannot_run_on_a_cpu_is_refused_at_the_start(tmp_path: Path) -> None:
+    linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config = transformers.Qwen3NextConfig(
+        **SHAPE,
+        **experts,
+        **linear,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    with pytest.raises(ModelRefused, match="vLLM"):
+        serve(made(tmp_path / "target", config))
+
+
 def test_arguments_that_are_outriders_are_refused_with_the_reason(tmp_path: Path) -> None:
     for name, reason in load.OURS.items():
         with pytest.raises(BadRequest, match=reason):
@@ -112,8 +167,10 @@ def test_a_sampler_that_depends_on_drafts_is_refused(tmp_path: Path, monkeypatch
     path = CoupledSampling._path
 
     def believes(sampling: CoupledSampling, request_id: str, logits: torch.Tensor, drafts: list[int]) -> list[int]:
-        return [*drafts, *path(sampling, request_id, logits[len(drafts) :], [])] if drafts else path(
-            sampling, request_id, logits, drafts
+        return (
+            [*drafts, *path(sampling, request_id, logits[len(drafts) :], [])]
+            if drafts
+            else path(sampling, request_id, logits, drafts)
         )
 
     monkeypatch.setattr(CoupledSampling, "_path", believes)

@@ -20,7 +20,7 @@ from cloud_verifier.engine.interface import Failed
 from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.step_cost import StepCost
@@ -151,9 +151,12 @@ def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -
     vocabulary, longest = executor.capabilities.vocabulary, executor.capabilities.max_sequence - CHECK_TOKENS
     engine = Engine(executor, config)
     prompts = [rng.choices(range(vocabulary), k=min(length, longest)) for length in CHECK_PROMPTS]
-    alone = [_continue(engine, f"alone {i}", [prompt], {}, rng)[0] for i, prompt in enumerate(prompts)]
-    truth = {tuple(prompt): [token for token, _ in one] for prompt, one in zip(prompts, alone, strict=True)}
-    together = _continue(engine, "together", prompts, truth, rng)
+    try:
+        alone = [_continue(engine, f"alone {i}", [prompt], {}, rng)[0] for i, prompt in enumerate(prompts)]
+        truth = {tuple(prompt): [token for token, _ in one] for prompt, one in zip(prompts, alone, strict=True)}
+        together = _continue(engine, "together", prompts, truth, rng)
+    except Unavailable as error:
+        raise ModelRefused(f"vLLM {vllm.__version__} loads {executor.label}, but {error}") from error
     bound = HALF_TIE if half else TIE
     for number, (expected, got) in enumerate(zip(alone, together, strict=True)):
         for at, ((token, gap), (other, _)) in enumerate(zip(expected, got, strict=True)):
