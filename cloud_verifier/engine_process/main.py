@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from threading import Thread
 
 from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
@@ -56,6 +57,8 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
         try:
             if config.engine == "vllm":
                 os.environ.update(ENVIRONMENT | os.environ)
+                logging.getLogger("vllm").setLevel(logging.ERROR)  # it tells at length what it imports and loads
+                warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
                 from cloud_verifier.engine_process.vllm_target import serve
             else:
                 from cloud_verifier.engine_process.torch_target import serve

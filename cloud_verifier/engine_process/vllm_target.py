@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from outrider.wire.v1 import session_pb2
 
 def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
     """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     progress = partial(send_progress, end)
     on_cpu = current_platform.is_cpu()
     if on_cpu != (config.device == "cpu"):

@@ -81,6 +81,7 @@ def engine_core(
         "tensor_parallel_size": tensor_parallel,
         "enable_prefix_caching": config.prefix_cache,
         "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
         **further,
         "async_scheduling": False,
         "scheduler_cls": PlannedScheduler,
