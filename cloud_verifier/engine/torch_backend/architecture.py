@@ -19,7 +19,7 @@ BATCH_ROPE = ("dynamic", "longrope")
 MIXTURE = "expert"
 """Every mixture of experts in transformers has it in the name or class of some part."""
 
-OTHER_MODEL = "choose a model type that docs/models.md lists as served"
+OTHER_MODEL = "choose a model type that docs/models.md lists as served, or try --engine vllm"
 OTHER_ATTENTION = "use --attention sdpa"
 
 
