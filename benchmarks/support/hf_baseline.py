@@ -1,4 +1,4 @@
-"""Run Hugging Face `generate` on the same target, batched, with either cache: the baseline of benchmarks.engine.
+"""Run Hugging Face `generate` on the same target, batched, with either cache, and compare benchmarks.engine with it.
 
 Greedy, float32, EOS ignored. A ragged batch is padded on the left and generates to its longest output; only the tokens
 that were asked for count. Assisted generation takes the draft of the pair; transformers reads a GGUF itself only with
@@ -7,13 +7,15 @@ that were asked for count. Assisted generation takes the draft of the pair; tran
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +29,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from benchmarks.support.harness import spread
+from benchmarks.support.harness import rotated, spread
+
+T = TypeVar("T")
 
 PAD = 0
 """Padding id; the mask hides it, so any id will do."""
@@ -67,6 +71,9 @@ class TimedOutput:
     decode_tokens: int
     decode_seconds: float
     """Tokens generated, and seconds, while all requests were generating."""
+    wall_seconds: float = 0.0
+    decode_wall_seconds: float = 0.0
+    """The same by the wall clock; 0 if not measured."""
 
     @property
     def tokens(self) -> int:
@@ -82,6 +89,11 @@ class TimedOutput:
         """Return the tokens per second between the last first token and the first last one; 0 without such a time."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
+    @property
+    def by_wall(self) -> TimedOutput:
+        """Return the same with times by the wall clock."""
+        return replace(self, seconds=self.wall_seconds, decode_seconds=self.decode_wall_seconds)
+
 
 def total(parts: Sequence[TimedOutput]) -> TimedOutput:
     """Sum up requests that were answered one after another."""
@@ -90,6 +102,8 @@ def total(parts: Sequence[TimedOutput]) -> TimedOutput:
         seconds=sum(part.seconds for part in parts),
         decode_tokens=sum(part.decode_tokens for part in parts),
         decode_seconds=sum(part.decode_seconds for part in parts),
+        wall_seconds=sum(part.wall_seconds for part in parts),
+        decode_wall_seconds=sum(part.decode_wall_seconds for part in parts),
     )
 
 
@@ -137,6 +151,12 @@ class HuggingFaceBaseline:
         return self._generate([request], request.tokens, assistant_model=self._draft)
 
     @torch.inference_mode()
+    def gap(self, known: Sequence[int], tokens: Sequence[int]) -> float:
+        """Return how far the logit of the least likely of `tokens` is below the best one, after the tokens `known`."""
+        logits = self._target(input_ids=torch.tensor([known])).logits[0, -1]
+        return float(logits.max() - logits[list(tokens)].min())
+
+    @torch.inference_mode()
     def _generate(self, requests: Sequence[GenerateRequest], longest: int, **options: Any) -> TimedOutput:
         ids, mask = padded([request.prompt for request in requests])
         marks = ForwardTimestamps(self._clock)
@@ -164,50 +184,73 @@ class HuggingFaceBaseline:
         )
 
 
-Answer = Callable[[Sequence[GenerateRequest], str], TimedOutput]
-"""A function that answers all requests at once; requests of another name find nothing of theirs in a cache."""
+Answer = Callable[[Sequence[GenerateRequest]], TimedOutput]
+"""A function that answers all requests at once."""
 
 
-def compared(
-    engine: Answer, hf: HuggingFaceBaseline, ids: Sequence[Sequence[int]], shape: tuple[int, int], rounds: int
-) -> dict[str, dict[str, list[TimedOutput]]]:
-    """Print and return the results of the requests, by their kind and by configuration, for each round.
+@dataclass(frozen=True)
+class Workload:
+    """Describe requests that every configuration answers."""
 
-    ids: a text for each request. shape: tokens of prompt and output where they are equal; the outputs are the longest.
+    label: str
+    requests: Sequence[GenerateRequest]
+    together: bool = True
+    """Whether they arrive at once, or one after another."""
+
+    def answered(self, answer: Answer) -> TimedOutput:
+        return answer(self.requests) if self.together else total([answer([one]) for one in self.requests])
+
+
+def workloads(ids: Sequence[Sequence[int]], shape: tuple[int, int]) -> dict[str, Workload]:
+    """Return the workloads by name. ids: a text for each request. shape: tokens of prompt and output if all are equal.
+
+    The ragged outputs are at most as long; the long prompts are two texts each.
     """
     prompt, output = shape
     equal = [GenerateRequest(tuple(text[:prompt]), output) for text in ids]
-    uneven = ragged(ids, output)
     few = equal[:4]
-    found = {
-        "equal": in_turn(
-            {
-                "engine": lambda number: engine(equal, f"equal {number}"),
-                "hf dynamic": lambda number: hf.batch(equal, static=False),
-                "hf static": lambda number: hf.batch(equal, static=True),
-            },
-            rounds,
-        ),
-        "ragged": in_turn(
-            {
-                "engine": lambda number: engine(uneven, f"ragged {number}"),
-                "hf dynamic": lambda number: hf.batch(uneven, static=False),
-                "hf static": lambda number: hf.batch(uneven, static=True),
-            },
-            rounds,
-        ),
-        "single": in_turn(
-            {
-                "engine": lambda number: total([engine([one], f"single {number}") for one in few]),
-                "hf dynamic": lambda number: total([hf.batch([one], static=False) for one in few]),
-                "hf assisted": lambda number: total([hf.assisted(one) for one in few]),
-            },
-            rounds,
+    pairs = zip(ids[: 2 * len(few) : 2], ids[1 : 2 * len(few) : 2], strict=True)
+    long = [GenerateRequest((*one, *other), 1) for one, other in pairs]
+    size = f"{prompt} + {output} tokens"
+    return {
+        "equal": Workload(f"{len(equal)} requests of {size}", equal),
+        "ragged": Workload(f"{len(ids)} ragged requests, at most {len(ids[0])} + {output} tokens", ragged(ids, output)),
+        "few": Workload(f"{len(few)} requests of {size}", few),
+        "single": Workload(f"{len(few)} requests of {size}, one at a time", few, together=False),
+        "prompts": Workload(
+            f"{len(long)} requests of {len(long[0].prompt)} + 1 tokens, one at a time", long, together=False
         ),
     }
-    show(f"{len(equal)} requests of {prompt} + {output} tokens", found["equal"])
-    show(f"{len(uneven)} ragged requests, at most {len(ids[0])} + {output} tokens", found["ragged"])
-    show(f"{len(few)} requests of {prompt} + {output} tokens, one at a time", found["single"])
+
+
+def compared(
+    engine: Answer, hf: HuggingFaceBaseline, work: Mapping[str, Workload], rounds: int, others: Mapping[str, Answer]
+) -> dict[str, dict[str, list[TimedOutput]]]:
+    """Print and return the results of the workloads, by their names and by configuration, for each round.
+
+    engine: must find nothing of earlier requests in a cache. others: further configurations by name.
+    """
+    found = {}
+    for name, load in work.items():
+        arms: dict[str, Answer] = {"engine": engine, "hf dynamic": partial(hf.batch, static=False)}
+        if load.together:
+            arms["hf static"] = partial(hf.batch, static=True)
+        if name == "single":
+            arms["hf assisted"] = lambda requests: total([hf.assisted(request) for request in requests])
+        found[name] = in_turn(load, {**arms, **others}, rounds)
+        show(load.label, found[name])
+    return found
+
+
+def gaps(
+    hf: HuggingFaceBaseline, requests: Sequence[GenerateRequest], ours: TimedOutput, theirs: TimedOutput
+) -> list[float]:
+    """Return how far apart the target's logits of both tokens are, where an output first differs from the engine's."""
+    found = []
+    for request, own, other in zip(requests, ours.outputs, theirs.outputs, strict=True):
+        if own != other:
+            at = next((i for i, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
+            found.append(math.inf if at is None else hf.gap((*request.prompt, *own[:at]), (own[at], other[at])))
     return found
 
 
@@ -220,15 +263,18 @@ def ragged(ids: Sequence[Sequence[int]], output: int) -> list[GenerateRequest]:
     return [GenerateRequest(tuple(text[:p]), n) for text, p, n in zip(ids, prompts, outputs, strict=True)]
 
 
-def in_turn(arms: Mapping[str, Callable[[int], TimedOutput]], rounds: int) -> dict[str, list[TimedOutput]]:
+def in_turn(load: Workload, arms: Mapping[str, Answer], rounds: int) -> dict[str, list[TimedOutput]]:
     """Run every configuration once per round, beginning with another one each time."""
     found: dict[str, list[TimedOutput]] = {name: [] for name in arms}
-    names = list(arms)
     for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            found[name].append(arms[name](number))
+        for name in rotated(list(arms), number):
+            found[name].append(load.answered(arms[name]))
     return found
+
+
+def among(found: Mapping[str, T], kind: str) -> dict[str, T]:
+    """Return the engine and the configurations whose names begin with `kind`."""
+    return {name: timed for name, timed in found.items() if name == "engine" or name.startswith(kind)}
 
 
 def over_best(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,29 +72,42 @@ class JsonWorker:
     Its first line says that it is ready. Any number of requests may be pending.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, ready: Mapping[str, Any]) -> None:
+        self.ready = ready
+        """The first line."""
         self._process = process
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._requests = 0
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, module: str, *arguments: str, cores: Sequence[int] = ()) -> JsonWorker:
-        """Run `python -m module` on these cores, on all if empty. Raises Unavailable if it ends before it is ready."""
+    async def start(
+        cls,
+        module: str,
+        *arguments: str,
+        cores: Sequence[int] = (),
+        python: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> JsonWorker:
+        """Run `python -m module` on these cores, on all if empty. Raises Unavailable if it ends before it is ready.
+
+        python: another interpreter than this one. environment: variables beside those of this process.
+        """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         process = await asyncio.create_subprocess_exec(
             *pin,
-            *(sys.executable, "-m", module, *arguments),
+            *(str(python or sys.executable), "-m", module, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
             cwd=harness.ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         )
-        if process.stdout is None or not await process.stdout.readline():
+        first = b"" if process.stdout is None else await process.stdout.readline()
+        if not first:
             await process.wait()
             raise Unavailable(f"{module} ended before it was ready; its errors stand above")
-        return cls(process)
+        return cls(process, json.loads(first))
 
     @property
     def pid(self) -> int:

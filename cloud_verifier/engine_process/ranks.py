@@ -35,6 +35,14 @@ STOP_S = 1.0
 """Seconds in which a rank may end by itself; a rank that is loading does not, and is killed."""
 
 
+def preloaded_libraries(python: Path) -> str:
+    """Return what LD_PRELOAD should name for vLLM in the environment of this interpreter, as far as it is there.
+
+    vLLM is fast on a CPU only with the OpenMP and the allocator that it was built for (its installation guide).
+    """
+    return ":".join(str(found) for name in PRELOADED for found in sorted(python.parent.parent.glob(f"lib/{name}")))
+
+
 class RankProcesses:
     """Starts and stops the ranks. If one other than rank 0 ends, none can go on, and `on_lost` is called once."""
 
@@ -100,9 +108,7 @@ class RankProcesses:
         for package in (outrider, cloud_verifier):
             source = Path(package.__path__[0])
             Path(self._packages.name, source.name).symlink_to(source)
-        # vLLM is fast on a CPU only with the OpenMP and allocator that it was built for (its installation guide).
-        preloaded = [str(found) for name in PRELOADED for found in sorted(python.parent.parent.glob(f"lib/{name}"))]
-        changes = {"PYTHONPATH": self._packages.name, "LD_PRELOAD": ":".join(preloaded)}
+        changes = {"PYTHONPATH": self._packages.name, "LD_PRELOAD": preloaded_libraries(python)}
         return {**os.environ, **changes, "OMP_NUM_THREADS": str(self._config.threads)}
 
     async def _watch(self) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
+import time
+from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,13 +19,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.engine import Case, autoregression, cases, continued, steps
-from benchmarks.support import hf_baseline
+from benchmarks.support import hf_baseline, vllm_baseline
 from benchmarks.support.engine_driver.engine_step_trace import PartTimer, TracedEngine, TracedStep
 from benchmarks.support.engine_driver.scripted_trees import TreeTally, offer
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
+from benchmarks.support.reference import TIE
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from outrider.core.errors import Unavailable
 
 
 class Ticks:
@@ -182,6 +189,59 @@ def test_a_prompt_under_another_salt_is_read_anew(bench: TracedEngine) -> None:
     assert bench.engine.counters.prefix_hits == 0
     autoregression(bench, asked, "two")
     assert bench.engine.counters.prefix_hits == 1
+
+
+def test_decoding_in_vllm_begins_after_the_last_first_token_and_ends_with_the_first_request() -> None:
+    asked = [GenerateRequest((1, 2), 2), GenerateRequest((3,), 4)]
+    tokens = [{"0": [5]}, {"1": [6]}, {"0": [7], "1": [8]}, {"1": [9]}, {"1": [10]}]
+    steps = [{"cpu": 1.0, "wall": 2.0, "tokens": got} for got in tokens]
+    timed = vllm_baseline.timed_output(asked, steps)
+    assert timed.outputs == ((5, 7), (6, 8, 9, 10))
+    assert (timed.seconds, timed.wall_seconds) == (5.0, 10.0)
+    assert (timed.decode_tokens, timed.decode_seconds, timed.decode_wall_seconds) == (2, 1.0, 2.0)
+    assert timed.by_wall.rate == pytest.approx(timed.rate / 2)
+
+
+def test_the_wall_time_of_the_engine_is_that_of_its_steps(bench: TracedEngine) -> None:
+    began = time.perf_counter()
+    ours = autoregression(bench, [GenerateRequest(tuple(text), 24) for text in texts(2, 40)], "wall")
+    assert 0 < ours.decode_wall_seconds < ours.wall_seconds < time.perf_counter() - began
+
+
+def test_an_output_is_judged_by_the_logits_where_it_leaves_the_engines(hf: HuggingFaceBaseline) -> None:
+    asked = GenerateRequest(tuple(texts(1, 30)[0]), 12)
+    ours = hf.batch([asked], static=False)
+    (own,) = ours.outputs
+    assert hf_baseline.gaps(hf, [asked], ours, ours) == []
+    assert hf.gap((*asked.prompt, *own[:5]), (own[5],)) == pytest.approx(0.0, abs=1e-4)
+    other = replace(ours, outputs=((*own[:5], (own[5] + 1) % VOCAB, *own[6:]),))
+    (gap,) = hf_baseline.gaps(hf, [asked], ours, other)
+    assert gap > TIE
+    assert hf_baseline.gaps(hf, [asked], ours, replace(ours, outputs=(own[:5],))) == [math.inf]
+
+
+def test_vllm_is_compared_only_where_an_interpreter_with_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*arguments: str) -> Path | None:
+        parser = ArgumentParser()
+        vllm_baseline.add_option(parser)
+        found: Path | None = parser.parse_args(arguments).vllm_python
+        return found
+
+    monkeypatch.delenv(vllm_baseline.PYTHON, raising=False)
+    assert named() is None
+    monkeypatch.setenv(vllm_baseline.PYTHON, "/one/bin/python")
+    assert named() == Path("/one/bin/python")
+    assert named("--vllm-python", "/other/bin/python") == Path("/other/bin/python")
+
+
+def test_an_interpreter_without_vllm_is_an_error(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho no module >&2; exit 1\n")
+    python.chmod(0o755)
+    running = vllm_baseline.running(python, tmp_path, min(os.sched_getaffinity(0)), [vllm_baseline.EAGER])
+    with pytest.raises(Unavailable, match="vllm_worker ended before it was ready"), running:
+        pass
 
 
 def test_the_best_peer_of_each_round_is_the_measure() -> None:

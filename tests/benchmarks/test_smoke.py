@@ -35,7 +35,7 @@ from benchmarks import (
 )
 from benchmarks.capacity import CapacityClusters
 from benchmarks.distill import __main__ as distill
-from benchmarks.support import harness
+from benchmarks.support import harness, vllm_baseline
 from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.harness import Pair
 from benchmarks.window import __main__ as window
@@ -47,6 +47,7 @@ in_shared_loop = pytest.mark.asyncio(loop_scope="module")
 """Tests of benchmarks that share clusters run in one event loop."""
 
 SMOKE = ["--smoke"]
+VS_VLLM = {"ar_vs_vllm", "prefill_vs_vllm", "ragged_vs_vllm", "wall_vs_vllm"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +124,8 @@ async def test_latency(
     share(monkeypatch, coordinated)
     await latency.main(SMOKE)
     last = last_line(capsys)
-    for ratio in ("speedup_vs_streaming", "speedup_vs_hf", "streaming_over_bare_forward", "tokens_per_step"):
+    ratios = ("speedup_vs_streaming", "speedup_vs_hf", "streaming_over_bare_forward", "streaming_over_generate")
+    for ratio in (*ratios, "tokens_per_step"):
         assert last[ratio].keys() == {"greedy", "T=0.8"}
         assert all(value is None or value > 0 for value in last[ratio].values())
     assert last.keys() >= {"bytes_up_per_token", "bytes_down_per_token", "excluded_repetitive"}
@@ -244,6 +246,11 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["step_ms"].keys() == {"1x0", "1x1", "1x8", "2x0", "2x1", "2x8"}
     assert 0 < last["overhead_share_b16"] < 1
     assert min(last[f"ar_{figure}"] for figure in ("b16_vs_best_hf", "ragged_vs_best_hf", "single_vs_hf_assisted")) > 0
+    vllm = os.environ.get(vllm_baseline.PYTHON)
+    assert {key for key in last if "vllm" in key} == (VS_VLLM if vllm else set())
+    if vllm:
+        assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}
+        assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
 
 
 def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:

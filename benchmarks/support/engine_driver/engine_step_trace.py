@@ -52,18 +52,25 @@ class PartTimer:
     """Sum up a thread's seconds by part, without those of nested parts, so that the parts sum to the whole."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self.wall_seconds = 0.0
+        """Wall time in the outermost parts until now."""
         self._clock = clock
+        self._began = 0.0
         self._seconds: dict[str, float] = defaultdict(float)
         self._stack: list[str] = []
         self._since = 0.0
 
     def enter(self, name: str) -> None:
+        if not self._stack:
+            self._began = time.perf_counter()
         self._book()
         self._stack.append(name)
 
     def leave(self) -> None:
         self._book()
         self._stack.pop()
+        if not self._stack:
+            self.wall_seconds += time.perf_counter() - self._began
 
     def _book(self) -> None:
         now = self._clock()
@@ -118,6 +125,7 @@ class TracedStep:
     parts: Mapping[str, float]
     """Seconds by part."""
     commits: tuple[Commit, ...]
+    wall_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -243,6 +251,8 @@ class _Visit:
         self._parts = parts
         self._enough = enough
         self._over = False
+        self._wall_seconds = parts.wall_seconds
+        """What the parts had taken when the last step ended."""
 
     def start(self, directive: Directive, salt: str) -> None:
         for name, device in self._devices.items():
@@ -257,7 +267,8 @@ class _Visit:
 
     def between(self, events: list[pb.EngineEvent]) -> None:
         """Record the finished step, deliver its events, and send what the next one will read."""
-        taken = self._parts.take()
+        taken, wall = self._parts.take(), self._parts.wall_seconds - self._wall_seconds
+        self._wall_seconds += wall
         if self._over:
             return
         if events:
@@ -269,7 +280,7 @@ class _Visit:
             if event.HasField("commit"):
                 commits.append(codecs.commit_from_proto(event.commit))
                 self._devices[event.session_id].on_commit(commits[-1])
-        self.turns.append(TracedStep(taken, tuple(commits)))
+        self.turns.append(TracedStep(taken, tuple(commits), wall))
         self._speak()
 
     def _speak(self) -> None:

@@ -1,0 +1,98 @@
+"""Generate with vLLM as it is, without anything of Outrider: a JsonWorker of benchmarks.engine.
+
+Needs vLLM, torch and the standard library, and runs in the interpreter of an environment that has vLLM.
+
+{"prompts": [[ids], ...], "tokens": [n, ...]} -> {"steps": [{"cpu": s, "wall": s, "tokens": {index: [ids]}}, ...]}
+
+All requests arrive at once. A step's tokens are those of the requests of that index. `cpu` is of the whole process; the
+requests' own handling counts as part of the first step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ |= {  # vllm reads them when it is imported
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model runs in this process
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # on the core that it was given
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+import vllm
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.request import Request
+
+KV_BYTES = 1 << 30
+WARM_UP = (1, 4, 16)
+"""Sizes of the batches that are generated before the worker is ready, so that nothing is compiled later."""
+
+
+class PlainVllm:
+    """Run a target with vLLM's own scheduler and sampler, in float32, without the cost of a prefix cache."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        """Load the target. options: further arguments of vLLM's EngineArgs; all others are vLLM's defaults."""
+        settings = EngineArgs(
+            model=folder,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            kv_cache_memory_bytes=KV_BYTES,
+            **options,
+        ).create_engine_config()
+        self._core = EngineCore(settings, Executor.get_class(settings), log_stats=False)
+        self._requests = 0
+
+    def generate(self, prompts: list[list[int]], tokens: list[int]) -> list[dict[str, Any]]:
+        """Answer all prompts at once, greedily, each with so many tokens; return what every step took and generated."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        left = dict(self._add(prompts, tokens))
+        steps = []
+        while left:
+            outputs, executed = self._core.step()
+            self._core.post_step(executed)
+            found = {}
+            for output in [output for client in outputs.values() for output in client.outputs]:
+                found[left[output.request_id]] = output.new_token_ids
+                if output.finished:
+                    del left[output.request_id]
+            now_cpu, now_wall = time.process_time(), time.perf_counter()
+            steps.append({"cpu": now_cpu - cpu, "wall": now_wall - wall, "tokens": found})
+            cpu, wall = now_cpu, now_wall
+        return steps
+
+    def _add(self, prompts: list[list[int]], tokens: list[int]) -> list[tuple[str, int]]:
+        """Hand the requests to vLLM; return the id of each with its index."""
+        added = []
+        for index, (prompt, count) in enumerate(zip(prompts, tokens, strict=True)):
+            self._requests += 1
+            params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+            self._core.add_request(Request(str(self._requests), prompt, params, None))
+            added.append((str(self._requests), index))
+        return added
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM and its libraries print where answers are expected
+    engine = PlainVllm(sys.argv[1], **json.loads(sys.argv[2]))
+    for requests in WARM_UP:
+        engine.generate([[token] * 64 for token in range(requests)], [4] * requests)
+    print(json.dumps({"ready": True, "version": vllm.__version__}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        steps = engine.generate(request["prompts"], request["tokens"])
+        print(json.dumps({"id": request["id"], "steps": steps}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
