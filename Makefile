@@ -39,7 +39,8 @@ test-vllm: $(STAMP)
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	LD_PRELOAD=$$(ls $(CURDIR)/$(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
-	OUTRIDER_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py
+	OUTRIDER_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
+		tests/benchmarks/test_smoke.py::test_engine
 
 # For those who change code: everything that is quick, in a few minutes.
 check: $(STAMP)

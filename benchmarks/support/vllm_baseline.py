@@ -59,6 +59,7 @@ class VllmBaseline:
 @contextlib.contextmanager
 def running(python: Path, target: Path, core: int, configurations: Sequence[str]) -> Iterator[dict[str, VllmBaseline]]:
     """Run vLLM in these configurations on one core. Raises Unavailable if vLLM does not start."""
+    python = python.absolute()
     environment = {"LD_PRELOAD": preloaded_libraries(python), "PYTHONPATH": ""}
     with asyncio.Runner() as runner:
         workers: dict[str, JsonWorker] = {}
@@ -69,7 +70,7 @@ def running(python: Path, target: Path, core: int, configurations: Sequence[str]
                     str(target.absolute()),
                     json.dumps(OPTIONS[name]),
                     cores=[core],
-                    python=python.absolute(),
+                    python=python,
                     environment=environment,
                 )
                 workers[name] = runner.run(started)

@@ -32,6 +32,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 KV_BYTES = 1 << 30
+"""Memory for keys and values; enough for every request of the benchmark at once, so that nothing is preempted."""
 WARM_UP = (1, 4, 16)
 """Sizes of the batches that are generated before the worker is ready, so that nothing is compiled later."""
 
