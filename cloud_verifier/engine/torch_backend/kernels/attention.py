@@ -1,9 +1,10 @@
 """Define the Protocol of attention backends over KV slots, and implement the portable one, `sdpa`.
 
 A backend plans a step once; the plan then serves every layer. The `sdpa` plan writes the rows' keys and values to their
-slots, gathers each segment's prefix and rows in one index_select, and runs one attention call per segment, so that
-nothing is padded. Query heads that share a key head are folded into query rows where rows are few: one row of a model
-with eight query heads and two key heads becomes two batches of four rows, and the keys are not repeated.
+slots, gathers each segment's prefix and rows in one index_select (none is needed where the slots are adjacent), and
+attends to segments of about the same size in one call, padded to the largest of them. Query heads that share a key head
+are folded into query rows where rows are few: one row of a model with eight query heads and two key heads becomes two
+batches of four rows, and the keys are not repeated.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 
-from cloud_verifier.engine.torch_backend.batch import Segment
-from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.batch import Ints, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 
+_CALL = 400_000
+"""Products of a query's and a key's elements that take as long as an attention call does by itself: padding of as much
+is worth saving a call. Zen 4, eight heads of 64, prefixes of 256, one row of each of 16 sessions: 0.71 ms in 16 calls,
+0.30 ms in one."""
 FOLD_ROWS = 32
 """The most rows that are folded: above, folding gains nothing, and its mask, repeated per group, would grow large."""
 
@@ -78,8 +84,10 @@ class SdpaBackend:
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         return _SdpaPlan(segments, pool, self)
 
-    def gathered(self, kind: str, source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return `source[index]` in a buffer that grows, and that the next layer of the same shape overwrites."""
+    def gathered(self, kind: str, source: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:
+        """Return `source[index]`, a view or in a buffer that grows and the next layer of the same shape overwrites."""
+        if isinstance(index, slice):
+            return source[index]
         rows = index.shape[0]
         like = (kind, source.shape[1], source.shape[2], source.dtype, source.device)
         buffer = self._scratch.get(like)
@@ -90,21 +98,68 @@ class SdpaBackend:
 
 
 @dataclass(frozen=True)
-class _Span:
-    """A segment's share of a step: rows `[row, row + rows)` see keys `[key, key + keys)` of those gathered."""
+class _Piece:
+    """A segment without the keys before any row's window."""
 
+    segment: Segment
     row: int
-    rows: int
-    key: int
-    keys: int
+    """Its first row in the step."""
+    first: int
+    """Position of its first key."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return (rows, keys)."""
+        return self.segment.rows, self.segment.start - self.first + self.segment.rows
+
+    def rows(self, count: int) -> Ints:
+        """Return its rows of the step, `[count]`: the last one is repeated."""
+        return self.row + np.minimum(np.arange(count), self.segment.rows - 1)
+
+    def slots(self, count: int) -> Slots:
+        """Return the slots of its keys, `[count]`: the last one is repeated, since another's may hold no number."""
+        slots = np.concatenate([self.segment.prefix[self.first :], self.segment.slots])
+        return np.concatenate([slots, np.repeat(slots[-1:], count - len(slots))])
+
+    def seen(self, rows: int, keys: int, window: int | None) -> NDArray[np.bool_]:
+        """Return which keys each row sees, `[rows, keys]`; repeated rows see what the last one does."""
+        segment = self.segment
+        before = segment.start - self.first
+        seen = np.zeros((rows, keys), dtype=np.bool_)
+        seen[: segment.rows, :before] = True
+        seen[: segment.rows, before : before + segment.rows] = segment.visible()
+        if window is not None:
+            positions = np.concatenate([np.arange(self.first, segment.start), segment.positions])
+            seen[: segment.rows, : len(positions)] &= positions[None, :] > segment.positions[:, None] - window
+        seen[segment.rows :] = seen[segment.rows - 1]
+        return seen
+
+
+@dataclass(frozen=True)
+class _Group:
+    """S pieces that one call attends to, padded to n rows and K keys each."""
+
+    shape: tuple[int, int, int]
+    """(S, n, K)"""
+    rows: torch.Tensor | None
+    """int64 `[S * n]`: rows of the step; None if they are all of them, in order."""
+    keys: slice
+    """Its S * K keys among those gathered."""
     mask: torch.Tensor | None
-    """`[rows, keys]` to add to the scores; None if every row sees every key."""
+    """`[S, 1, n, K]` to add to the scores; None if every row sees every key."""
     folded: torch.Tensor | None
-    """The mask once per query head of a group, `[groups * rows, keys]`."""
+    """The mask once per query head of those that share a key head, `[S, 1, heads * n, K]`."""
 
 
-_Layout = tuple[torch.Tensor, tuple[_Span, ...]]
-"""Tables that layers with the same window share: slots to gather, int32 `[sum of keys]`, and a span per segment."""
+@dataclass(frozen=True)
+class _Layout:
+    """Tables that layers with the same window and heads share."""
+
+    slots: torch.Tensor | slice
+    """Slots of all groups' keys, int32 `[sum of S * K]`; a slice if they are adjacent."""
+    groups: tuple[_Group, ...]
+    places: torch.Tensor | None
+    """int64 `[T]`: each row's place in the results of the groups; None if they are in order."""
 
 
 class _SdpaPlan:
@@ -112,86 +167,135 @@ class _SdpaPlan:
         self.pool = pool
         self._segments = segments
         self._backend = backend
-        slots = np.concatenate([segment.slots for segment in segments])
-        self._written = torch.from_numpy(slots.astype(np.int64)).to(pool.keys[0].device)
+        self._device = pool.keys[0].device
+        self._written = _tensor(np.concatenate([segment.slots for segment in segments]), self._device)
         self._longest = max(int(segment.positions.max()) + 1 for segment in segments)
-        self._layouts: dict[tuple[int | None, int], _Layout] = {}
+        self._layouts: dict[tuple[int | None, torch.Size, int], _Layout] = {}
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys.index_copy_(0, self._written, key[0].transpose(0, 1))
-        values.index_copy_(0, self._written, value[0].transpose(0, 1))
-        index, spans = self._layout(scoring.window, query.shape[1] // key.shape[1])
-        # [keys, Hkv, D] -> [1, Hkv, keys, D], a view
-        all_keys = self._backend.gathered("key", keys, index).transpose(0, 1)[None]
-        all_values = self._backend.gathered("value", values, index).transpose(0, 1)[None]
-        parts = []
-        for span in spans:
-            rows = query[:, :, span.row : span.row + span.rows]
-            k = all_keys[:, :, span.key : span.key + span.keys]
-            v = all_values[:, :, span.key : span.key + span.keys]
-            parts.append(_attend_span(rows, k, v, span, scoring).transpose(1, 2))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        count = len(self._written)  # rows beyond it are padding
+        keys.index_copy_(0, self._written, key[0].transpose(0, 1)[:count])
+        values.index_copy_(0, self._written, value[0].transpose(0, 1)[:count])
+        layout = self._layout(scoring.window, query.shape, key.shape[1])
+        all_keys = self._backend.gathered("key", keys, layout.slots)
+        all_values = self._backend.gathered("value", values, layout.slots)
+        parts = [_attend_group(query[0], all_keys, all_values, group, scoring) for group in layout.groups]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (out if layout.places is None else out.index_select(0, layout.places))[None]
 
-    def _layout(self, window: int | None, groups: int) -> _Layout:
+    def _layout(self, window: int | None, query: torch.Size, kv_heads: int) -> _Layout:
         if window is not None and window >= self._longest:
             window = None
-        if (known := self._layouts.get((window, groups))) is not None:
+        if (known := self._layouts.get((window, query, kv_heads))) is not None:
             return known
-        index, spans = [], []
-        row = key = 0
-        like = self.pool.keys[0]
-        for segment in self._segments:
-            # The first row of a segment sees the keys that lie furthest back.
-            first = 0 if window is None else max(0, segment.start - window + 1)
-            index += [segment.prefix[first:], segment.slots]
-            keys = segment.start - first + segment.rows
-            mask = _mask(segment, first, window, like)
-            folds = mask is not None and groups > 1 and segment.rows <= FOLD_ROWS
-            folded = mask.repeat(groups, 1) if mask is not None and folds else mask
-            spans.append(_Span(row, segment.rows, key, keys, mask, folded))
-            row += segment.rows
-            key += keys
-        layout = self._layouts[window, groups] = torch.from_numpy(np.concatenate(index)).to(like.device), tuple(spans)
+        _, heads, tokens, width = query
+        groups: list[_Group] = []
+        rows: list[Ints] = []
+        slots: list[Slots] = []
+        key = 0
+        for pieces in _grouped(_pieces(self._segments, window), _CALL // (heads * width)):
+            n, k = (max(sizes) for sizes in zip(*(piece.shape for piece in pieces), strict=True))
+            here = np.concatenate([piece.rows(n) for piece in pieces])
+            some = None if np.array_equal(here, np.arange(tokens)) else _tensor(here, self._device)
+            mask, folded = self._masks([piece.seen(n, k, window) for piece in pieces], heads // kv_heads)
+            keys = slice(key, key := key + len(pieces) * k)
+            groups.append(_Group((len(pieces), n, k), some, keys, mask, folded))
+            rows.append(here)
+            slots += [piece.slots(k) for piece in pieces]
+        layout = _Layout(self._slots(np.concatenate(slots)), tuple(groups), self._places(np.concatenate(rows), tokens))
+        self._layouts[window, query, kv_heads] = layout
         return layout
 
+    def _masks(self, seen: Sequence[NDArray[np.bool_]], share: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return a group's mask, and for `share` query heads that share a key head; None if every key is seen."""
+        if all(bool(one.all()) for one in seen):
+            return None, None
+        additive = np.where(np.stack(seen)[:, None], np.float32(0), np.float32(-np.inf))
+        mask = torch.from_numpy(additive).to(self._device, self.pool.keys[0].dtype)
+        folds = share > 1 and mask.shape[2] <= FOLD_ROWS
+        return mask, mask.repeat(1, 1, share, 1) if folds else mask
 
-def _mask(segment: Segment, first: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-    """Return what is added to the scores of a segment's rows on the keys from position `first` on; None if all is 0."""
-    if segment.rows == 1:
-        return None
-    before = segment.start - first
-    mask = torch.zeros((segment.rows, before + segment.rows), dtype=like.dtype)
-    mask[:, before:].masked_fill_(torch.from_numpy(~segment.visible()), float("-inf"))
-    if window is not None:
-        positions = np.concatenate([np.arange(first, segment.start), segment.positions])
-        beyond = positions[None, :] <= segment.positions[:, None] - window
-        mask.masked_fill_(torch.from_numpy(beyond), float("-inf"))
-    return mask.to(like.device)
+    def _slots(self, slots: Slots) -> torch.Tensor | slice:
+        first, count = int(slots[0]), len(slots)
+        if np.array_equal(slots, np.arange(first, first + count)):
+            return slice(first, first + count)
+        return torch.from_numpy(slots).to(self._device)
+
+    def _places(self, rows: Ints, tokens: int) -> torch.Tensor | None:
+        """Return where each of the step's `tokens` rows is in `rows`; one that is padding takes the first's place."""
+        places = np.zeros(tokens, dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        in_order = len(rows) == tokens and np.array_equal(places, np.arange(tokens))
+        return None if in_order else _tensor(places, self._device)
 
 
-def _attend_span(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, span: _Span, scoring: Scoring) -> torch.Tensor:
-    """Return the attention of a span's rows: q `[1, Hq, n, Dk]`, k `[1, Hkv, S, Dk]`, v `[1, Hkv, S, Dv]` ->
-    `[1, Hq, n, Dv]`."""
-    heads, rows = q.shape[1], q.shape[2]
-    kv_heads = k.shape[1]
+def _tensor(index: Ints | Slots, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(index.astype(np.int64)).to(device)
+
+
+def _pieces(segments: Sequence[Segment], window: int | None) -> list[_Piece]:
+    pieces, row = [], 0
+    for segment in segments:
+        # The first row of a segment sees the keys that lie furthest back.
+        first = 0 if window is None else max(0, segment.start - window + 1)
+        pieces.append(_Piece(segment, row, first))
+        row += segment.rows
+    return pieces
+
+
+def _grouped(pieces: Sequence[_Piece], allowed: int) -> list[list[_Piece]]:
+    """Group pieces of about the same size: one that joins adds at most `allowed` padded pairs of a row and a key."""
+    groups: list[list[_Piece]] = []
+    most = (0, 0)
+    for piece in sorted(pieces, key=lambda piece: piece.shape, reverse=True):
+        rows, keys = piece.shape
+        joined = (max(most[0], rows), max(most[1], keys))
+        members = len(groups[-1]) if groups else 0
+        added = (members + 1) * joined[0] * joined[1] - members * most[0] * most[1] - rows * keys
+        if members and added <= allowed:
+            groups[-1].append(piece)
+            most = joined
+        else:
+            groups.append([piece])
+            most = piece.shape
+    # In order of their rows, so that a group of all segments needs no index.
+    return [sorted(group, key=lambda piece: piece.row) for group in groups]
+
+
+def _attend_group(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _Group, scoring: Scoring
+) -> torch.Tensor:
+    """Return the attention of a group's rows: query `[Hq, T, Dk]`, keys `[N, Hkv, Dk]`, values `[N, Hkv, Dv]` ->
+    `[S * n, Hq, Dv]`."""
+    count, rows, length = group.shape
+    heads, kv_heads = query.shape[0], keys.shape[1]
+    chosen = query if group.rows is None else query.index_select(1, group.rows)
+    q = chosen.reshape(heads, count, rows, -1).transpose(0, 1)
+    k = keys[group.keys].view(count, length, kv_heads, -1).transpose(1, 2)
+    v = values[group.keys].view(count, length, kv_heads, -1).transpose(1, 2)
     if scoring.softcap is not None or scoring.sinks is not None:
-        return _attend_plainly(q, k, v, span.mask, scoring)
-    if heads == kv_heads:
-        return scaled_dot_product_attention(q, k, v, attn_mask=span.mask, scale=scoring.scale)
-    if rows > FOLD_ROWS:
-        return scaled_dot_product_attention(q, k, v, attn_mask=span.mask, scale=scoring.scale, enable_gqa=True)
-    folded = q.reshape(1, kv_heads, -1, q.shape[3])
-    out = scaled_dot_product_attention(folded, k, v, attn_mask=span.folded, scale=scoring.scale)
-    return out.reshape(1, heads, rows, -1)
+        out = _attend_plainly(q, k, v, group.mask, scoring)
+    elif heads == kv_heads:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale)
+    elif rows > FOLD_ROWS:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scoring.scale, enable_gqa=True)
+    else:
+        folded = q.reshape(count, kv_heads, -1, q.shape[3])
+        out = scaled_dot_product_attention(folded, k, v, attn_mask=group.folded, scale=scoring.scale)
+        out = out.reshape(count, heads, rows, -1)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _attend_plainly(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Compute what scaled_dot_product_attention does not offer: softcap and sinks. Shapes as in `_attend_span`."""
+    """Compute what scaled_dot_product_attention does not offer: softcap and sinks.
+
+    q `[S, Hq, n, Dk]`, k `[S, Hkv, K, Dk]`, v `[S, Hkv, K, Dv]` -> `[S, Hq, n, Dv]`.
+    """
     groups = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)
@@ -201,7 +305,7 @@ def _attend_plainly(
     if mask is not None:
         scores = scores + mask
     if scoring.sinks is not None:
-        sinks = scoring.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(1, -1, q.shape[2], 1)
+        sinks = scoring.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
     return torch.matmul(weights[..., : k.shape[2]], v)
