@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.nn.functional import pad
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
@@ -40,7 +39,8 @@ from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
-from cloud_verifier.engine.torch_backend.kernels.linear import pack_linears, tile_linears
+from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
+from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_linears, tile_linears
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.weights import Progress, hash_of
@@ -86,6 +86,7 @@ class TargetModel:
             check_no_mixture(module, self.label)
         _install(module, self.label)
         fix_rope(module)
+        self._fused = fuse(module) if self.attention.name == "sdpa" else 0
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
@@ -155,7 +156,9 @@ class TargetModel:
 
     @property
     def backend(self) -> str:
-        return f"{self.attention.name}+onednn" if self._packed else self.attention.name
+        """Return the kernels that decide on the bits: attention's, and those of replaced layers."""
+        replaced = ("+onednn" if self._packed else "") + ("+fused" if self._fused else "")
+        return self.attention.name + replaced
 
     @property
     def hardware(self) -> str:
@@ -169,8 +172,8 @@ class TargetModel:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
-            tile = self.attention.row_tile
-            ids, positions = _padded(batch.input_ids, tile), _padded(batch.position_ids, tile)
+            tile, least = self.attention.row_tile, LEAST_ROWS if self._packed else 1
+            ids, positions = _padded(batch.input_ids, tile, least), _padded(batch.position_ids, tile, least)
             logits = self._logits(ids, positions, _padded(batch.logit_rows, tile), plan)
         return logits[: len(batch.logit_rows)]
 
@@ -231,10 +234,11 @@ class TargetModel:
             raise LOST_WINDOW.of(self.label)
 
 
-def _padded(rows: torch.Tensor, tile: int) -> torch.Tensor:
-    """Pad `[..., n]` with zeros to a multiple of `tile`; 0 is a valid id, position and row of every model and batch."""
-    missing = -rows.shape[-1] % tile
-    return pad(rows, (0, missing)) if missing else rows
+def _padded(rows: torch.Tensor, tile: int, least: int = 1) -> torch.Tensor:
+    """Repeat the last of `[..., n]`, which routes to no further expert, up to a multiple of `tile` and to `least`."""
+    count = rows.shape[-1]
+    missing = max(count + -count % tile, least) - count if count else 0
+    return torch.cat([rows, rows[..., -1:].expand(*rows.shape[:-1], missing)], dim=-1) if missing else rows
 
 
 class _Probe:

@@ -48,7 +48,7 @@ def test_a_loaded_model_tells_what_it_is(tiny_directory: Directory) -> None:
     assert model.weights_hash == hashlib.sha256("".join(sums).encode()).hexdigest()
     assert (model.vocab_size, model.max_sequence, model.eos_token_ids) == (VOCAB, 256, (EOS,))
     assert (model.name, model.dtype) == ("tiny", "float32")
-    assert model.backend in ("sdpa", "sdpa+onednn")
+    assert model.backend in ("sdpa+fused", "sdpa+onednn+fused")
     assert model.hardware.split()[-1] in ("AVX512", "AVX2", "AMX", "DEFAULT", "NEON", "SVE256")
     assert said[0].startswith("hashing weights: ")
     assert said[-2:] == ["hashing weights: 100 %", "loading qwen3 as float32 on cpu"]

@@ -25,8 +25,8 @@ core, a step of 1 / 64 / 512 rows in ms: with AMX 10.4 / 23 / 229, in tiles of 3
 162; with AVX-512 alone 18 / 46 / 506, in tiles of 32 25 / 43 / 482, whole 18 / 39 / 444."""
 _HINT_ROWS = 16
 """Rows that the packed layout is made for; the best choice measured from 1 to 128 rows."""
-_LEAST_ROWS = 4
-"""Fewer rows are padded to these, which are computed faster."""
+LEAST_ROWS = 4
+"""Fewer rows are padded to these, which are computed faster; a step as a whole, so that layers need not pad."""
 _ROW_BLOCK = 16
 """More rows are padded to multiples of this, up to four times as many to multiples of half of it. oneDNN keeps a
 primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five layers at every number of rows from 8 to 512 took
@@ -57,7 +57,9 @@ class PackedLinear(nn.Module):
         if (padded := _padded(count)) > count:
             rows = pad(rows, (0, 0, 0, padded - count))
         out: torch.Tensor = _linear(rows, self._packed, self._bias, "none", [], "")
-        return out[:count].reshape(*x.shape[:-1], self.out_features)
+        if padded > count:
+            out = out[:count]
+        return out.reshape(*x.shape[:-1], self.out_features)
 
 
 class TiledLinear(nn.Module):
@@ -82,16 +84,7 @@ def pack_linears(module: nn.Module) -> int:
     if _pack is None or _linear is None:
         return 0
 
-    def packable(layer: nn.Module) -> bool:
-        return (
-            type(layer) is nn.Linear
-            and layer.weight.dtype in _TOLERANCE
-            and layer.weight.device.type == "cpu"
-            # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
-            and "forward" not in vars(layer)
-        )
-
-    found, packed = _replace(module, packable, _packed_if_equal)
+    found, packed = _replace(module, packable, packed_if_equal)
     if packed < found:
         log.warning("%d of %d linear layers cannot be packed and stay as they are", found - packed, found)
     return packed
@@ -109,6 +102,19 @@ def tile_linears(module: nn.Module, *others: type[nn.Module]) -> int:
         return isinstance(layer, (nn.Linear, PackedLinear, *others)) and not packed_float32
 
     return _replace(module, depends_on_rows, TiledLinear)[1]
+
+
+def packable(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear one, and no more than that, on a CPU and of a dtype that can be packed."""
+    return (
+        type(layer) is nn.Linear
+        and _pack is not None
+        and _linear is not None
+        and layer.weight.dtype in _TOLERANCE
+        and layer.weight.device.type == "cpu"
+        # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
+        and "forward" not in vars(layer)
+    )
 
 
 def _replace(
@@ -130,7 +136,7 @@ def _replace(
     return len(found), replaced
 
 
-def _packed_if_equal(linear: nn.Linear) -> PackedLinear | None:
+def packed_if_equal(linear: nn.Linear) -> PackedLinear | None:
     """Return the packed layer; None if this processor's oneDNN refuses it or computes something else."""
     try:
         packed = PackedLinear(linear)
@@ -150,6 +156,6 @@ def _agrees(packed: PackedLinear, linear: nn.Linear) -> bool:
 def _padded(rows: int) -> int:
     """Return the number of rows that is computed for so many."""
     if rows <= _ROW_BLOCK:
-        return max(rows, _LEAST_ROWS)
+        return max(rows, LEAST_ROWS)
     block = _ROW_BLOCK if rows > 4 * _ROW_BLOCK else _ROW_BLOCK // 2
     return -(-rows // block) * block

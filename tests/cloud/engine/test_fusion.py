@@ -1,0 +1,138 @@
+"""Test that fused operators compute what a model's own modules do, and that a module which does more is left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import FAMILIES
+from torch import nn
+
+from cloud_verifier.engine.torch_backend.kernels import fusion
+from cloud_verifier.engine.torch_backend.kernels import linear as kernels
+from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
+from cloud_verifier.engine.torch_backend.kernels.fusion import FusedRMSNorm, ParallelLinear, fuse
+from cloud_verifier.engine.torch_backend.model import TargetModel
+
+needs_packing = pytest.mark.skipif(kernels._pack is None, reason="this torch has no packed linear")
+
+
+class Projections(nn.Module):
+    def __init__(self, bias: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(32, 48, bias=bias, dtype=dtype)
+        self.k_proj = nn.Linear(32, 16, bias=bias, dtype=dtype)
+        self.v_proj = nn.Linear(32, 16, bias=bias, dtype=dtype)
+
+
+class ScaledRMSNorm(nn.Module):
+    """Multiplies by `offset + weight`, as Llama does with offset 0 and Gemma with 1."""
+
+    def __init__(self, offset: float, width: int = 24) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, generator=torch.Generator().manual_seed(3)))
+        self.offset = offset
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (self.offset + self.weight)
+
+
+class GatedRMSNorm(ScaledRMSNorm):
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if gate is None else x * gate)
+
+
+def rows(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 4, 16, 33])
+@torch.inference_mode()
+def test_parallel_layers_computed_as_one_give_each_layers_own_result(bias: bool, count: int) -> None:
+    module = Projections(bias)
+    names = ("q_proj", "k_proj", "v_proj")
+    x = rows(1, count, 32)
+    expected = [getattr(module, name)(x) for name in names]
+    assert fuse(module) == 3
+    for name, result in zip(names, expected, strict=True):
+        torch.testing.assert_close(getattr(module, name)(x), result, atol=1e-5, rtol=1e-5)
+
+
+@needs_packing
+@torch.inference_mode()
+def test_a_parallel_layer_that_reads_another_tensor_than_its_siblings_is_still_right() -> None:
+    module = Projections()
+    first, second = rows(2, 32), rows(2, 32, seed=1)
+    expected = module.k_proj(second), module.v_proj(first), module.q_proj(second)
+    fuse(module)
+    module.q_proj(first)
+    got = module.k_proj(second), module.v_proj(first), module.q_proj(second)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_packing
+@torch.inference_mode()
+def test_parallel_layers_keep_no_tensor_of_a_step_that_is_over() -> None:
+    module = Projections()
+    fuse(module)
+    x = rows(2, 32)
+    for layer in (module.q_proj, module.k_proj, module.v_proj):
+        layer(x)
+    assert isinstance(module.q_proj, ParallelLinear)
+    assert module.q_proj._joint._last is None
+
+
+def test_layers_are_not_joined_if_one_of_them_does_more_or_has_another_shape_or_dtype() -> None:
+    class Special(nn.Linear):
+        pass
+
+    special, other, half, lone = Projections(), Projections(), Projections(dtype=torch.bfloat16), Projections()
+    special.k_proj = Special(32, 16)
+    other.v_proj = nn.Linear(8, 16, bias=False)
+    del lone.v_proj
+    assert [fuse(module) for module in (special, other, half, lone)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(24,), (1, 1, 24), (1, 7, 3, 24)])
+@torch.inference_mode()
+def test_a_fused_norm_computes_what_the_modules_norm_did(offset: float, shape: tuple[int, ...]) -> None:
+    norm = ScaledRMSNorm(offset)
+    module = nn.Sequential(norm)
+    assert fuse(module) == 1
+    assert isinstance(module[0], FusedRMSNorm)
+    for scale in (1e-4, 1.0, 1e3):
+        x = scale * rows(*shape)
+        torch.testing.assert_close(module(x), norm(x), atol=1e-6, rtol=1e-5)
+
+
+def test_a_norm_that_takes_a_gate_or_computes_something_else_is_left_alone() -> None:
+    gated, other = nn.Sequential(GatedRMSNorm(0.0)), nn.Sequential(ScaledRMSNorm(0.5))
+    assert fuse(gated) == fuse(other) == 0
+    assert type(gated[0]) is GatedRMSNorm
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "qwen2"])
+def test_a_models_logits_are_those_of_its_own_modules(name: str) -> None:
+    module = FAMILIES[name].make()
+    ids = torch.arange(24)[None] % 60
+    with torch.inference_mode():
+        expected = module(input_ids=ids).logits[0]
+    model = TargetModel(module, name="m")
+    assert any(isinstance(part, FusedRMSNorm) for part in module.modules())
+    assert model.backend.endswith("+fused")
+    torch.testing.assert_close(model.linear_logits(ids[0].tolist()), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_with_exact_attention_nothing_is_fused() -> None:
+    model = TargetModel(FAMILIES["llama"].make(), name="m", backend=ExactBackend())
+    assert not any(isinstance(part, (FusedRMSNorm, ParallelLinear)) for part in model.module.modules())
+
+
+def test_a_product_that_comes_out_different_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "packed_if_equal", lambda linear: None)
+    module = Projections()
+    assert fuse(module) == 0
+    assert type(module.q_proj) is nn.Linear

@@ -1,0 +1,73 @@
+"""Test that sessions attended in one call get what each of them gets alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cloud_verifier.engine.torch_backend.batch import Segment
+from cloud_verifier.engine.torch_backend.kernels import attention
+from cloud_verifier.engine.torch_backend.kernels.attention import Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
+
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
+SINKS = torch.tensor([0.3, -0.2, 0.1, 0.0])
+SCORINGS = [Scoring(0.35), Scoring(0.35, window=5), Scoring(0.35, softcap=2.0), Scoring(0.35, sinks=SINKS)]
+SHAPES = ((9, 1, ()), (40, 1, ()), (9, 3, ()), (12, 1, (0, 0, 1)), (11, 1, (0, 1)), (0, 50, ()))
+"""(keys before, chain, parents of nodes) of each session."""
+
+
+def segments(pool: KVPool, shapes: tuple[tuple[int, int, tuple[int, ...]], ...]) -> list[Segment]:
+    """Return sessions of these shapes, with slots that are not adjacent."""
+    found = []
+    for start, chain, parents in shapes:
+        positions = list(range(start, start + chain))
+        for parent in parents:
+            positions.append(positions[parent] + 1)
+        slots = np.random.default_rng(start).permutation(pool.allocate(start + len(positions)))
+        tokens = np.zeros(len(positions), dtype=np.int64)
+        rows = np.array(parents, dtype=np.int64)
+        found.append(Segment(tokens, chain, rows, np.array(positions), slots[:start], slots[start:], True))
+    return found
+
+
+def filled_pool() -> KVPool:
+    pool = KVPool((LayerShape(KV_HEADS, WIDTH, WIDTH),), 300, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_(generator=generator)
+    return pool
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("allowed", [0, attention._CALL, 1 << 40])
+def test_sessions_beside_one_another_get_what_they_get_alone(
+    scoring: Scoring, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = filled_pool()
+    sessions = segments(pool, SHAPES)
+    rows = sum(segment.rows for segment in sessions)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(1, HEADS, rows, WIDTH, generator=generator)
+    key, value = (torch.randn(1, KV_HEADS, rows, WIDTH, generator=generator) for _ in range(2))
+    alone, first = [], 0
+    for segment in sessions:
+        own = slice(first, first := first + segment.rows)
+        plan = SdpaBackend().plan([segment], pool)
+        alone.append(plan.attend(0, query[:, :, own], key[:, :, own], value[:, :, own], scoring).clone())
+    monkeypatch.setattr(attention, "_CALL", allowed)
+    together = SdpaBackend().plan(sessions, pool).attend(0, query, key, value, scoring)
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_that_pad_a_step_change_neither_results_nor_the_pool() -> None:
+    pool = filled_pool()
+    query, key, value = torch.randn(1, HEADS, 4, WIDTH), *torch.randn(2, 1, KV_HEADS, 4, WIDTH)
+    plan = SdpaBackend().plan(segments(pool, ((7, 1, ()),)), pool)
+    expected = plan.attend(0, query[:, :, :1], key[:, :, :1], value[:, :, :1], Scoring(0.35)).clone()
+    before = pool.keys[0].clone()
+    got = plan.attend(0, query, key, value, Scoring(0.35))
+    assert got.shape == (1, 4, HEADS, WIDTH)
+    torch.testing.assert_close(got[:, :1], expected)
+    assert torch.equal(pool.keys[0], before)
