@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
@@ -86,7 +87,8 @@ class TargetModel:
             check_no_mixture(module, self.label)
         _install(module, self.label)
         fix_rope(module)
-        self._fused = fuse(module) if self.attention.name == "sdpa" else 0
+        # Several ranks keep the modules that transformers divided among them.
+        self._fused = fuse(module) if self.attention.name == "sdpa" and not dist.is_initialized() else 0
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)

@@ -103,8 +103,10 @@ def _norms(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         for name, child in parent.named_children():
             weight = getattr(child, "weight", None)
             if type(child).__name__.endswith("RMSNorm") and isinstance(weight, torch.Tensor) and weight.ndim == 1:
-                plain = len(inspect.signature(child.forward).parameters) == 1  # others take a gate as well
-                if plain and weight.dtype == torch.float32 and weight.device.type == "cpu":
+                # Others take a gate as well, or have a forward or hooks that add the parts of several ranks.
+                plain = len(inspect.signature(child.forward).parameters) == 1 and "forward" not in vars(child)
+                hooked = child._forward_hooks or child._forward_pre_hooks
+                if plain and not hooked and weight.dtype == torch.float32 and weight.device.type == "cpu":
                     yield parent, name
 
 
