@@ -32,14 +32,14 @@ test: $(STAMP)
 	$(PYTEST)
 
 # The engine's contract and whole programs with vLLM, in an environment of its own.
-VLLM_VENV ?= .venv-vllm
+VLLM_VENV ?= $(CURDIR)/.venv-vllm
 test-vllm: $(STAMP)
 	$(BIN)/python -m cloud_verifier.vllm_environment $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
-	LD_PRELOAD=$$(ls $(CURDIR)/$(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. \
+	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
-	OUTRIDER_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
+	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
 		tests/benchmarks/test_smoke.py::test_engine
 
 # For those who change code: everything that is quick, in a few minutes.

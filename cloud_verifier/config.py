@@ -65,7 +65,7 @@ class VerifierConfig(BaseSettings):
     quantised weights, mixtures of experts and many more architectures; it evaluates chains of tokens."""
     engine_python: Path | None = None
     """Python interpreter of the engine process, in an environment that `python -m cloud_verifier.vllm_environment` has
-    made; if not set, this one. Outrider's own code is always that of this installation."""
+    made, for engine vllm; if not set, this one. Outrider's own code is always that of this installation."""
     engine_args: str = ""
     """JSON object of further arguments of vLLM's EngineArgs, as {"quantization": "fp8"}; only with engine vllm."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -190,8 +190,9 @@ class VerifierConfig(BaseSettings):
 
     def _check_engine(self) -> None:
         """Raise ValueError for settings that the engine does not have."""
-        if self.engine == "torch" and self.engine_args:
-            raise ValueError("engine_args is for vLLM: give engine vllm, or leave it out")
+        for name in ("engine_args", "engine_python"):
+            if self.engine == "torch" and getattr(self, name):
+                raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")
         if self.engine == "vllm":
             for name, value in (("attention", "auto"), ("server_draft", None)):
                 if getattr(self, name) != value:

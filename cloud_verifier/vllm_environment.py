@@ -11,6 +11,7 @@ pip's own settings apply: with PIP_EXTRA_INDEX_URL, say, torch comes from the in
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 VLLM = "0.32.0"
 TORCH = "2.13.0"
 PINS = Path(__file__).parent / "engine" / "vllm_backend" / "requirements.txt"
-FINISHED = "outrider-vllm-{}"
+FINISHED = "outrider-vllm-{}-{}"
 """Name of the file that says which installation has gone to its end."""
 
 
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where to make it: 3.5 GB for CPUs, more for GPUs")
     parser.add_argument("--gpu", action="store_true", help="for NVIDIA GPUs, with vLLM's own requirements")
     options = parser.parse_args(arguments)
-    finished = options.folder / FINISHED.format(VLLM + ("-gpu" if options.gpu else "-cpu"))
+    pins = "gpu" if options.gpu else hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]
+    finished = options.folder / FINISHED.format(VLLM, pins)
     if not finished.exists():
         for command in commands(options.folder, gpu=options.gpu):
             print(shlex.join(command), flush=True)

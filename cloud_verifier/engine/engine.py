@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 
 from cloud_verifier.engine.admission import Admission
 from cloud_verifier.engine.config import EngineConfig
@@ -39,7 +40,7 @@ from outrider.telemetry.logs import about
 log = logging.getLogger(__name__)
 
 STALLED_WHEN_FULL_S = 5.0
-"""Seconds after which a stalled session ends if another one finds no room."""
+"""Seconds after which a stalled session ends if another one, new or dropped by the target, finds no room."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
@@ -173,7 +174,8 @@ class Engine:
         now = self._clock()
         if now >= self._checked_stalled + 1.0:
             self._checked_stalled = now
-            self._end_stalled(self.config.stall_timeout_s)
+            blocked = any(session.blocked for session in self._live.values())
+            self._end_stalled(STALLED_WHEN_FULL_S if blocked else self.config.stall_timeout_s)
         decision = self._decide(now)
         if isinstance(decision, StepPlan):
             self._run(decision)
@@ -280,8 +282,8 @@ class Engine:
     def _advance(self, rows: Sequence[SessionRows]) -> None:
         """Run the step and commit. If that fails, each session is tried alone, so that only one fails.
 
-        A failed run has changed nothing but the rows' own slots, which the next one writes anew. Until all sessions
-        were tried no slot is allocated, so slots that one releases or passes to the prefix cache keep their content.
+        A failed run has changed nothing that another one needs. Until all sessions were tried nothing new is prepared,
+        so what one session releases or passes to the prefix cache keeps its content.
         """
         try:
             results = self._executor.run(rows, self._profiler.lap)
@@ -302,7 +304,8 @@ class Engine:
                     log.warning("verification fails in session %s: %s", one.session.session_id, result)
                 self._fail_internally(one.session, str(result))
         verifications = [result if isinstance(result, Verified) else None for result in results]
-        self._commit(rows, verifications)
+        sound = [not isinstance(result, OutriderError) for result in results]
+        self._commit(list(compress(rows, sound)), compress(verifications, sound))
         self._profiler.lap()
         self._profiler.record_step(
             rows=sum(one.count for one in rows),

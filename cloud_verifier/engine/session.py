@@ -110,9 +110,10 @@ class PendingNodes:
     ignored: number of the device's nodes that were found outside its window.
     """
 
-    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, trees: bool = True) -> None:
-        """Rank nodes by `acceptance`. trees: False if a step evaluates only the nodes of one path."""
+    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, trees: bool, most: int) -> None:
+        """Rank nodes by `acceptance`. trees, most: what a step of the target evaluates, as in Capabilities."""
         self.ignored = 0
+        self.most = most
         self._trees = trees
         self._protocol = protocol
         self._acceptance = acceptance
@@ -188,8 +189,9 @@ class EngineSession:
     """Runs one epoch of a session in the engine.
 
     tokens: prompt and output. computed: how many of them, from the first on, have keys and values in the target.
-    had_rows: whether any step had rows of the session. last_step: number of the last step that had, or before which
-    the session came. salt: only sessions with the same one share prefixes.
+    blocked: whether the target has dropped its keys and values and has no room for them now. had_rows: whether any
+    step had rows of the session. last_step: number of the last step that had, or before which the session came. salt:
+    only sessions with the same one share prefixes.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class EngineSession:
         self.tokens: list[int] = [*attach.prompt, *protocol.committed]
         self.salt = salt
         self.computed = 0
+        self.blocked = False
         self.began = now
         self.had_rows = False
         self.last_step = step
@@ -230,8 +233,7 @@ class EngineSession:
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
-        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), trees=trees)
-        self._most_nodes = most_nodes
+        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), trees=trees, most=most_nodes)
         self._nodes_per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
@@ -302,14 +304,14 @@ class EngineSession:
         """Return the session as the scheduler sees it before step number `step`."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes, self._most_nodes)
+        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes, self.nodes.most)
         if not directive.window_depth:
             nodes_per_step = 0
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
             acceptances=self._acceptances(nodes_per_step),
-            may_step=protocol.may_step,
+            may_step=protocol.may_step and not self.blocked,
             idle=nodes_per_step == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
             draft_wait_s=1e-3 * directive.draft_wait_ms,
             rtt_s=self.timing.rtt_s,

@@ -114,12 +114,14 @@ def measure_cost(
     rows: int = KNOTS[-1],
     *,
     limit_s: float = LIMIT_S,
+    sessions: int = SESSIONS,
     clock: Callable[[], float] = perf_counter,
 ) -> StepCost:
     """Measure steps of up to `rows` rows for at most `limit_s` seconds; the two smallest are always measured.
 
     The least of several timings counts: whatever else runs on the machine only adds to it.
-    seconds: runs one step over as many sessions, with these rows each, and returns how long it took.
+    sessions: the most that a step can have. seconds: runs one step over as many sessions, with these rows each, and
+    returns how long it took.
     """
     ends = clock() + limit_s
     best: dict[int, float] = {}
@@ -132,7 +134,7 @@ def measure_cost(
             if clock() + expected > ends:
                 continue  # a smaller size of the next round may still fit
         best[size] = min(best.get(size, float("inf")), seconds([size]))
-        if size == SESSIONS:
+        if size == SESSIONS <= sessions:
             crowd = min(crowd, seconds([1] * SESSIONS))
     share = (crowd - best[SESSIONS]) / (SESSIONS - 1) if crowd < float("inf") else 0.0
     return StepCost(best, share)

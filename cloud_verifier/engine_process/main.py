@@ -33,8 +33,8 @@ def main() -> None:
     for signum in IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
-    if config.ranks > 1:
-        # While a rank waits for another one, it would not notice for minutes that the front has gone.
+    if config.ranks > 1 or config.engine == "vllm":
+        # While a rank waits for another one, or vLLM loads, it would not notice for minutes that the front has gone.
         end_with_parent(int(os.environ.get(FRONT, os.getppid())))
     rank = int(os.environ["RANK"]) if config.ranks > 1 else 0
     who = f"rank {rank}" if rank else "engine"

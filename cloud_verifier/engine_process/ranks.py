@@ -102,14 +102,16 @@ class RankProcesses:
 
         Raises ModelRefused if there is no such interpreter.
         """
-        if not os.access(python, os.X_OK):
+        if not (python.is_file() and os.access(python, os.X_OK)):
             raise ModelRefused(f"engine_python is {python}, which is no program; {INSTALL_VLLM}")
+        python = python.absolute()  # a symbolic link stays one: it tells Python its environment
         self._packages = TemporaryDirectory(prefix="outrider-packages-")
         for package in (outrider, cloud_verifier):
             source = Path(package.__path__[0])
             Path(self._packages.name, source.name).symlink_to(source)
-        changes = {"PYTHONPATH": self._packages.name, "LD_PRELOAD": preloaded_libraries(python)}
-        return {**os.environ, **changes, "OMP_NUM_THREADS": str(self._config.threads)}
+        preloaded = ":".join(filter(None, [preloaded_libraries(python), os.environ.get("LD_PRELOAD")]))
+        changes = {"PYTHONPATH": self._packages.name, "OMP_NUM_THREADS": str(self._config.threads)}
+        return {**os.environ, **changes, **({"LD_PRELOAD": preloaded} if preloaded else {})}
 
     async def _watch(self) -> None:
         waits = [asyncio.create_task(process.wait()) for process in self._others]

@@ -23,9 +23,14 @@ from outrider.wire.v1 import session_pb2
 
 
 def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
+    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused.
+
+    store_fd: not used, since vLLM connects its ranks itself.
+    """
     progress = partial(send_progress, end)
     on_cpu = current_platform.is_cpu()
+    if config.device not in ("cpu", "cuda"):
+        raise ModelRefused(f"device is {config.device}; vLLM takes the GPUs that CUDA_VISIBLE_DEVICES shows: give cuda")
     if on_cpu != (config.device == "cpu"):
         built = "a CPU" if on_cpu else "GPUs"
         raise ModelRefused(f"device is {config.device}, and the vLLM of this environment is built for {built}")
@@ -44,7 +49,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
     progress("checking that draft tokens change no output")
     load.check_outputs(executor, limits, half=core.vllm_config.model_config.dtype.itemsize < 4)
     progress("measuring what a step costs")
-    executor.cost = load.profile(executor, config.token_budget)
+    executor.cost = load.profile(executor, config.token_budget, config.max_sessions)
     progress(describe(executor.cost))
     model: Any = core.vllm_config.model_config
     target = session_pb2.TargetIdentity(

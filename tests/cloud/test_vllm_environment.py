@@ -21,6 +21,7 @@ from outrider.core.errors import ModelRefused
     ("settings", "problem"),
     [
         ({"engine_args": "{}"}, "engine_args is for vLLM"),
+        ({"engine_python": "/usr/bin/python3", "tensor_parallel": 2}, "engine_python is for vLLM"),
         ({"engine": "vllm", "attention": "exact"}, "attention is exact, which engine vllm does not have"),
         ({"engine": "vllm", "server_draft": "d.gguf"}, "server_draft is d.gguf, which engine vllm does not have"),
     ],

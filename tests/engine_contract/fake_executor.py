@@ -12,7 +12,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.errors import BadRequest, OutriderError, Overloaded
+from outrider.core.errors import BadRequest, InternalError, OutriderError, Overloaded
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
@@ -77,7 +77,11 @@ class FakeExecutor:
                 results.append(None)
                 continue
             logits = _logits(one.session.tokens, one.batch)
-            verified = one.session.verify(one.batch, logits)
+            try:
+                verified = one.session.verify(one.batch, logits)
+            except InternalError as error:
+                results.append(error)
+                continue
             if one.session.record:
                 self._recording.note(one.session, verified, logits, 0)
             results.append(verified)

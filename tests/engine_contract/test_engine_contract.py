@@ -14,7 +14,8 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.recording import RecordedTokens
-from outrider.core.errors import BadRequest, Fenced, Overloaded, ProtocolViolation
+from cloud_verifier.engine.sampling import Sampler
+from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
 from outrider.core.sampling import SamplingParams
@@ -322,3 +323,25 @@ def test_sessions_whose_tokens_do_not_all_fit_still_end_with_their_own(serve: Ca
         served.turn()
     assert not served.failures
     assert [served.devices[f"s{number}"].received for number in range(4)] == expected
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_a_session_whose_logits_are_not_finite_fails_alone(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, drafting: bool
+) -> None:
+    expected = alone(serve, prompt_of(30), "sampled")
+    choose = Sampler.choose
+
+    def spoilt(sampler: Sampler, row: Any, position: int, path: Sequence[int]) -> int:
+        return choose(sampler, row * float("nan") if sampler.params.seed == 13 else row, position, path)
+
+    monkeypatch.setattr(Sampler, "choose", spoilt)
+    served = serve()
+    served.attach("neighbour", device_of(prompt_of(30), "sampled", ignore_eos=True), expected if drafting else ())
+    served.turn()
+    params = SamplingParams(temperature=0.5, seed=13)
+    served.attach("victim", DeviceSession(prompt_of(20), sampling=params, max_tokens=24, ignore_eos=True))
+    served.run()
+    assert isinstance(served.failures["victim"].error, InternalError)
+    assert served.devices["neighbour"].received == expected
+    assert served.engine.stats().verifier.kv_used == 0

@@ -98,8 +98,8 @@ def serve(folder: Path, **options: Any) -> None:
         executor = VllmExecutor(core, CONFIG, label=folder.name, eos_token_ids=load.eos_token_ids(core))
         assert executor.eos_token_ids == (7,)
         load.check_outputs(executor, CONFIG, half=half)
-        cost = load.profile(executor, 64)
-        assert 0.0 < cost.seconds(1, 1) <= cost.seconds(64, 1)
+        cost = load.profile(executor, 64, CONFIG.max_sessions)
+        assert len(cost.table()) > 4 and cost.seconds(1, 1) > 0.0
     finally:
         core.shutdown()
 

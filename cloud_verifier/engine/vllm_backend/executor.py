@@ -7,6 +7,7 @@ session's tokens are computed again in later steps, and its device sees nothing 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,12 +24,14 @@ from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, prop
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
-from cloud_verifier.engine.vllm_backend.worker import SESSION
+from cloud_verifier.engine.vllm_backend.worker import NO_TOKEN, SESSION
 from outrider.core.errors import BadRequest, InternalError, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import Attach, SessionLimits, TokenLogprobs
 from outrider.core.sampling import SamplingParams as CoreSampling
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
+
+log = logging.getLogger(__name__)
 
 
 class VllmExecutor:
@@ -120,6 +123,7 @@ class VllmExecutor:
         for session, request in self._requests.items():
             if request.status is not RequestStatus.WAITING:
                 session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # 0 after a preemption
+        self._look_for_room()
         lap()
         return results
 
@@ -131,6 +135,7 @@ class VllmExecutor:
         request = self._requests.pop(session, None)
         if request is not None:
             self._core.abort_requests([request.request_id])
+            self._look_for_room()
 
     def take_recorded(self) -> list[RecordedTokens]:
         recorded, self._recorded = self._recorded, []
@@ -178,6 +183,12 @@ class VllmExecutor:
         """Return the blocks that a session's known tokens and a step's nodes take, without regard to shared ones."""
         return -(-(len(session.tokens) + self.capabilities.nodes_per_step) // self._block)
 
+    def _look_for_room(self) -> None:
+        """Mark the sessions that vLLM has preempted and has no blocks for: a step could not serve them."""
+        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        for session, request in self._requests.items():
+            session.blocked = request.status is RequestStatus.PREEMPTED and self._blocks_of(session) > free
+
     def _step(self) -> dict[str, Any]:
         """Run one step of vLLM's core; return its outputs by request id. Raises Unavailable if it fails."""
         try:
@@ -189,19 +200,30 @@ class VllmExecutor:
         return {output.request_id: output for client in outputs.values() for output in client.outputs}
 
     def _result(self, rows: SessionRows, output: Any) -> Verified | OutriderError | None:
-        """Return a session's path; None if its known tokens are not all computed yet."""
+        """Return a session's path or error; None if its known tokens are not all computed yet. Never raises: vLLM has
+        counted the tokens already, so the step cannot be tried again."""
         session, request = rows.session, self._requests[rows.session]
-        if output is None or not output.new_token_ids:
-            if output is None and request.num_computed_tokens < request.num_tokens:
-                return None
+        if output is None and request.num_computed_tokens < request.num_tokens:
+            return None
+        if output is None or output.new_token_ids[:1] in ([], [NO_TOKEN]):
             return InternalError("the target's logits are not finite")
-        verified = _verified(session, rows.batch, output.new_token_ids)
-        if output.new_logprobs is not None:
-            self._note(session, verified, output.new_logprobs)
+        try:
+            verified = _verified(session, rows.batch, output.new_token_ids)
+            if output.new_logprobs is not None:
+                self._note_logprobs(session, verified, output.new_logprobs)
+        except Exception as error:
+            return InternalError(f"its tokens cannot be taken: {type(error).__name__}: {error}")
+        if session.record:
+            try:
+                self._record(session, verified, output.new_logprobs)
+            except Exception:
+                if not self.unrecorded:
+                    log.exception("%d tokens cannot be recorded, and maybe more from here on", len(verified.tokens))
+                self.unrecorded += len(verified.tokens)
         return verified
 
-    def _note(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
-        """Keep the log-probabilities of a session's tokens for its device, and for the traffic log."""
+    def _note_logprobs(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
+        """Keep the log-probabilities of a session's tokens for its device, if it asks for them."""
         count = len(verified.tokens)
         ids, values = logprobs.logprob_token_ids[:count], logprobs.logprobs[:count]
         top = session.protocol.attach.logprobs
@@ -211,23 +233,25 @@ class VllmExecutor:
                 TokenLogprobs(own[0], tuple(zip(alternatives[1 : top + 1], own[1 : top + 1], strict=True)))
                 for own, alternatives in zip(clipped.tolist(), ids.tolist(), strict=True)
             )
-        if session.record:
-            protocol, most = session.protocol, self._record_top + 1
-            log_probs = np.maximum(values[:, 1:most], LEAST_LOG_PROB).astype(np.float32)
-            tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1)).astype(np.float32)
-            self._recorded.append(
-                RecordedTokens(
-                    session_id=session.session_id,
-                    epoch=protocol.epoch,
-                    draft_release=session.draft_release,
-                    start=protocol.position,
-                    tokens=verified.tokens,
-                    proposed_depths=proposed_depths(protocol.tree, verified.tokens),
-                    top_ids=ids[:, 1:most].astype(np.uint32),
-                    top_log_probs=log_probs,
-                    tail=tail,
-                )
+
+    def _record(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
+        """Keep a session's tokens, before they are committed, with the target's distributions."""
+        protocol, count, most = session.protocol, len(verified.tokens), self._record_top + 1
+        log_probs = np.maximum(logprobs.logprobs[:count, 1:most], LEAST_LOG_PROB).astype(np.float32)
+        tail = np.maximum(0.0, 1.0 - np.exp(log_probs).sum(axis=1)).astype(np.float32)
+        self._recorded.append(
+            RecordedTokens(
+                session_id=session.session_id,
+                epoch=protocol.epoch,
+                draft_release=session.draft_release,
+                start=protocol.position,
+                tokens=verified.tokens,
+                proposed_depths=proposed_depths(protocol.tree, verified.tokens),
+                top_ids=logprobs.logprob_token_ids[:count, 1:most].astype(np.uint32),
+                top_log_probs=log_probs,
+                tail=tail,
             )
+        )
 
 
 def _verified(session: EngineSession, batch: TreeBatch | None, tokens: Sequence[int]) -> Verified:

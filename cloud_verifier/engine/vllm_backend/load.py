@@ -20,7 +20,7 @@ from cloud_verifier.engine.interface import Failed
 from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
-from outrider.core.errors import BadRequest, ModelRefused, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.step_cost import StepCost
@@ -41,6 +41,10 @@ OURS = {
     "speculative_config": "devices draft",
     "async_scheduling": "a step's tokens decide on the next step's rows",
     "pipeline_parallel_size": "with draft tokens it gave wrong tokens in vLLM 0.32",
+    "data_parallel_size": "a verifier is one replica; start several",
+    "tensor_parallel_size": "it is --tensor-parallel",
+    "max_num_seqs": "it is --max-sessions",
+    "max_num_batched_tokens": "it is --token-budget",
 }
 """Arguments of vLLM that are not for the operator -> why."""
 
@@ -136,10 +140,10 @@ def parsed(engine_args: str) -> dict[str, Any]:
     return value
 
 
-def profile(executor: VllmExecutor, rows: int) -> StepCost:
-    """Measure what steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
+def profile(executor: VllmExecutor, rows: int, sessions: int) -> StepCost:
+    """Measure what steps of up to `rows` rows and so many sessions cost, as `step_profiler.measure_cost` does."""
     longest = executor.capabilities.max_sequence - 2
-    return measure_cost(executor.step_seconds, min(rows, longest))
+    return measure_cost(executor.step_seconds, min(rows, longest), sessions=sessions)
 
 
 def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -> None:
@@ -186,11 +190,15 @@ def _continue(
     options: dict[str, Any] = {"max_tokens": CHECK_TOKENS, "logprobs": 2, "ignore_eos": True}
     devices = {f"{name} {i}": DeviceSession(prompt, **options) for i, prompt in enumerate(prompts)}
     found: dict[str, list[tuple[int, float]]] = {key: [] for key in devices}
-    waiting = list(devices)
+    waiting, epochs = list(devices), list(range(10 * CHECK_TOKENS * len(devices), 0, -1))
     while not all(device.finished for device in devices.values()):
         if waiting:  # one joins at every step, so that some read their prompts while others generate
-            key = waiting.pop()
-            engine.start(key, devices[key].attach(1, limits), limits, directive)
+            try:
+                engine.start(waiting[-1], devices[waiting[-1]].attach(epochs.pop(), limits), limits, directive)
+                waiting.pop()
+            except Overloaded:  # few sessions fit
+                if len(waiting) == len(devices):
+                    raise
         for key, device in devices.items():
             if key in waiting or device.finished:
                 continue

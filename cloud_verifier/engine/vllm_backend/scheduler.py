@@ -33,7 +33,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plan: Mapping[str, RequestRows] = {}
-        self.num_spec_tokens: int = self.num_spec_tokens
+        self.num_spec_tokens: int = self.num_spec_tokens  # declared for the type checker
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         order = {request_id: at for at, request_id in enumerate(self.plan)}
