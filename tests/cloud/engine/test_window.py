@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, prompt_of, random_tree
 from tiny_targets import Reference
 
@@ -104,9 +104,9 @@ def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
     depths: list[int] = []
     verify = EngineSession.verify
 
-    def noted(self: EngineSession, batch: TreeBatch, logits: torch.Tensor) -> Verified:
+    def noted(self: EngineSession, batch: TreeBatch, *rest: Any) -> Verified:
         depths.extend(batch.depths)
-        return verify(self, batch, logits)
+        return verify(self, batch, *rest)
 
     monkeypatch.setattr(EngineSession, "verify", noted)
     rig = Rig(target("llama"))
