@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CONFIG, Build
+from engine_builds import CONFIG, Build
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine

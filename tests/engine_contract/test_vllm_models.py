@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
-from conftest import CONFIG
+from engine_builds import CONFIG
 
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 

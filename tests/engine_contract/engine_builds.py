@@ -1,0 +1,53 @@
+"""Build executors of each kind, and load each target once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_executor import FakeExecutor
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.interface import TargetExecutor
+from cloud_verifier.engine.vllm_backend import ENVIRONMENT
+
+TARGET = Path(__file__).parents[2] / "models" / "target"
+CONFIG = EngineConfig(kv_slots=4_096, token_budget=128, max_sessions=16)
+NODES = 8
+"""The most nodes of a session in a step, by vLLM's settings; the other engines take as many as are granted."""
+
+Build = Callable[[EngineConfig], TargetExecutor]
+
+
+def _fake(config: EngineConfig) -> TargetExecutor:
+    return FakeExecutor(config)
+
+
+def _torch(config: EngineConfig) -> TargetExecutor:
+    from cloud_verifier.engine.torch_backend.executor import TorchExecutor
+    from cloud_verifier.engine.torch_backend.model import TargetModel
+    from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+
+    if "torch" not in _LOADED:
+        _LOADED["torch"] = TargetModel.load(TARGET, dtype="float32")
+        check_numerics(_LOADED["torch"])
+    return TorchExecutor(_LOADED["torch"], config)
+
+
+def _vllm(config: EngineConfig) -> TargetExecutor:
+    os.environ.update(ENVIRONMENT | os.environ)
+    from cloud_verifier.engine.vllm_backend import load
+    from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+
+    key = f"vllm {config.kv_slots}"
+    if key not in _LOADED:
+        for old in [name for name in _LOADED if name.startswith("vllm")]:
+            _LOADED.pop(old).shutdown()
+        _LOADED[key] = load.engine_core(TARGET, config, dtype="float32", nodes=NODES)
+    core = _LOADED[key]
+    return VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
+
+
+_LOADED: dict[str, object] = {}
+BUILDS: dict[str, Build] = {"fake": _fake, "torch": _torch, "vllm": _vllm}
