@@ -19,7 +19,7 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"(\S+/)?pip install .*", INSTALLS),
     (ANY, r"python3 tools/install\.py .*", INSTALLS),
     (ANY, r"\. \.venv/bin/activate", INSTALLS),
-    (ANY, r"python -m cloud_verifier\.vllm_environment .*", INSTALLS),
+    (ANY, r"(\S+/)?python -m cloud_verifier\.vllm_environment .*", INSTALLS),
     ("docs/operations.md", r"outrider up --engine vllm .*", "it needs vLLM; make test-vllm runs such verifiers"),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
