@@ -206,12 +206,12 @@ class Administering(Stage):
         return self._ID.sub(lambda found: self._ids[found[0]], command)
 
     def _sessions(self) -> list[str]:
-        """Return the sessions once all three are live and have been reported on."""
+        """Return the sessions once all three are live and their windows are decided."""
         end = time.monotonic() + 30.0
         while time.monotonic() < end:
             listed = json.loads(self.must("outrider sessions list -o json").out)["sessions"]
-            reported = "reported on yet" not in self.must("outrider window show").out
-            if reported and sum(session["state"] == "live" for session in listed) == 3:
+            decided = "too little is known" not in self.must("outrider window show").out
+            if decided and sum(session["state"] == "live" for session in listed) == 3:
                 return [session["id"] for session in listed]
             time.sleep(0.5)
         raise AssertionError("the sessions of the page did not begin")
