@@ -37,7 +37,7 @@ test-vllm: $(STAMP)
 	$(BIN)/python -m cloud_verifier.vllm_environment $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
-	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. \
+	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. OUTRIDER_REQUIRE_VLLM=1 \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
 	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
 		tests/benchmarks/test_smoke.py::test_engine

@@ -9,9 +9,23 @@ from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.scheduler import OVERDUE, StepBudget, prompt_rows, steps_to_read
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
-from outrider.core.errors import Overloaded
-from outrider.core.protocol.messages import Finish
+from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.protocol.messages import Attach, Finish, SessionLimits
 from outrider.core.step_cost import StepCost
+
+
+def check_attach(attach: Attach, limits: SessionLimits, executor: TargetExecutor) -> None:
+    """Raise BadRequest for a session that the target could never hold, however idle it is.
+
+    All other bounds, those of token ids among them, are those of `codecs.attach_from_proto`.
+    """
+    tokens, longest = len(attach.prompt) + attach.max_tokens, executor.capabilities.max_sequence
+    got, field = f"{len(attach.prompt)} + {attach.max_tokens}", "prompt length + max_tokens"
+    if tokens > longest:
+        raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
+    held = executor.usage.capacity - limits.nodes
+    if tokens > held:
+        raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
 
 
 class Admission:

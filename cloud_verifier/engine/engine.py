@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 
-from cloud_verifier.engine.admission import Admission
+from cloud_verifier.engine.admission import Admission, check_attach
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRows, TargetExecutor
 from cloud_verifier.engine.recording import RecordedTokens
@@ -91,7 +91,7 @@ class Engine:
         draft_release: str = "",
         record: bool = False,
     ) -> None:
-        self._executor.check(attach, limits)
+        check_attach(attach, limits, self._executor)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
@@ -110,8 +110,7 @@ class Engine:
             step=self.counters.steps,
             draft_release=draft_release,
             record=record,
-            trees=self._executor.capabilities.trees,
-            most_nodes=self._executor.capabilities.nodes_per_step,
+            capabilities=self._executor.capabilities,
         )
         self._make_room(session)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.stats import EngineCounters, EngineStats
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, SessionLimits
@@ -97,22 +97,6 @@ class VerificationEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Capabilities:
-    """States what a target, with the software that runs it, can do for its sessions."""
-
-    trees: bool
-    """Whether a step evaluates trees; otherwise only the nodes of one path per session."""
-    nodes_per_step: int
-    """The most nodes of one session that a step evaluates."""
-    max_sequence: int
-    """The most positions of a session, prompt and output together."""
-    vocabulary: int
-    """V, the number of logits of a row."""
-    exact: bool = False
-    """Whether a token's logits have the same bits in every batch."""
-
-
-@dataclass(frozen=True)
 class SessionRows:
     """Lists the rows of one session in a step."""
 
@@ -161,9 +145,6 @@ class TargetExecutor(Protocol):
     @property
     def usage(self) -> KVUsage:
         """Return how many KV slots there are and how they are used."""
-
-    def check(self, attach: Attach, limits: SessionLimits) -> None:
-        """Raise BadRequest for a session that could never be held, however idle the target is."""
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         """Find room for a session and set `session.computed` to the length of its cached prefix.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,12 +26,26 @@ from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verif
 EMPTY_ANSWERS = 2
 """Number of empty answers in a row, or of futile waits, after which a device is taken to draft nothing or to be out of
 reach: its steps no longer wait for it, until it sends a node again."""
-MAX_NODES = 4096
-"""The most nodes that a directive can grant to one step."""
 INITIAL_GAIN = 1.0
 """Tokens that a device's nodes are assumed to add to a step before any did."""
 LATE_ANSWER = 1.5
 """Multiple of the mean time, beside the round trip, in which a device's first nodes come; later ones are late."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """States what a target, with the software that runs it, can do for its sessions."""
+
+    trees: bool
+    """Whether a step evaluates trees; otherwise only the nodes of one path per session."""
+    nodes_per_step: int
+    """The most nodes of one session that a step evaluates."""
+    max_sequence: int
+    """The most positions of a session, prompt and output together."""
+    vocabulary: int
+    """V, the number of logits of a row."""
+    exact: bool = False
+    """Whether a token's logits have the same bits in every batch."""
 
 
 class DeviceTiming:
@@ -110,11 +124,10 @@ class PendingNodes:
     ignored: number of the device's nodes that were found outside its window.
     """
 
-    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, *, trees: bool, most: int) -> None:
-        """Rank nodes by `acceptance`. trees, most: what a step of the target evaluates, as in Capabilities."""
+    def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, capabilities: Capabilities) -> None:
+        """Rank nodes by `acceptance`, those that a target with these capabilities can evaluate."""
         self.ignored = 0
-        self.most = most
-        self._trees = trees
+        self._capabilities = capabilities
         self._protocol = protocol
         self._acceptance = acceptance
         self._server_tree: TokenTree | None = None
@@ -133,6 +146,12 @@ class PendingNodes:
         """Return whether the server draft has drafted them."""
         return self._server_tree is not None
 
+    def most(self, directive: Directive) -> int:
+        """Return the most nodes that a step may take by the directive and the target's capabilities."""
+        if not directive.window_depth:
+            return 0
+        return min(directive.nodes_per_step, directive.window_nodes, self._capabilities.nodes_per_step)
+
     def offer(self, tree: TokenTree, prior: NodeAcceptance) -> None:
         """Take a tree of the server draft for one step. prior: the acceptance of all such trees."""
         if self._server_acceptance is None:
@@ -150,7 +169,7 @@ class PendingNodes:
                 self._ranked = self._server_acceptance.ranked(self._server_tree)
             else:
                 self._ranked = self._within_window(self._acceptance.ranked(self._protocol.tree), directive)
-            if not self._trees:
+            if not self._capabilities.trees:
                 self._ranked = _best_path(self.tree, self._ranked)
         return self._ranked[:count]
 
@@ -206,13 +225,12 @@ class EngineSession:
         step: int,
         draft_release: str = "",
         record: bool = False,
-        trees: bool = True,
-        most_nodes: int = MAX_NODES,
+        capabilities: Capabilities,
     ) -> None:
         """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
         draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
-        trees, most_nodes: what a step of the target can evaluate, as in Capabilities.
+        capabilities: of the target.
         """
         attach = protocol.attach
         self.session_id = session_id
@@ -233,7 +251,7 @@ class EngineSession:
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
-        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), trees=trees, most=most_nodes)
+        self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
         self._nodes_per_level = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
@@ -304,9 +322,7 @@ class EngineSession:
         """Return the session as the scheduler sees it before step number `step`."""
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        nodes_per_step = min(directive.nodes_per_step, directive.window_nodes, self.nodes.most)
-        if not directive.window_depth:
-            nodes_per_step = 0
+        nodes_per_step = self.nodes.most(directive)
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,

@@ -248,7 +248,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     async def _admit(self, requests: Requests) -> tuple[session_pb2.Attach, Claims]:
         """Return the Attach, checked, and what its ticket allows. Raises OutriderError to refuse the stream."""
-        self._refuse_while_draining()
         try:
             first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
         except TimeoutError:
@@ -257,6 +256,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
+        # Not before Open: of a stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066).
+        self._refuse_while_draining()
         # A device without a ticket is refused before a long prompt is validated.
         claims = await self._authorise(first.open.ticket)
         self._refuse_while_draining()  # the drain may have begun since

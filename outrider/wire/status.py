@@ -66,6 +66,9 @@ _FIELD_KEY = "outrider-field-bin"  # bytes: a field may name what a peer sent
 MAX_MESSAGE_BYTES = 2_000
 MAX_FIELD_BYTES = 256
 MAX_RETRY_S = 3_600.0
+_LOST_STATUS = "Internal error from Core"
+"""What gRPC's aio client tells in place of the status of a call that the server ends while the client is writing
+(grpc/grpc#36066)."""
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
@@ -105,6 +108,8 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
 
 
 def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
+    if code is Code.INTERNAL and message == _LOST_STATUS:
+        return errors.Unavailable("the call ended while a message was being sent, and gRPC lost its status; try again")
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.BadRequest(message)  # gRPC's own bound on a message: sending it again cannot help
     if code is Code.UNIMPLEMENTED:

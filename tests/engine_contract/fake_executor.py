@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
-from cloud_verifier.engine.session import EngineSession
-from outrider.core.errors import BadRequest, InternalError, OutriderError, Overloaded
-from outrider.core.protocol.messages import Attach, SessionLimits
+from cloud_verifier.engine.session import Capabilities, EngineSession
+from outrider.core.errors import InternalError, OutriderError, Overloaded
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
 
@@ -44,10 +43,6 @@ class FakeExecutor:
     def usage(self) -> KVUsage:
         used = sum(session.computed for session in self._reserved)
         return KVUsage(self._slots, used, sum(self._reserved.values()), 0)
-
-    def check(self, attach: Attach, limits: SessionLimits) -> None:
-        if len(attach.prompt) + attach.max_tokens > min(self.capabilities.max_sequence, self._slots):
-            raise BadRequest("the session is too long")
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         attach = session.protocol.attach

@@ -134,3 +134,32 @@ def test_a_wrong_time_to_ask_again_is_made_harmless(said):
     back = status.error_from_rpc(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, "full"))
     assert isinstance(back, errors.Overloaded)
     assert 0.0 <= back.retry_after_s <= status.MAX_RETRY_S
+
+
+async def test_a_stream_that_is_refused_while_its_client_writes_never_looks_like_a_defect_of_the_server() -> None:
+    """Of some of these streams gRPC's client loses the status (grpc/grpc#36066)."""
+
+    async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        await status.abort(context, errors.Draining("going"))
+        yield b""
+
+    server = channels.server()
+    handler = grpc.stream_stream_rpc_method_handler(refuse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.test", {"Refuse": handler}),))
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    found = set()
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(300):
+            call = channel.stream_stream("/outrider.test/Refuse")()
+            try:
+                for _ in range(3):
+                    await call.write(b"x" * 100)
+            except Exception:
+                pass  # the stream has ended already
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            found.add(type(status.error_from_rpc(caught.value)))
+    await server.stop(None)
+    assert errors.Draining in found
+    assert found <= {errors.Draining, errors.Unavailable}

@@ -9,17 +9,16 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kernels.device_sampling import DeviceSampler
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
-from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
-from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.errors import InternalError, ModelRefused, OutriderError, Overloaded
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import Verified
 
@@ -64,14 +63,6 @@ class TorchExecutor:
     @property
     def unrecorded(self) -> int:
         return self._recording.lost
-
-    def check(self, attach: Attach, limits: SessionLimits) -> None:
-        prompt, longest = len(attach.prompt), self.model.max_sequence
-        got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
-        if prompt + attach.max_tokens > longest:
-            raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
-        if slots_needed(attach, limits) > self.pool.slots:
-            raise BadRequest.bound(field, got, f"at most {self.pool.slots - limits.nodes}, what the verifier can hold")
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         attach, limits = session.protocol.attach, session.protocol.limits

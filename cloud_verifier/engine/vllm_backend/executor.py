@@ -19,14 +19,14 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Capabilities, KVUsage, SessionRows
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, proposed_depths
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler, RequestRows
 from cloud_verifier.engine.vllm_backend.worker import NO_TOKEN, SESSION
-from outrider.core.errors import BadRequest, InternalError, OutriderError, Overloaded, Unavailable
-from outrider.core.protocol.messages import Attach, SessionLimits, TokenLogprobs
+from outrider.core.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams as CoreSampling
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
@@ -72,15 +72,6 @@ class VllmExecutor:
             reserved=min(self._blocks, sum(map(self._blocks_of, self._requests))) * self._block,
             cached=max(0, min(cached - used, free)) * self._block,
         )
-
-    def check(self, attach: Attach, limits: SessionLimits) -> None:
-        prompt, longest = len(attach.prompt), self.capabilities.max_sequence
-        got, field = f"{prompt} + {attach.max_tokens}", "prompt length + max_tokens"
-        if prompt + attach.max_tokens > longest:
-            raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
-        most = self._blocks * self._block - self.capabilities.nodes_per_step - 1
-        if prompt + attach.max_tokens > most:
-            raise BadRequest.bound(field, got, f"at most {most}, what the verifier can hold")
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         taken = sum(self._blocks_of(other) for other in self._requests if other is not replaced)

@@ -115,7 +115,7 @@ def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -
         arguments.block_size = CPU_BLOCK
     if "max_model_len" not in further:
         arguments.max_model_len = min(arguments.create_model_config().max_model_len, kv_slots)
-    if "kv_cache_memory_bytes" not in further:
+    if not {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & further.keys():
         arguments.kv_cache_memory_bytes = 1 << 30
         arguments.num_gpu_blocks_override = 1 + -(-kv_slots // arguments.block_size)  # vLLM never uses the first one
 
@@ -146,8 +146,8 @@ def profile(executor: VllmExecutor, rows: int, sessions: int) -> StepCost:
     return measure_cost(executor.step_seconds, min(rows, longest), sessions=sessions)
 
 
-def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -> None:
-    """Raise ModelRefused if draft tokens, or requests that join and leave, change a token.
+def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -> int:
+    """Raise ModelRefused if draft tokens, or requests that join and leave, change a token; return how many were equal.
 
     Each prompt is continued alone, by plain steps; then all together, with drafts that are right, wrong or missing. A
     token may differ where the plain run's two likeliest tokens are closer than a bound: `half`, in half precision.
@@ -162,10 +162,11 @@ def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -
         together = _continue(engine, "together", prompts, truth, rng)
     except Unavailable as error:
         raise ModelRefused(f"vLLM {vllm.__version__} loads {executor.label}, but {error}") from error
-    bound = HALF_TIE if half else TIE
+    bound, equal = HALF_TIE if half else TIE, 0
     for number, (expected, got) in enumerate(zip(alone, together, strict=True)):
         for at, ((token, gap), (other, _)) in enumerate(zip(expected, got, strict=True)):
             if token == other:
+                equal += 1
                 continue
             if gap <= bound:
                 break  # a tie: what follows is another sequence
@@ -173,6 +174,7 @@ def check_outputs(executor: VllmExecutor, config: EngineConfig, *, half: bool) -
                 f"{executor.label} cannot be served by vLLM {vllm.__version__}: beside others and with draft tokens,"
                 f" sequence {number} has another token at position {at}, where the two likeliest are {gap:.2g} apart"
             )
+    return equal
 
 
 def _continue(
@@ -190,11 +192,12 @@ def _continue(
     options: dict[str, Any] = {"max_tokens": CHECK_TOKENS, "logprobs": 2, "ignore_eos": True}
     devices = {f"{name} {i}": DeviceSession(prompt, **options) for i, prompt in enumerate(prompts)}
     found: dict[str, list[tuple[int, float]]] = {key: [] for key in devices}
-    waiting, epochs = list(devices), list(range(10 * CHECK_TOKENS * len(devices), 0, -1))
+    waiting = list(devices)
     while not all(device.finished for device in devices.values()):
         if waiting:  # one joins at every step, so that some read their prompts while others generate
+            device = devices[waiting[-1]]
             try:
-                engine.start(waiting[-1], devices[waiting[-1]].attach(epochs.pop(), limits), limits, directive)
+                engine.start(waiting[-1], device.attach(device.epoch + 1, limits), limits, directive)
                 waiting.pop()
             except Overloaded:  # few sessions fit
                 if len(waiting) == len(devices):
