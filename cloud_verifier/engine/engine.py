@@ -173,7 +173,7 @@ class Engine:
         now = self._clock()
         if now >= self._checked_stalled + 1.0:
             self._checked_stalled = now
-            blocked = any(session.blocked for session in self._live.values())
+            blocked = any(session.blocked and session.protocol.may_step for session in self._live.values())
             self._end_stalled(STALLED_WHEN_FULL_S if blocked else self.config.stall_timeout_s)
         decision = self._decide(now)
         if isinstance(decision, StepPlan):
@@ -297,30 +297,38 @@ class Engine:
                     self._profiler.restart()
                     self._advance([one])
             return
+        ran = self._executor.rows_run(rows)
         for one, result in zip(rows, results, strict=True):
             if isinstance(result, OutriderError):
                 with about(session=one.session.session_id):
                     log.warning("verification fails in session %s: %s", one.session.session_id, result)
                 self._fail_internally(one.session, str(result))
         verifications = [result if isinstance(result, Verified) else None for result in results]
+        known = [min(one.chain, count) for one, count in zip(rows, ran, strict=True)]
         sound = [not isinstance(result, OutriderError) for result in results]
-        self._commit(list(compress(rows, sound)), compress(verifications, sound))
+        self._commit(list(compress(rows, sound)), compress(known, sound), compress(verifications, sound))
         self._profiler.lap()
-        self._profiler.record_step(
-            rows=sum(one.count for one in rows),
-            sessions=len(rows),
-            tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
-            prefilled=any(one.chain > 1 for one in rows),
-        )
+        if any(ran):
+            self._profiler.record_step(
+                rows=sum(ran),
+                sessions=sum(map(bool, ran)),
+                tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
+                prefilled=any(count > 1 for count in known),
+            )
 
-    def _commit(self, rows: Sequence[SessionRows], verifications: Iterable[Verified | None]) -> None:
-        """Commit every session's path, count it, and keep the slots of what was computed on it."""
+    def _commit(
+        self, rows: Sequence[SessionRows], known: Iterable[int], verifications: Iterable[Verified | None]
+    ) -> None:
+        """Commit every session's path, count it, and keep the slots of what was computed on it.
+
+        known: how many of each session's known tokens were computed.
+        """
         now, counters = self._clock(), self.counters
-        for one, verified in zip(rows, verifications, strict=True):
+        for one, computed, verified in zip(rows, known, verifications, strict=True):
             session, batch = one.session, one.batch
             if batch is None and verified is not None:
                 batch = session.batch(0)  # the target had more of the prompt in its cache than was known
-            counters.prefilled += one.chain - (batch is not None)
+            counters.prefilled += computed - (verified is not None)
             if batch is None:
                 self._executor.keep(one, ())
             elif verified is not None:

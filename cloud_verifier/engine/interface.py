@@ -170,6 +170,10 @@ class TargetExecutor(Protocol):
         the same rows again, session by session.
         """
 
+    def rows_run(self, rows: Sequence[SessionRows]) -> Sequence[int]:
+        """Return how many rows of each session the last run has computed: fewer than it was given if the target found
+        no room for the session, or more of its prompt in the prefix cache than was known."""
+
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         """Keep the keys and values of a session's chain and accepted nodes, and set `session.computed`.
 

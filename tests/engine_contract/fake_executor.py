@@ -45,17 +45,19 @@ class FakeExecutor:
         return KVUsage(self._slots, used, sum(self._reserved.values()), 0)
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
-        attach = session.protocol.attach
-        needed = len(attach.prompt) + attach.max_tokens
-        taken = sum(slots for other, slots in self._reserved.items() if other is not replaced)
-        if needed > self._slots - taken:
-            raise Overloaded("no slots are free")
         prompt = tuple(session.tokens)
         known = [_common(prompt, other) for salt, other in self._prompts if salt == session.salt]
-        session.computed = min(max(known, default=0), len(prompt) - 1)
+        computed = min(max(known, default=0), len(prompt) - 1)
+        taken = sum(slots for other, slots in self._reserved.items() if other is not replaced)
+        if self._needed(session) - computed > self._slots - taken:
+            raise Overloaded("no slots are free")
+        session.computed = computed
 
     def begin(self, session: EngineSession) -> None:
-        self._reserved[session] = len(session.protocol.attach.prompt) + session.protocol.attach.max_tokens
+        self._reserved[session] = self._needed(session) - session.computed
+
+    def _needed(self, session: EngineSession) -> int:
+        return len(session.protocol.attach.prompt) + session.protocol.attach.max_tokens
 
     def begin_step(self) -> None:
         self._recording.clear()
@@ -82,6 +84,9 @@ class FakeExecutor:
             results.append(verified)
         lap()
         return results
+
+    def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
+        return [one.count for one in rows]
 
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         rows.session.computed += rows.chain + len(accepted)

@@ -2,105 +2,25 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_builds import CONFIG, Build
+from fake_executor import FakeExecutor
+from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.interface import Committed, Failed
-from cloud_verifier.engine.recording import RecordedTokens
+from cloud_verifier.engine.interface import Committed, SessionRows
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded, ProtocolViolation
+from outrider.core.errors import BadRequest, Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Finish
 from outrider.core.sampling import SamplingParams
-
-LIMITS = SessionLimits(nodes=24, depth=8, in_flight=48, run_ahead=32)
-DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=0)
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=5),
-    "top-k": SamplingParams(temperature=1.2, top_k=20, min_p=0.02, seed=2**63),
-    "penalised": SamplingParams(
-        temperature=0.7,
-        repetition_penalty=1.2,
-        presence_penalty=0.4,
-        frequency_penalty=0.1,
-        logit_bias=((5, 3.0), (9, -100.0)),
-        seed=9,
-    ),
-}
-
-
-@dataclass
-class Served:
-    """Connects an engine and its devices, without a network between them."""
-
-    engine: Engine
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    devices: dict[str, DeviceSession] = field(default_factory=dict)
-    truth: dict[str, list[int]] = field(default_factory=dict)
-    commits: dict[str, list[Commit]] = field(default_factory=dict)
-    failures: dict[str, Failed] = field(default_factory=dict)
-    recorded: list[RecordedTokens] = field(default_factory=list)
-
-    def attach(
-        self, name: str, device: DeviceSession, truth: Sequence[int] = (), salt: str = "", record: bool = False
-    ) -> None:
-        """Attach a device. truth: tokens from which it drafts, with mistakes; none if it drafts nothing."""
-        attach = device.attach(device.epoch + 1, LIMITS)
-        self.engine.start(name, attach, LIMITS, DIRECTIVE, salt, record=record)
-        self.devices[name], self.truth[name] = device, list(truth)
-        self.commits.setdefault(name, [])
-
-    def turn(self) -> None:
-        """Have the devices draft and send, make a step, and deliver what it brings."""
-        for name, device in self.devices.items():
-            if not device.finished and name not in self.failures:
-                self._draft(device, self.truth[name])
-                while (append := device.poll(resting=True)) is not None:
-                    self.engine.append(name, append)
-        for event in self.engine.step():
-            match event:
-                case Committed(name, commit):
-                    self.commits[name].append(commit)
-                    self.devices[name].on_commit(commit)
-                case Failed(name):
-                    self.failures[name] = event
-        self.recorded += self.engine.take_recorded()
-
-    def run(self, turns: int = 1_000) -> None:
-        for _ in range(turns):
-            if all(device.finished or name in self.failures for name, device in self.devices.items()):
-                return
-            self.turn()
-        raise AssertionError("some sessions never end")
-
-    def _draft(self, device: DeviceSession, truth: Sequence[int]) -> None:
-        parent = 0
-        for token in truth[len(device.received) :][: self.rng.randrange(7)] if not len(device.tree) else ():
-            if self.rng.random() < 0.3:
-                device.add(parent, self.rng.randrange(60))  # a wrong sibling
-            node = device.add(parent, token if self.rng.random() < 0.8 else self.rng.randrange(60))
-            if node is None:
-                return
-            parent = node
-
-
-def device_of(
-    prompt: Sequence[int], sampling: str = "greedy", max_tokens: int = 24, **options: object
-) -> DeviceSession:
-    return DeviceSession(prompt, sampling=SAMPLINGS[sampling], max_tokens=max_tokens, **options)
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(1_000 * seed + length).choices(range(60), k=length)
+from outrider.core.step_cost import StepCost
+from outrider.core.verification import Verified
 
 
 @pytest.fixture
@@ -311,6 +231,7 @@ def test_sessions_whose_tokens_do_not_all_fit_still_end_with_their_own(serve: Ca
     prompts = [prompt_of(100, number) for number in range(4)]
     expected = [alone(lambda: serve(small), prompt, "sampled", max_tokens=120) for prompt in prompts]
     served = serve(small)
+    before = preemptions(served)
     waiting = list(range(4))
     while waiting or not all(device.finished for device in served.devices.values()):
         if waiting:
@@ -324,6 +245,69 @@ def test_sessions_whose_tokens_do_not_all_fit_still_end_with_their_own(serve: Ca
         served.turn()
     assert not served.failures
     assert [served.devices[f"s{number}"].received for number in range(4)] == expected
+    assert before is None or (preemptions(served) or 0) > before
+
+
+def test_a_session_whose_device_sleeps_while_others_take_its_room_goes_on_when_it_wakes(
+    serve: Callable[..., Served],
+) -> None:
+    small = EngineConfig(kv_slots=512, token_budget=128, max_sessions=16)
+    prompts = [prompt_of(100, number) for number in range(3)]
+    expected = [alone(lambda: serve(small), prompt, "sampled", max_tokens=112) for prompt in prompts]
+    served = serve(small)
+    before = preemptions(served)
+    served.attach("s0", device_of(prompts[0], "sampled", ignore_eos=True, max_tokens=112), expected[0])
+    served.asleep.add("s0")
+    for _ in range(LIMITS.run_ahead + 8):
+        served.turn()
+    assert len(served.devices["s0"].received) == LIMITS.run_ahead
+    waiting = ["s1", "s2"]
+    while waiting or not all(served.devices[name].finished for name in ("s1", "s2")):
+        if waiting:
+            number = int(waiting[0][1:])
+            try:
+                device = device_of(prompts[number], "sampled", ignore_eos=True, max_tokens=112)
+                served.attach(waiting[0], device, expected[number])
+                waiting.pop(0)
+            except Overloaded:
+                assert len(served.devices) > 1, "a sleeping session keeps all others out"
+        served.turn()
+    assert len(served.devices["s0"].received) == LIMITS.run_ahead
+    assert before is None or (preemptions(served) or 0) > before
+    served.asleep.clear()
+    served.run()
+    assert not served.failures
+    assert [served.devices[f"s{number}"].received for number in range(3)] == expected
+
+
+def test_many_sessions_of_one_long_prompt_find_room_since_they_share_it(serve: Callable[..., Served]) -> None:
+    served = serve(EngineConfig(kv_slots=1_280, token_budget=128, max_sessions=16))
+    prompt = prompt_of(600)  # three would not fit if each had slots of its own
+    served.attach("first", device_of(prompt, ignore_eos=True, max_tokens=4), salt="a")
+    served.run()
+    for number in range(8):
+        served.attach(f"s{number}", device_of(prompt, ignore_eos=True, max_tokens=4), salt="a")
+    with pytest.raises(Overloaded):
+        for number in range(3):
+            served.attach(f"stranger {number}", device_of(prompt, ignore_eos=True, max_tokens=4), salt="b")
+    usage = served.engine._executor.usage
+    assert 0 < usage.reserved <= usage.capacity
+    served.run()
+    assert len({tuple(device.received) for device in served.devices.values()}) == 1
+
+
+def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refused(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+    longest = served.engine._executor.capabilities.max_sequence
+    prompt = prompt_of(longest - 12)
+    with pytest.raises(BadRequest, match=f"at most {longest}"):
+        served.attach("longer", device_of(prompt, ignore_eos=True, max_tokens=13))
+    expected = alone(serve, prompt, "greedy", max_tokens=12)
+    served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=12), expected)
+    served.run()
+    assert served.devices["s"].received == expected and len(expected) == 12
 
 
 @pytest.mark.parametrize("drafting", [False, True])
@@ -346,3 +330,32 @@ def test_a_session_whose_logits_are_not_finite_fails_alone(
     assert isinstance(served.failures["victim"].error, InternalError)
     assert served.devices["neighbour"].received == expected
     assert served.engine.stats().verifier.kv_used == 0
+
+
+def test_only_rows_that_the_target_has_computed_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(FakeExecutor):
+        """Has no room for the session `out`."""
+
+        def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+            results = super().run(rows, lap)
+            return [None if self._out(one) else result for one, result in zip(rows, results, strict=True)]
+
+        def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
+            return [0 if self._out(one) else one.count for one in rows]
+
+        def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
+            if not self._out(rows):
+                super().keep(rows, accepted)
+
+        def _out(self, rows: SessionRows) -> bool:
+            return rows.session.session_id == "out"
+
+    observed = []
+    monkeypatch.setattr(StepCost, "observe", lambda cost, rows, sessions, seconds: observed.append((rows, sessions)))
+    served = Served(Engine(Full(CONFIG), CONFIG))
+    served.attach("out", device_of(prompt_of(20), ignore_eos=True))
+    served.turn()
+    assert observed == [] and served.engine.counters.prefilled == 0
+    served.attach("in", device_of(prompt_of(30), ignore_eos=True, max_tokens=2))
+    served.turn()
+    assert observed == [(30, 1)] and served.engine.counters.prefilled == 29

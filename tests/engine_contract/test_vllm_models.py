@@ -13,7 +13,10 @@ import pytest
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 from engine_builds import CONFIG
+from served_devices import Served, device_of, preemptions, prompt_of
 
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)
@@ -23,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import BadRequest, ModelRefused, Overloaded
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -113,6 +116,59 @@ def serve(folder: Path, **options: Any) -> int:
 @pytest.mark.parametrize("kind", SERVED)
 def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
+
+
+def test_a_long_context_of_layers_with_and_without_a_window_fits_into_the_slots(tmp_path: Path) -> None:
+    """Of Gemma 3's layers five in six have a window; a block of the cache belongs to one kind alone."""
+    shape = SHAPE | {"max_position_embeddings": 131_072, "num_hidden_layers": 6}
+    config = EngineConfig(kv_slots=1_024, token_budget=128, max_sessions=16)
+    core = load.engine_core(
+        made(tmp_path / "target", transformers.Gemma3TextConfig(**shape, sliding_window=64)),
+        config,
+        dtype="float32",
+        nodes=8,
+    )
+    try:
+        executor = VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
+        assert executor.capabilities.max_sequence == 1_024 <= executor.usage.capacity
+        assert load.check_outputs(executor, config, half=False) == ALL
+        served = Served(Engine(executor, config))
+        served.attach("longest", device_of(prompt_of(1_000), ignore_eos=True, max_tokens=24))
+        served.run()
+        assert len(served.devices["longest"].received) == 24
+    finally:
+        core.shutdown()
+
+
+def test_sessions_of_a_target_with_windows_end_with_their_own_tokens_though_they_do_not_all_fit(tmp_path: Path) -> None:
+    config = EngineConfig(kv_slots=256, token_budget=128, max_sessions=16)
+    folder = made(tmp_path / "target", SERVED["gemma2 with sliding windows"]())
+    core = load.engine_core(folder, config, dtype="float32", nodes=8)
+    try:
+        executor = VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
+        expected = []
+        for number in range(6):
+            served = Served(Engine(executor, config))
+            served.attach("alone", device_of(prompt_of(100, number), "sampled", ignore_eos=True, max_tokens=100))
+            served.run()
+            expected.append(served.devices["alone"].received)
+        served = Served(Engine(executor, config))
+        before, waiting, at_once = executor.preemptions, list(range(6)), 0
+        while waiting or not all(device.finished for device in served.devices.values()):
+            try:
+                for number in waiting[:]:
+                    device = device_of(prompt_of(100, number), "sampled", ignore_eos=True, max_tokens=100)
+                    served.attach(f"s{number}", device, expected[number])
+                    waiting.remove(number)
+            except Overloaded:
+                assert served.devices, "an empty engine refuses a session"
+            at_once = max(at_once, served.engine.stats().verifier.live_sessions)
+            served.turn()
+        assert not served.failures
+        assert [served.devices[f"s{number}"].received for number in range(6)] == expected
+        assert (preemptions(served) or 0) > before and 1 < at_once < 6
+    finally:
+        core.shutdown()
 
 
 def test_a_target_in_bfloat16_is_served(tmp_path: Path) -> None:

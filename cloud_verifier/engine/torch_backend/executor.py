@@ -105,6 +105,9 @@ class TorchExecutor:
         lap()
         return results
 
+    def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
+        return [one.count for one in rows]
+
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         session = rows.session
         slots = self.slots[session]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
@@ -55,29 +56,31 @@ class VllmExecutor:
         self._core = core
         self._scheduler: PlannedScheduler = core.scheduler
         self._record_top = config.record_top
-        self._block = int(core.scheduler.block_size)
-        self._blocks = int(core.vllm_config.cache_config.num_gpu_blocks) - 1  # vLLM never uses the first one
+        self._ahead = core.scheduler.num_spec_tokens
+        blocks = core.scheduler.kv_cache_config.num_blocks
+        self._blocks = int(blocks) - 1  # vLLM never uses the first one
+        concurrency = get_max_concurrency_for_kv_cache_config(core.vllm_config, core.scheduler.kv_cache_config)
+        self._slots_per_block = model.max_model_len * concurrency / blocks
+        """Tokens of a longest sequence for each of its blocks; there is a block of each kind of layer."""
         self._requests: dict[EngineSession, Request] = {}
         self._numbers = itertools.count(1)
         self._recorded: list[RecordedTokens] = []
 
     @property
+    def preemptions(self) -> int:
+        """Return how often a session has lost its keys and values to another one."""
+        return self._scheduler.preemptions
+
+    @property
     def usage(self) -> KVUsage:
-        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        cached = len(self._scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
+        pool = self._scheduler.kv_cache_manager.block_pool
+        free, cached = pool.get_num_free_blocks(), len(pool.cached_block_hash_to_block)
         used = self._blocks - free
-        return KVUsage(
-            capacity=self._blocks * self._block,
-            used=used * self._block,
-            reserved=min(self._blocks, sum(map(self._blocks_of, self._requests))) * self._block,
-            cached=max(0, min(cached - used, free)) * self._block,
-        )
+        missing = self._scheduler.blocks_missing(self._requests.values(), self._ahead)
+        counts = (self._blocks, used, min(self._blocks, used + missing), max(0, min(cached - used, free)))
+        return KVUsage(*(round(count * self._slots_per_block) for count in counts))
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
-        taken = sum(self._blocks_of(other) for other in self._requests if other is not replaced)
-        needed, room = self._blocks_of(session), self._blocks - taken
-        if needed > room:
-            raise Overloaded(f"{needed} KV blocks are needed, {room} are free")
         attach = session.protocol.attach
         tops = [top for top in (attach.logprobs, self._record_top if session.record else None) if top is not None]
         request = self._request(
@@ -89,8 +92,14 @@ class VllmExecutor:
             salt=session.salt,
             top=max(tops, default=None),
         )
-        _, cached, *_ = self._scheduler.kv_cache_manager.get_computed_blocks(request)
-        session.computed = int(cached)
+        scheduler, older = self._scheduler, self._requests.get(replaced) if replaced else None
+        others = [other for other in self._requests.values() if other is not older]
+        free = scheduler.free_blocks + (scheduler.blocks_freed(older, request) if older else 0)
+        reserved = scheduler.blocks_missing(others, self._ahead)
+        needed = scheduler.blocks_missing([*others, request], self._ahead) - reserved
+        if needed > free - reserved:
+            raise Overloaded(f"{needed} KV blocks are needed, {max(0, free - reserved)} are free")
+        session.computed = scheduler.cached_tokens(request)
         self._requests[session] = request
 
     def begin(self, session: EngineSession) -> None:
@@ -114,9 +123,12 @@ class VllmExecutor:
         for session, request in self._requests.items():
             if request.status is not RequestStatus.WAITING:
                 session.computed = min(request.num_computed_tokens, len(session.tokens) - 1)  # 0 after a preemption
-        self._look_for_room()
+        self._look_for_room({one.session for one, count in zip(rows, self.rows_run(rows), strict=True) if not count})
         lap()
         return results
+
+    def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
+        return [self._scheduler.rows.get(self._requests[one.session].request_id, 0) for one in rows]
 
     def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
         session = rows.session
@@ -170,15 +182,19 @@ class VllmExecutor:
         hasher = self._core.request_block_hasher
         return Request(name, tokens, params, None, cache_salt=salt or None, block_hasher=hasher)
 
-    def _blocks_of(self, session: EngineSession) -> int:
-        """Return the blocks that a session's known tokens and a step's nodes take, without regard to shared ones."""
-        return -(-(len(session.tokens) + self.capabilities.nodes_per_step) // self._block)
+    def _look_for_room(self, passed_over: Collection[EngineSession] = ()) -> None:
+        """Mark the sessions for which vLLM has no blocks now: a step could not serve them.
 
-    def _look_for_room(self) -> None:
-        """Mark the sessions that vLLM has preempted and has no blocks for: a step could not serve them."""
-        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        passed_over: sessions of which the last step had no row although it was to have some.
+        """
         for session, request in self._requests.items():
-            session.blocked = request.status is RequestStatus.PREEMPTED and self._blocks_of(session) > free
+            waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            doubtful = session.blocked or session in passed_over or request.status is RequestStatus.PREEMPTED
+            session.blocked = (
+                waits
+                and doubtful
+                and self._scheduler.blocks_missing([request], self._ahead) > self._scheduler.free_blocks
+            )
 
     def _step(self) -> dict[str, Any]:
         """Run one step of vLLM's core; return its outputs by request id. Raises Unavailable if it fails."""

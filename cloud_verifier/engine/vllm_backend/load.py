@@ -20,6 +20,7 @@ from cloud_verifier.engine.interface import Failed
 from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
+from cloud_verifier.engine.vllm_backend.slots import KV_SLOTS
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
@@ -104,7 +105,10 @@ def engine_core(
         settings = arguments.create_engine_config()
         return EngineCore(settings, Executor.get_class(settings), log_stats=False)
     except Exception as error:
-        raise ModelRefused(f"vLLM does not serve {model}: {type(error).__name__}: {error}") from error
+        remedy = ""
+        if "max_model_len" in str(error) or "max_seq_len" in str(error):
+            remedy = """; give fewer tokens, as --engine-args '{"max_model_len": 8192}', or more memory"""
+        raise ModelRefused(f"vLLM does not serve {model}: {type(error).__name__}: {error}{remedy}") from error
 
 
 def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -> None:
@@ -116,8 +120,8 @@ def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -
     if "max_model_len" not in further:
         arguments.max_model_len = min(arguments.create_model_config().max_model_len, kv_slots)
     if not {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & further.keys():
-        arguments.kv_cache_memory_bytes = 1 << 30
-        arguments.num_gpu_blocks_override = 1 + -(-kv_slots // arguments.block_size)  # vLLM never uses the first one
+        arguments.kv_cache_memory_bytes = 1 << 30  # so that it asks for no more; the slots decide
+        arguments.additional_config = {**(arguments.additional_config or {}), KV_SLOTS: kv_slots}
 
 
 def eos_token_ids(core: EngineCore) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
+from cloud_verifier.engine.vllm_backend.slots import bytes_of_slots
 from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
 
@@ -33,6 +34,11 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         self.model_runner._sample = CoupledSampling(self.model_runner)
+
+    def determine_available_memory(self) -> int:
+        available: int = super().determine_available_memory()
+        wanted = bytes_of_slots(self.vllm_config, self.get_kv_cache_spec())
+        return available if wanted is None else wanted
 
 
 class NoProposer:
