@@ -9,6 +9,10 @@ median is given. Prompts are in the prefix cache, so the figures cover generatio
 are the verifier's own, which maximise the tokens of all sessions together; in `device, controlled` they are the
 coordinator's, which keep every session at least as fast as streaming.
 
+With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in the last line compares them with ours:
+the faster forward as `autoregression`, and with it what chains commit where our engine verifies trees. Recordings whose
+output vLLM does not repeat, which a tie may do, are left out for all.
+
 Then the same is measured with a draft that costs far more: the target itself in Q8_0.
 
 `server_draft_bound` is the gain expected from drafting elsewhere: 0.9 of 1 + draft time / verify time of the best
@@ -35,9 +39,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.latency import repetitive
-from benchmarks.support import harness
+from benchmarks.support import engine_options, harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
-from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
+from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, repeated, settings
+from benchmarks.support.engine_options import TORCH, VLLM, Engines
 from benchmarks.support.harness import Pair, Size, spread
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
@@ -120,9 +125,16 @@ class CapacityClusters:
     """Start the clusters of all configurations, and record the draft."""
 
     def __init__(
-        self, pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int], stack: contextlib.AsyncExitStack
+        self,
+        pair: Pair,
+        draft: Path,
+        scratch: Path,
+        cores: tuple[int, int],
+        stack: contextlib.AsyncExitStack,
+        engines: Engines,
     ) -> None:
         self._pair = pair
+        self._engines = engines
         self._draft = draft
         self._file = scratch / f"{draft.stem}.json"
         self._stack = stack
@@ -136,18 +148,29 @@ class CapacityClusters:
         plain, where = await self._cluster()
         recorded = await record_drafts(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
         recorded = replace(recorded, recordings=tuple(r for r in recorded.recordings if not repetitive(r.call.output)))
+        others = {engine: await self._cluster(*self._engines[engine]) for engine in self._engines if engine != TORCH}
+        for engine, (_, there) in others.items():
+            same = await repeated(there, recorded.recordings)
+            print(f"{engine} repeats {len(same)} of {len(recorded.recordings)} recorded outputs", flush=True)
+            recorded = replace(recorded, recordings=tuple(recorded.recordings[i] for i in same))
         recorded.save(self._file)
         self.recordings = len(recorded.recordings)
         self.pass_s = min(recorded.decodes)[1]
-        swarm = await self._swarm(where)
-        found = [ServingSetup(PLAIN, swarm, plain, False), ServingSetup(DEVICE, swarm, plain, True)]
-        controlled, where = await self._cluster(controlled=True)
-        found.append(ServingSetup(CONTROLLED, await self._swarm(where), controlled, True))
+        found = await self._engine("", plain, where)
+        for engine, (cluster, there) in others.items():
+            found += await self._engine(f"{engine} ", cluster, there, *self._engines[engine])
         for depth in size.depths:
             found.append(await self._server_draft(f"{SERVER} {depth}", depth, pauses=False))
         if size.pausing:
             found.append(await self._server_draft(f"{SERVER} {PAUSING}, pausing", PAUSING, pauses=True))
         return found
+
+    async def _engine(self, prefix: str, plain: Cluster, where: ServiceAddress, *options: str) -> list[ServingSetup]:
+        """Return an engine's setups. plain: its verifier with windows of its own; another is started beside it."""
+        swarm = await self._swarm(where)
+        found = [ServingSetup(prefix + PLAIN, swarm, plain, False), ServingSetup(prefix + DEVICE, swarm, plain, True)]
+        controlled, where = await self._cluster(*options, controlled=True)
+        return [*found, ServingSetup(prefix + CONTROLLED, await self._swarm(where), controlled, True)]
 
     async def _server_draft(self, name: str, depth: int, pauses: bool) -> ServingSetup:
         options = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
@@ -264,6 +287,26 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
     return found
 
 
+def report_vllm(cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Print how vLLM's verifiers compare with ours, and return the ratios by level."""
+    compared = {
+        "autoregression_over_torch": (f"{VLLM} {PLAIN}", PLAIN),
+        "device_over_torch": (f"{VLLM} {DEVICE}", DEVICE),
+        "controlled_over_torch": (f"{VLLM} {CONTROLLED}", CONTROLLED),
+        "vs_autoregression": (f"{VLLM} {DEVICE}", f"{VLLM} {PLAIN}"),
+        "controlled_vs_autoregression": (f"{VLLM} {CONTROLLED}", f"{VLLM} {PLAIN}"),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (arm, over) in compared.items():
+        each = {level: ratios(cells, level, over, arm) for level in levels}
+        print(f"{arm} over {over}: " + ", ".join(f"{level} sessions {spread(of)}" for level, of in each.items()))
+        found[name] = {str(level): round(statistics.median(of), 3) for level, of in each.items()}
+    for name in ("tokens_per_step", "vllm_tokens_per_step"):
+        arm = DEVICE if name == "tokens_per_step" else f"{VLLM} {DEVICE}"
+        found[name] = {str(level): round(cells[arm, level].median("tokens_per_step"), 3) for level in levels}
+    return found
+
+
 def heavy_draft(target: Path, folder: Path) -> Path:
     """Write the target as its own draft, in Q8_0, and return its path."""
     disable_progress_bar()
@@ -277,10 +320,12 @@ def heavy_draft(target: Path, folder: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def bench(pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int]) -> AsyncIterator[CapacityClusters]:
+async def bench(
+    pair: Pair, draft: Path, scratch: Path, cores: tuple[int, int], engines: Engines
+) -> AsyncIterator[CapacityClusters]:
     """Yield the clusters under test, which stop when the context is left."""
     async with contextlib.AsyncExitStack() as stack:
-        yield CapacityClusters(pair, draft, scratch, cores, stack)
+        yield CapacityClusters(pair, draft, scratch, cores, stack, engines)
 
 
 def on_gpu(size: Size) -> dict[str, Any] | None:
@@ -294,7 +339,10 @@ def on_gpu(size: Size) -> dict[str, Any] | None:
 
 
 async def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.arguments("capacity", __doc__).parse_args(argv)
+    parser = harness.arguments("capacity", __doc__)
+    engine_options.add_options(parser)
+    options = parser.parse_args(argv)
+    engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     prompts = pair.encode(harness.prompts("heldout", size.prompts))
@@ -307,10 +355,12 @@ async def main(argv: Sequence[str] | None = None) -> None:
         if size.heavy:
             drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
         for key, draft in drafts.items():
-            async with bench(pair, draft, scratch, cores) as one:
+            async with bench(pair, draft, scratch, cores, engines) as one:
                 setups = await one.configurations(prompts, size)
                 cells = await measure(setups, one.recordings, size)
             found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, size.levels)
+            if VLLM in engines:
+                found[VLLM] = report_vllm(cells, size.levels)
             cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")
             print(f"a pass of this draft takes {cost:.2f} of a single session's step")
             found["draft_over_target"] = round(cost, 3)

@@ -39,7 +39,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.exact import texts
-from benchmarks.support import harness, hf_baseline, vllm_baseline
+from benchmarks.support import engine_options, harness, hf_baseline, vllm_baseline
 from benchmarks.support.engine_driver.engine_step_trace import LIMITS, ProfiledPartTimer, TracedEngine, TracedStep
 from benchmarks.support.engine_driver.scripted_trees import TreeDevice, TreeTally
 from benchmarks.support.harness import Criterion, Pair, spread
@@ -317,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     disable_progress_bar()
     set_verbosity_error()
     parser = harness.arguments("engine", __doc__)
-    vllm_baseline.add_option(parser)
+    engine_options.add_python(parser, "--vllm-python")
     parser.add_argument("--profile", action="store_true", help="only show which functions a step's time goes to")
     options = parser.parse_args(argv)
     pair = Pair.in_folder(options.models)

@@ -12,12 +12,15 @@ draft predicts those well. The first round decides that for each prompt; later o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import engine_options, harness
+from benchmarks.support.engine_options import TORCH, VLLM
 from benchmarks.support.harness import Criterion, Pair
 from benchmarks.support.proc import JsonWorker
 from edge_agent.sdk.client import AsyncClient
@@ -53,14 +56,25 @@ class SettingResult:
 
     rounds: list[dict[str, Throughput]] = field(default_factory=list)
     """Throughput of each configuration, by round."""
-    drafted: list[Completion] = field(default_factory=list)
-    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Outputs by the prompt's id, those left out included."""
+    drafted: dict[str, list[Completion]] = field(default_factory=dict)
+    """Completions with a draft, by engine."""
+    outputs: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Outputs by the prompt's id and the engine, those left out included."""
+
+    @property
+    def repetitive(self) -> set[str]:
+        """Return the ids of prompts with a repetitive output."""
+        return {name for name, outputs in self.outputs.items() if any(map(repetitive, outputs.values()))}
+
+    @property
+    def different(self) -> set[str]:
+        """Return the ids of prompts whose outputs differ between the engines."""
+        return {name for name, outputs in self.outputs.items() if len(set(outputs.values())) > 1}
 
     @property
     def excluded(self) -> set[str]:
-        """Return the ids of prompts whose output is repetitive."""
-        return {name for name, tokens in self.outputs.items() if repetitive(tokens)}
+        """Return the ids of prompts that are left out."""
+        return self.repetitive | self.different
 
     def rates(self, configuration: str) -> list[float]:
         """Return the tokens per second of each round that measured something."""
@@ -83,7 +97,7 @@ class LatencyRun:
     """Hold the clients and the baseline that are compared."""
 
     clients: Mapping[str, AsyncClient]
-    """The clients `drafted` and `streamed`."""
+    """The clients `drafted` and `streamed`, and those of vLLM if it is compared."""
     baseline: JsonWorker
     """A process of benchmarks.support.hf_worker."""
     tokens: int
@@ -100,9 +114,10 @@ class LatencyRun:
     ) -> dict[str, Throughput]:
         """Run every prompt that is not left out in every configuration; their order rotates from prompt to prompt.
 
-        Raises RuntimeError if two outputs for one prompt differ.
+        Raises RuntimeError if two outputs of one engine for one prompt differ.
         """
-        sums = {name: Throughput() for name in (*self.clients, "streaming", "generate", "forward")}
+        streaming = {name: name.replace("streamed", "streaming") for name in self.clients if name.endswith("streamed")}
+        sums = {name: Throughput() for name in (*self.clients, *streaming.values(), "generate", "forward")}
         excluded = result.excluded
         for i, (name, prompt) in enumerate(prompts.items()):
             if name in excluded:
@@ -116,14 +131,18 @@ class LatencyRun:
                 completion, seconds = await self._generate(configuration, prompt, temperature)
                 completions[configuration] = completion
                 measured[configuration] = (len(completion.token_ids), seconds)
-                if result.outputs.setdefault(name, completion.token_ids) != completion.token_ids:
+                outputs = result.outputs.setdefault(name, {})
+                if outputs.setdefault(engine_of(configuration), completion.token_ids) != completion.token_ids:
                     raise RuntimeError(
                         f"outputs of {name} differ between configurations or rounds: run benchmarks.lossless"
                     )
-            if repetitive(result.outputs[name]):
+            if name in result.excluded:
                 continue
-            measured["streaming"] = after_first_token(completions["streamed"])
-            result.drafted.append(completions["drafted"])
+            for configuration, completion in completions.items():
+                if configuration in streaming:
+                    measured[streaming[configuration]] = after_first_token(completion)
+                else:
+                    result.drafted.setdefault(engine_of(configuration), []).append(completion)
             for configuration, (count, seconds) in measured.items():
                 sums[configuration].add(count, seconds)
         return sums
@@ -140,6 +159,10 @@ class LatencyRun:
         return {"generate": (generated["tokens"], generated["seconds"]), "forward": (self.tokens, bare["seconds"])}
 
 
+def engine_of(configuration: str) -> str:
+    return VLLM if configuration.startswith(VLLM) else TORCH
+
+
 def after_first_token(completion: Completion) -> tuple[int, float]:
     """Return the number of tokens after the first, and the seconds that they took."""
     timing = completion.statistics
@@ -149,19 +172,24 @@ def after_first_token(completion: Completion) -> tuple[int, float]:
 
 
 def report(setting: str, result: SettingResult) -> None:
-    left, excluded = len(result.outputs) - len(result.excluded), len(result.excluded)
-    print(f"{setting}: {left} prompts, {excluded} repetitive ones left out")
+    left, different = len(result.outputs) - len(result.excluded), len(result.different)
+    apart = f", and {different} whose outputs differ between the engines" if different else ""
+    print(f"{setting}: {left} prompts; {len(result.repetitive)} repetitive ones are left out{apart}")
     if not left:
-        print("  every output is repetitive, so there is nothing to compare: its ratios are null", flush=True)
+        print("  every output is left out, so there is nothing to compare: its ratios are null", flush=True)
         return
     for configuration in result.rounds[0]:
-        print(f"  {configuration:<10} {spread(result.rates(configuration))} tokens/s")
+        print(f"  {configuration:<14} {spread(result.rates(configuration))} tokens/s")
     print(f"  over streaming    {spread(result.ratio('drafted', 'streamed'))}")
     print(f"  over HF generate  {spread(result.ratio('drafted', 'generate'))}")
     of_bare = result.ratio("streaming", "forward")
     print(f"  streaming is {spread(of_bare)} of what a bare one-token forward allows (prompt in neither)")
     print(f"  streaming is {spread(result.ratio('streamed', 'generate'))} of HF generate (prompt in both)")
-    print(f"  {per_step(result.drafted):.2f} tokens per step", flush=True)
+    for engine, completions in result.drafted.items():
+        print(f"  {per_step(completions):.2f} tokens per step, {engine}")
+    if VLLM in result.drafted:
+        print(f"  vLLM's streaming over ours {spread(result.ratio('vllm streamed', 'streamed'))}")
+        print(f"  vLLM's chains over our trees {spread(result.ratio('vllm drafted', 'drafted'))}", flush=True)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -184,46 +212,67 @@ def per_token(completions: Sequence[Completion], field_name: str) -> float | Non
     return round(sum(getattr(c.statistics, field_name) for c in completions) / tokens, 1) if tokens else None
 
 
+def beside(results: Mapping[str, SettingResult]) -> dict[str, dict[str, float | None]]:
+    """Return vLLM's figures, by name and setting; `over_torch` compares it with our engine in the same rounds."""
+    ratios = {
+        "speedup_vs_streaming": ("vllm drafted", "vllm streamed"),
+        "speedup_vs_hf": ("vllm drafted", "generate"),
+        "streaming_over_bare_forward": ("vllm streaming", "forward"),
+        "drafted_over_torch": ("vllm drafted", "drafted"),
+        "streamed_over_torch": ("vllm streamed", "streamed"),
+    }
+    found = {name: {s: median(r.ratio(*pair)) for s, r in results.items()} for name, pair in ratios.items()}
+    return found | {"tokens_per_step": {s: per_step(r.drafted.get(VLLM, ())) for s, r in results.items()}}
+
+
 async def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.arguments("latency", __doc__).parse_args(argv)
+    parser = harness.arguments("latency", __doc__)
+    engine_options.add_options(parser)
+    options = parser.parse_args(argv)
+    engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
     rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(2, 4, 96), full=(5, 18, 96))
-    verifier_core, _ = harness.cores()
+    cores = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))
     warm_up = pair.encode(harness.prompts("tuning", options.size.pick(smoke=1, quick=4, full=4)))
     results: dict[str, SettingResult] = {}
-    async with harness.one_verifier(pair, prefix_cache=False) as cluster:
-        baseline = await JsonWorker.start("benchmarks.support.hf_worker", str(pair.target), cores=[verifier_core])
-        try:
-            async with (
-                AsyncClient(coordinator=cluster.address) as drafting,
-                AsyncClient(coordinator=cluster.address, draft=None) as streaming,
-            ):
-                run = LatencyRun({"drafted": drafting, "streamed": streaming}, baseline, tokens)
-                await run.measure(1, warm_up, 0.0)
-                for setting, temperature in TEMPERATURES.items():
-                    results[setting] = await run.measure(rounds, prompts, temperature)
-                    report(setting, results[setting])
-        finally:
-            await baseline.kill()
-    drafted = [completion for result in results.values() for completion in result.drafted]
+    async with contextlib.AsyncExitStack() as stack:
+        clients: dict[str, AsyncClient] = {}
+        for engine, flags in engines.items():
+            one = harness.one_verifier(pair, *flags, prefix_cache=False, on=cores)
+            cluster = await stack.enter_async_context(one)
+            for name, draft in (("drafted", "auto"), ("streamed", None)):
+                client = AsyncClient(coordinator=cluster.address, draft=draft)
+                clients[name if engine == TORCH else f"{engine} {name}"] = await stack.enter_async_context(client)
+        baseline = await JsonWorker.start("benchmarks.support.hf_worker", str(pair.target), cores=[cores[0]])
+        stack.push_async_callback(baseline.kill)
+        run = LatencyRun(clients, baseline, tokens)
+        await run.measure(1, warm_up, 0.0)
+        for setting, temperature in TEMPERATURES.items():
+            results[setting] = await run.measure(rounds, prompts, temperature)
+            report(setting, results[setting])
+    drafted = [completion for result in results.values() for completion in result.drafted.get(TORCH, ())]
     of_bare = {s: median(r.ratio("streaming", "forward")) for s, r in results.items()}
     of_generate = {s: median(r.ratio("streamed", "generate")) for s, r in results.items()}
+    found: dict[str, Any] = {
+        "speedup_vs_streaming": {s: median(r.ratio("drafted", "streamed")) for s, r in results.items()},
+        "speedup_vs_hf": {s: median(r.ratio("drafted", "generate")) for s, r in results.items()},
+        "streaming_over_bare_forward": of_bare,
+        "streaming_over_generate": of_generate,
+        "tokens_per_step": {s: per_step(r.drafted.get(TORCH, ())) for s, r in results.items()},
+        "bytes_up_per_token": per_token(drafted, "bytes_up"),
+        "bytes_down_per_token": per_token(drafted, "bytes_down"),
+        "excluded_repetitive": sum(len(result.repetitive) for result in results.values()),
+    }
+    if VLLM in engines:
+        found["excluded_different"] = sum(len(result.different) for result in results.values())
+        found[VLLM] = beside(results)
     harness.finish(
-        {
-            "speedup_vs_streaming": {s: median(r.ratio("drafted", "streamed")) for s, r in results.items()},
-            "speedup_vs_hf": {s: median(r.ratio("drafted", "generate")) for s, r in results.items()},
-            "streaming_over_bare_forward": of_bare,
-            "streaming_over_generate": of_generate,
-            "tokens_per_step": {s: per_step(r.drafted) for s, r in results.items()},
-            "bytes_up_per_token": per_token(drafted, "bytes_up"),
-            "bytes_down_per_token": per_token(drafted, "bytes_down"),
-            "excluded_repetitive": sum(len(result.excluded) for result in results.values()),
-        },
+        found,
         [
-            Criterion.bound(f"streaming over {what}, {setting}", found, at_least=STREAMING, enforced_from=None)
+            Criterion.bound(f"streaming over {what}, {setting}", value, at_least=STREAMING, enforced_from=None)
             for what, figures in (("the bare forward", of_bare), ("generate", of_generate))
-            for setting, found in figures.items()
+            for setting, value in figures.items()
         ],
         options.size,
     )

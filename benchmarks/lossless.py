@@ -5,18 +5,24 @@ with no draft, with eight sessions at once, and behind a round trip of 30 ms. Th
 benchmarks.support.reference, shares no code with Outrider. An output that differs is compared with the reference
 teacher-forced, so that every position counts; `mismatches` are positions whose two best perturbed scores differ by more
 than 1e-3, closer ones are `ties`. The verifier has one core, the device and the reference another.
+
+Then 200 requests, greedy, sampled and penalised, with and without drafts, in one piece and resumed on another verifier,
+are compared with one another (benchmarks.support.engine_equality). With `--vllm-python` verifiers that run vLLM get the
+same 200, and the two engines' outputs are compared too. `--only engines` leaves out all that comes before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import engine_equality, engine_options, harness
 from benchmarks.support.harness import Criterion, Pair, Size
 from benchmarks.support.network_proxy import DelayProxy
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
@@ -27,6 +33,8 @@ from edge_agent.sdk.types import Completion
 
 Outputs = dict[tuple[str, str], Completion]
 """By setting and the prompt's id."""
+
+REFERENCE, ENGINES = PARTS = ("reference", "engines")
 
 SETTINGS = {
     "greedy": ReferenceSampling(),
@@ -144,10 +152,9 @@ class TokenComparison:
         return self._known[key]
 
 
-async def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.arguments("lossless", __doc__).parse_args(argv)
-    pair = Pair.in_folder(options.models)
-    count, max_tokens = options.size.pick(smoke=(1, 24), quick=(6, 32), full=(40, 96))
+async def against_reference(pair: Pair, size: Size) -> tuple[dict[str, Any], list[Criterion]]:
+    """Run every deployment, and compare its tokens with the reference's; return the figures and criteria."""
+    count, max_tokens = size.pick(smoke=(1, 24), quick=(6, 32), full=(40, 96))
     prompts = pair.encode(harness.prompts("heldout", count))
     undrafted: list[str] = []
     async with harness.one_verifier(pair) as cluster:
@@ -171,26 +178,61 @@ async def main(argv: Sequence[str] | None = None) -> None:
                 print(f"{'':<14} {equal} of {total} greedy outputs equal Hugging Face's generate")
     for tie in comparison.ties:
         print("tie:", tie)
-    harness.finish(
-        {
-            "prompts": len(prompts),
-            "tokens": comparison.tokens,
-            "mismatches": comparison.mismatches,
-            "ties": len(comparison.ties),
-        },
-        [
-            Criterion.none("positions that are not the target's token", comparison.mismatches),
-            # Whether a proposal comes in time within a few tokens depends on the machine.
-            Criterion(
-                "deployments with a draft in which no proposal was accepted",
-                "none",
-                ", ".join(undrafted) or "none",
-                not undrafted,
-                enforced_from=Size.QUICK,
-            ),
-        ],
-        options.size,
-    )
+    found = {
+        "prompts": len(prompts),
+        "tokens": comparison.tokens,
+        "mismatches": comparison.mismatches,
+        "ties": len(comparison.ties),
+    }
+    return found, [
+        Criterion.none("positions that are not the target's token", comparison.mismatches),
+        # Whether a proposal comes in time within a few tokens depends on the machine.
+        Criterion(
+            "deployments with a draft in which no proposal was accepted",
+            "none",
+            ", ".join(undrafted) or "none",
+            not undrafted,
+            enforced_from=Size.QUICK,
+        ),
+    ]
+
+
+async def among_engines(pair: Pair, vllm_python: Path | None, size: Size) -> tuple[dict[str, Any], list[Criterion]]:
+    """Compare the outputs of one set of requests within each engine, and between them; return figures and criteria."""
+    requests, max_tokens = size.pick(smoke=(12, 32), quick=(60, 32), full=(200, 64))
+    engines = engine_options.engines(vllm_python)
+    found = await engine_equality.run(pair, engines, requests, max_tokens)
+    for engine, one in found["engines"].items():
+        print(
+            f"{engine}: {one['requests']} requests, {one['tokens']} tokens, {one['resumed']} resumed on the other"
+            f" verifier, {one['tokens_per_step']} tokens per step with drafts"
+        )
+    criteria = [Criterion.none(name, count) for name, count in engine_equality.mismatches(found)]
+    for engine, one in found["engines"].items():
+        name = f"requests that were resumed, {engine}"
+        least = size.pick(smoke=1.0, quick=requests / 4, full=requests / 4)  # texts may end before they are cut
+        criteria.append(Criterion.bound(name, one["resumed"], at_least=least, enforced_from=Size.SMOKE))
+    return found, criteria
+
+
+async def main(argv: Sequence[str] | None = None) -> None:
+    parser = harness.arguments("lossless", __doc__)
+    engine_options.add_python(parser, "--vllm-python")
+    parser.add_argument("--only", choices=PARTS, help="run this part alone")
+    options = parser.parse_args(argv)
+    pair = Pair.in_folder(options.models)
+    result: dict[str, Any] = {}
+    criteria: list[Criterion] = []
+    cores = os.sched_getaffinity(0)
+    for part in [options.only] if options.only else PARTS:
+        os.sched_setaffinity(0, cores)  # a part may have kept this process on one
+        if part == REFERENCE:
+            found, wanted = await against_reference(pair, options.size)
+        else:
+            found, wanted = await among_engines(pair, options.vllm_python, options.size)
+        result |= found
+        criteria += wanted
+    harness.finish(result, criteria, options.size)
 
 
 if __name__ == "__main__":

@@ -174,13 +174,18 @@ async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
 
 @contextlib.asynccontextmanager
 async def one_verifier(
-    pair: Pair, *options: str, prefix_cache: bool = True, coordinator: bool = True
+    pair: Pair,
+    *options: str,
+    prefix_cache: bool = True,
+    coordinator: bool = True,
+    on: tuple[int, int] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Run a verifier of the pair on one core, with the coordinator and this process on the other.
 
-    options: further ones of the verifier. coordinator: False if clients connect to the verifier directly.
+    options: further ones of the verifier. coordinator: False if clients connect to the verifier directly. on: the two
+    cores, where this process has been pinned already.
     """
-    verifier_core, device_core = cores()
+    verifier_core, device_core = on or cores()
     async with cluster(prefix_cache=prefix_cache) as running:
         if coordinator:
             await running.start_coordinator(*LOOPBACK, cores=[device_core])

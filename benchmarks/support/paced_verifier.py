@@ -2,22 +2,28 @@
 
     PACED_PASS_MS=30 PACED_ROW_MS=0.05 python -m benchmarks.support.paced_verifier --model DIR ...
 
-The target's name says so. Passes are counted in the file that PACED_COUNTS names, if any.
+The target's name says so. Passes are counted in the file that PACED_COUNTS names, if any. Both engines may be paced.
 """
 
 from __future__ import annotations
 
 import sys
 
+import benchmarks
 from benchmarks.support.pace import Pace
 from cloud_verifier import app
 from cloud_verifier.engine_process.ranks import RankProcesses
 
+ENGINES = {"torch": "benchmarks.support.paced_engine", "vllm": "benchmarks.support.paced_vllm_engine"}
+"""Engine -> the module of its process."""
+
 
 def main() -> None:
-    RankProcesses.engine_module = "benchmarks.support.paced_engine"
     arguments = sys.argv[1:]
-    app.main([*arguments, "--name", f"{app.parse(arguments).target_name}, {Pace.of_environment()}"])
+    config = app.parse(arguments)
+    RankProcesses.engine_module = ENGINES[config.engine]
+    RankProcesses.packages += (benchmarks,)
+    app.main([*arguments, "--name", f"{config.target_name}, {Pace.of_environment()}"])
 
 
 if __name__ == "__main__":

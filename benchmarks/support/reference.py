@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,16 @@ class Reference:
         if any(token in self.eos for token in output[:-1]):
             found.append(TokenDifference(len(output), -1, -1, float("inf")))  # it went on after the end
         return found
+
+    @torch.inference_mode()
+    def gap(self, prompt: list[int], before: list[int], settings: ReferenceSampling, tokens: Sequence[int]) -> float:
+        """Return how far the worst of these next tokens lies below the best one, in perturbed scores.
+
+        before: the output so far. Of greedy settings the scores are log-probabilities, up to a constant.
+        """
+        logits = self.model(input_ids=torch.tensor([prompt + before])).logits[0, -1]
+        scores = self._scores(logits.double().numpy(), prompt, before, settings)
+        return float(scores.max() - scores[list(tokens)].min())
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], max_tokens: int) -> list[int]:

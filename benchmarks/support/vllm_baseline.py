@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,9 @@ from benchmarks.support.hf_baseline import GenerateRequest, TimedOutput
 from benchmarks.support.proc import JsonWorker
 from cloud_verifier.engine_process.ranks import preloaded_libraries
 
-PYTHON = "OUTRIDER_VLLM_PYTHON"
-"""Environment variable that names the interpreter."""
 COMPILED, EAGER = "vllm", "vllm eager"
 OPTIONS: dict[str, dict[str, Any]] = {COMPILED: {}, EAGER: {"enforce_eager": True}}
 """Name of a configuration -> arguments of vLLM's EngineArgs."""
-
-
-def add_option(parser: ArgumentParser) -> None:
-    named = os.environ.get(PYTHON)
-    parser.add_argument(
-        "--vllm-python",
-        type=Path,
-        default=Path(named) if named else None,
-        metavar="PATH",
-        help=f"interpreter of an environment with vLLM, which is compared then (default: {PYTHON})",
-    )
 
 
 class VllmBaseline:

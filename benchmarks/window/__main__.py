@@ -11,6 +11,8 @@ windows. Both play the same prompts on the same verifier. Each part may be run a
                  (benchmarks.window.changing_links)
     crowd        more sessions than speculation pays for (benchmarks.window.cells_part)
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
+    engines      our engine and vLLM, PACED alike (benchmarks.window.engines); with `--engine vllm` it is played alone
+                 unless --only says otherwise
 
 The report lists each expected figure beside the measured one; NOT MET marks one that was not reached, which is no
 error.
@@ -26,13 +28,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import engine_options, harness
+from benchmarks.support.engine_options import VLLM
 from benchmarks.support.harness import Pair, Size
 from benchmarks.window import cells_part
 from benchmarks.window.acceptance_criteria import criteria, summed_up, valid
 from benchmarks.window.cells import Cell, CellKey, figures
 from benchmarks.window.changing_links import play_transitions
 from benchmarks.window.context import RunContext
+from benchmarks.window.engines import play_engines
 from benchmarks.window.model import play_model
 from benchmarks.window.plan import MINUTES, QUICK, REAL, SMOKE, WindowPlan
 from benchmarks.window.recording_library import RecordingLibrary
@@ -40,6 +44,8 @@ from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
 
 PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration")
+ENGINES = "engines"
+"""A part that needs vLLM."""
 KEYS = (
     "cells",
     "vs_best_single_static",
@@ -50,6 +56,7 @@ KEYS = (
     "calibration_error",
     "brier_skill",
     "predicted_over_measured",
+    ENGINES,
 )
 """Keys of the last line."""
 CELL_KEYS = (
@@ -87,7 +94,7 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
     """
     cells: dict[CellKey, Cell] = {}
     result: dict[str, Any] = {}
-    for part in [part for part in PARTS if part in parts]:
+    for part in [part for part in (*PARTS, ENGINES) if part in parts]:
         begun = time.monotonic()
         match part:
             case "cells":
@@ -104,6 +111,8 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
                 result |= await cells_part.crowd(context)
             case "calibration":
                 result |= cells_part.calibration(cells or await cells_part.calibrated(context))
+            case "engines":
+                result |= await play_engines(context)
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)
         if out:
             (out / "window.json").write_text(json.dumps(result, indent=1))
@@ -121,14 +130,19 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--apart", action="store_true", help="play one paced verifier at a time, for machines on which two are too many"
     )
-    parser.add_argument("--only", action="append", choices=PARTS, help="run this part alone (repeatable)")
+    parser.add_argument("--only", action="append", choices=(*PARTS, ENGINES), help="run this part alone (repeatable)")
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
+    engine_options.add_options(parser)
     asked = parser.parse_args(argv)
+    engines = engine_options.chosen(asked)
+    if ENGINES in (asked.only or ()) and VLLM not in engines:
+        parser.error("--only engines needs --engine vllm")
     began = time.monotonic()
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     plan = asked.size.pick(smoke=SMOKE, quick=QUICK, full=WindowPlan())
-    parts = asked.only or asked.size.pick(smoke=("cells", "calibration"), quick=PARTS, full=PARTS)
+    usual = asked.size.pick(smoke=("cells", "calibration"), quick=PARTS, full=PARTS)
+    parts = asked.only or (usual if VLLM not in engines else (ENGINES,))
     pair = Pair.in_folder(asked.models)
     prompts, teaching = (pair.encode(harness.prompts(split)) for split in ("heldout", "tuning"))
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
@@ -138,7 +152,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         recordings = RecordingLibrary(pair, plan, prompts, teaching, Path(scratch))
         context = RunContext(
-            WindowTestbed(pair, controlled=not asked.own), plan, recordings, CorePair.both(), together=not asked.apart
+            WindowTestbed(pair, controlled=not asked.own, available=engines),
+            plan,
+            recordings,
+            CorePair.both(),
+            together=not asked.apart,
         )
         async with context.testbed.site(REAL, context.core_pairs[0]) as site:
             await recordings.make(site.where, parts)

@@ -72,7 +72,15 @@ STATIC_CELLS = (
 
 LONG_RTTS_MS = (20.0, 100.0)
 """Round trips of the cells with long prompts; on paced machines, which read at the CPU's speed, only the first."""
-MINUTES = {"recordings": 1.5, "cells": 16.5, "statics": 16.0, "model": 3.5, "changes": 1.5, "crowd": 1.0}
+MINUTES = {
+    "recordings": 1.5,
+    "cells": 16.5,
+    "statics": 16.0,
+    "model": 3.5,
+    "changes": 1.5,
+    "crowd": 1.0,
+    "engines": 3.0,
+}
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.swarm import Swarm
+from benchmarks.support.engine_options import TORCH, Engines, engines
 from benchmarks.support.harness import Pair
 from benchmarks.support.pace import COUNTS, Pace, PassCounts
 from coordinator.cluster import Cluster
@@ -93,20 +94,25 @@ class RunningVerifier:
 class WindowTestbed:
     """Start verifiers of one pair of target and draft."""
 
-    def __init__(self, pair: Pair, *, controlled: bool = True) -> None:
-        """Set up a testbed. controlled: False leaves windows to the verifier's own setting."""
+    def __init__(self, pair: Pair, *, controlled: bool = True, available: Engines | None = None) -> None:
+        """Set up a testbed.
+
+        controlled: False leaves windows to the verifier's own setting. available: engines that a site may have; our
+        own without it.
+        """
         self.pair = pair
+        self.engines = available or engines()
         self._controlled = controlled
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def site(
-        self, machine: VerifierMachine, cores: CorePair, draft: Path | None = None
+        self, machine: VerifierMachine, cores: CorePair, draft: Path | None = None, engine: str = TORCH
     ) -> AsyncIterator[RunningVerifier]:
-        """Run a verifier under a coordinator that decides the windows."""
+        """Run a verifier with this engine under a coordinator that decides the windows."""
         async with (
             self._cluster(cores, controlled=self._controlled) as cluster,
-            self._verifier(cluster, machine, cores, draft, {}) as site,
+            self._verifier(cluster, machine, cores, draft, {}, *self.engines[engine]) as site,
         ):
             yield site
 
@@ -149,8 +155,9 @@ class WindowTestbed:
         cores: CorePair,
         draft: Path | None,
         environment: Mapping[str, str],
+        *options: str,
     ) -> AsyncIterator[RunningVerifier]:
-        arguments = ["--model", str(self.pair.target), "--threads", "1"]
+        arguments = ["--model", str(self.pair.target), "--threads", "1", *options]
         arguments += ["--draft", str(draft)] if draft else []
         with tempfile.TemporaryDirectory(prefix="outrider-pace-") as scratch:
             counts = None

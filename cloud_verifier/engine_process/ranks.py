@@ -16,6 +16,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import cloud_verifier
 import outrider
@@ -48,6 +49,8 @@ class RankProcesses:
 
     engine_module = "cloud_verifier.engine_process.main"
     """Module that every rank's process runs with `python -m`; a benchmark puts one of its own here."""
+    packages: tuple[ModuleType, ...] = (outrider, cloud_verifier)
+    """Packages that another interpreter finds; a benchmark adds its own."""
 
     def __init__(self, config: VerifierConfig, on_lost: Callable[[], None]) -> None:
         self._config = config
@@ -106,7 +109,7 @@ class RankProcesses:
             raise ModelRefused(f"engine_python is {python}, which is no program; {INSTALL_VLLM}")
         python = python.absolute()  # a symbolic link stays one: it tells Python its environment
         self._packages = TemporaryDirectory(prefix="outrider-packages-")
-        for package in (outrider, cloud_verifier):
+        for package in self.packages:
             source = Path(package.__path__[0])
             Path(self._packages.name, source.name).symlink_to(source)
         preloaded = ":".join(filter(None, [preloaded_libraries(python), os.environ.get("LD_PRELOAD")]))

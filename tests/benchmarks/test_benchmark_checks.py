@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import failover, latency
 from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
+from benchmarks.support import engine_equality
+from benchmarks.support.engine_equality import Call, Comparison, calls
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
 
@@ -73,6 +75,42 @@ def test_the_reference_accepts_its_own_text_and_nothing_else(reference: Referenc
     assert not all(d.tie for d in reference.differences(PROMPT, [*output, output[-1]], settings, 24)), "too long"
     through_the_end = [*output[:8], END, *output[8:15]]
     assert not all(d.tie for d in reference.differences(PROMPT, through_the_end, settings, 16))
+
+
+def test_a_gap_is_that_of_the_worse_token_from_the_best(reference: Reference) -> None:
+    output = right(reference, ReferenceSampling(), 6)
+    corrupted = [*output[:-1], (output[-1] + 1) % VOCAB]
+    (difference,) = reference.differences(PROMPT, corrupted, ReferenceSampling(), 6)
+    before = output[:-1]
+    assert reference.gap(PROMPT, before, ReferenceSampling(), output[-1:]) == pytest.approx(0.0, abs=1e-5)
+    found = reference.gap(PROMPT, before, ReferenceSampling(), [output[-1], corrupted[-1]])
+    assert found == pytest.approx(difference.gap, abs=1e-4)
+
+
+def test_an_output_of_another_engine_is_equal_a_tie_or_a_mismatch(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = right(reference, ReferenceSampling(), 12)
+    call = Call(0, "p", tuple(PROMPT), "greedy")
+    compared = Comparison(reference, "x")
+    compared.add(call, "plain", output, output)
+    compared.add(call, "plain", output, [*output[:7], (output[7] + 1) % VOCAB, *output[8:]])
+    compared.add(call, "plain", output, output[:9])
+    assert compared.found == {"equal": 1, "ties": [], "mismatches": 2}
+
+    # A token that rounding may choose as well, and what follows is another sequence.
+    monkeypatch.setattr(engine_equality, "TIE", 1e3)
+    compared.add(call, "plain", output, [*output[:7], (output[7] + 1) % VOCAB, 1, 2])
+    assert (compared.equal, len(compared.ties), compared.mismatches) == (1, 1, 2)
+    assert compared.ties[0] > 0
+
+
+def test_requests_are_different_calls_that_each_engine_gets_alike() -> None:
+    prompts = {str(i): [i] for i in range(8)}
+    found = calls(prompts, 24)
+    assert len({(call.prompt_id, call.setting) for call in found}) == 24
+    assert {call.setting for call in found[:3]} == set(engine_equality.SETTINGS)
+    assert calls(prompts, 24) == found
 
 
 def test_greedy_reference_text_is_what_generate_writes(reference: Reference) -> None:

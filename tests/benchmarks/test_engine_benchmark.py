@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.engine import Case, autoregression, cases, continued, steps
-from benchmarks.support import hf_baseline, vllm_baseline
+from benchmarks.support import engine_options, hf_baseline, vllm_baseline
 from benchmarks.support.engine_driver.engine_step_trace import PartTimer, TracedEngine, TracedStep
 from benchmarks.support.engine_driver.scripted_trees import TreeTally, offer
 from benchmarks.support.hf_baseline import GenerateRequest, HuggingFaceBaseline, TimedOutput
@@ -223,13 +223,13 @@ def test_an_output_is_judged_by_the_logits_where_it_leaves_the_engines(hf: Huggi
 def test_vllm_is_compared_only_where_an_interpreter_with_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(*arguments: str) -> Path | None:
         parser = ArgumentParser()
-        vllm_baseline.add_option(parser)
+        engine_options.add_python(parser, "--vllm-python")
         found: Path | None = parser.parse_args(arguments).vllm_python
         return found
 
-    monkeypatch.delenv(vllm_baseline.PYTHON, raising=False)
+    monkeypatch.delenv(engine_options.PYTHON, raising=False)
     assert named() is None
-    monkeypatch.setenv(vllm_baseline.PYTHON, "/one/bin/python")
+    monkeypatch.setenv(engine_options.PYTHON, "/one/bin/python")
     assert named() == Path("/one/bin/python")
     assert named("--vllm-python", "/other/bin/python") == Path("/other/bin/python")
 

@@ -35,18 +35,21 @@ from benchmarks import (
 )
 from benchmarks.capacity import CapacityClusters
 from benchmarks.distill import __main__ as distill
-from benchmarks.support import harness, vllm_baseline
+from benchmarks.support import engine_options, harness
 from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.harness import Pair
 from benchmarks.window import __main__ as window
 from benchmarks.window.testbed import CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 from coordinator.cluster import Cluster
+from outrider.core.errors import BadRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 in_shared_loop = pytest.mark.asyncio(loop_scope="module")
 """Tests of benchmarks that share clusters run in one event loop."""
 
 SMOKE = ["--smoke"]
+WITH_VLLM = ["--engine", "vllm"]
+needs_vllm = pytest.mark.skipif(not os.environ.get(engine_options.PYTHON), reason="needs vLLM: make test-vllm")
 VS_VLLM = {"ar_vs_vllm", "prefill_vs_vllm", "ragged_vs_vllm", "wall_vs_vllm"}
 
 
@@ -112,9 +115,30 @@ async def test_lossless(
     share(monkeypatch, coordinated)
     await lossless.main(SMOKE)
     last = last_line(capsys)
-    assert last.keys() == {"prompts", "tokens", "mismatches", "ties"}
+    assert last.keys() == {"prompts", "tokens", "mismatches", "ties", "engines", "between", "moved"}
     assert (last["prompts"], last["mismatches"]) == (1, 0)
     assert last["tokens"] > 0
+    assert_equal_within(last["engines"]["torch"])
+
+
+def assert_equal_within(within: dict[str, Any]) -> None:
+    assert (within["requests"], within["equal"] + len(within["ties"]), within["mismatches"]) == (12, 9, 0)
+    assert within["resumed"] >= 1
+    assert within["tokens"] > 12
+
+
+@in_shared_loop
+@needs_vllm
+async def test_lossless_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    await lossless.main([*SMOKE, "--only", "engines"])
+    last = last_line(capsys)
+    assert last.keys() == {"engines", "between", "moved"}
+    assert last["engines"].keys() == {"torch", "vllm"}
+    for within in last["engines"].values():
+        assert_equal_within(within)
+    assert last["between"].keys() == {"greedy", "sampled", "penalised"}
+    assert sum(setting["equal"] + len(setting["ties"]) for setting in last["between"].values()) == 3
+    assert (last["moved"]["requests"], last["moved"]["attaches"], last["moved"]["mismatches"]) == (1, 3, 0)
 
 
 @in_shared_loop
@@ -129,6 +153,20 @@ async def test_latency(
         assert last[ratio].keys() == {"greedy", "T=0.8"}
         assert all(value is None or value > 0 for value in last[ratio].values())
     assert last.keys() >= {"bytes_up_per_token", "bytes_down_per_token", "excluded_repetitive"}
+
+
+@in_shared_loop
+@needs_vllm
+async def test_latency_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    await latency.main([*SMOKE, *WITH_VLLM])
+    last = last_line(capsys)
+    over_torch = {"drafted_over_torch", "streamed_over_torch"}
+    shared = {"speedup_vs_streaming", "speedup_vs_hf", "streaming_over_bare_forward", "tokens_per_step"}
+    assert last["vllm"].keys() == over_torch | shared
+    for figure in last["vllm"].values():
+        assert figure.keys() == {"greedy", "T=0.8"}
+        assert all(value is None or value > 0 for value in figure.values())
+    assert last["excluded_different"] + last["excluded_repetitive"] < 4, "nothing was compared"
 
 
 @in_shared_loop
@@ -205,6 +243,20 @@ async def test_capacity(
 
 
 @in_shared_loop
+@needs_vllm
+async def test_capacity_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    await capacity.main([*SMOKE, *WITH_VLLM])
+    last = last_line(capsys)
+    assert last["vllm"].keys() == {
+        *("autoregression_over_torch", "device_over_torch", "controlled_over_torch", "vs_autoregression"),
+        *("controlled_vs_autoregression", "tokens_per_step", "vllm_tokens_per_step"),
+    }
+    for figure in last["vllm"].values():
+        assert list(figure) == ["1"]
+        assert figure["1"] > 0
+
+
+@in_shared_loop
 async def test_window(
     coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +273,30 @@ async def test_window(
     assert tuple(cell) == window.CELL_KEYS
     assert cell["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
+
+
+@in_shared_loop
+@needs_vllm
+async def test_window_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both engines' verifiers keep the pace of 30 ms."""
+    await window.main([*SMOKE, *WITH_VLLM])
+    last = last_line(capsys)
+    assert tuple(last) == window.KEYS
+    assert [each["rtt_ms"] for each in last["engines"]] == [1.0, 50.0]
+    for each in last["engines"]:
+        assert min(each["vllm_over_torch"], each["streaming_over_torch"]) > 0
+        for figures in (each["torch"], each["vllm"]):
+            assert figures["step_ms"] >= 30
+            assert figures["tokens_per_step"] >= 1
+
+
+def test_vllm_without_an_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(engine_options.PYTHON, raising=False)
+    parser = harness.arguments("latency", "")
+    engine_options.add_options(parser)
+    assert engine_options.chosen(parser.parse_args([])) == {"torch": ()}
+    with pytest.raises(BadRequest, match="vllm_environment"):
+        engine_options.chosen(parser.parse_args(["--engine", "vllm"]))
 
 
 @in_shared_loop
@@ -246,7 +322,7 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["step_ms"].keys() == {"1x0", "1x1", "1x8", "2x0", "2x1", "2x8"}
     assert 0 < last["overhead_share_b16"] < 1
     assert min(last[f"ar_{figure}"] for figure in ("b16_vs_best_hf", "ragged_vs_best_hf", "single_vs_hf_assisted")) > 0
-    vllm = os.environ.get(vllm_baseline.PYTHON)
+    vllm = os.environ.get(engine_options.PYTHON)
     assert {key for key in last if "vllm" in key} == (VS_VLLM if vllm else set())
     if vllm:
         assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}

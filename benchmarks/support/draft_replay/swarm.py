@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.support import proc
-from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
 from benchmarks.support.draft_replay.recorder import generous, recorder
-from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, RecordedRequest
 from benchmarks.support.harness import Pair
 from benchmarks.support.proc import JsonWorker
 from cloud_verifier.config import VerifierConfig
@@ -56,6 +56,20 @@ async def record_drafts(
                     asked = (tuple(prompt), request.sampling, request.max_tokens)
                     calls.append(RecordedRequest(f"{name} {setting}", *asked, output, request.ignore_eos))
     return await asyncio.to_thread(record, pair, calls, description.eos_token_ids)
+
+
+async def repeated(where: ServiceAddress, recordings: Sequence[RecordedProposals]) -> list[int]:
+    """Return the indices of the recordings whose output this verifier repeats, by plain streaming.
+
+    Another engine than the one that was recorded may decide a tie otherwise.
+    """
+    where_to = {"coordinator": where.coordinator} if where.coordinator else {"verifier": where.verifier}
+    async with AsyncClient(**where_to, draft=None, timeout=None) as client:
+        outputs = await asyncio.gather(
+            *(client.generate(one.call.prompt, **options_of(one.call)) for one in recordings)
+        )
+    pairs = zip(recordings, outputs, strict=True)
+    return [i for i, (one, output) in enumerate(pairs) if output.token_ids == one.call.output]
 
 
 def record(pair: Pair, calls: Sequence[RecordedRequest], ends: Sequence[int]) -> DraftRecording:
