@@ -71,6 +71,11 @@ class Call:
     prompt: tuple[int, ...]
     setting: str
 
+    @property
+    def ignore_eos(self) -> bool:
+        """Return whether the output has its full length; every other call's may end before it is resumed."""
+        return self.number % 2 == 0
+
     def __str__(self) -> str:
         return f"{self.prompt_id}, {self.setting}"
 
@@ -151,7 +156,7 @@ class Devices:
         async with self._places, contextlib.AsyncExitStack() as stack:
             links = [await stack.enter_async_context(DelayProxy(address)) for address in addresses[:-1]]
             _addresses.set((*(link.address for link in links), addresses[-1]))
-            options = {"max_tokens": self._max_tokens, **asdict(SETTINGS[call.setting])}
+            options = {"max_tokens": self._max_tokens, "ignore_eos": call.ignore_eos, **asdict(SETTINGS[call.setting])}
             stream = await self._clients[drafted].stream(call.prompt, **options)
             got, cut_at, attached_at, after = 0, list[int](), 0, draw.randint(*CUT)
             async with stream:
