@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import cProfile
+import gc
 import itertools
 import os
 import pstats
@@ -326,6 +327,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = TargetModel.load(pair.target, dtype="float32", threads=1)
     check_numerics(model)
     bench = TracedEngine(model)
+    gc.collect()
+    gc.freeze()  # as the engine process does when it has loaded the target
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     most = max(size.sessions)
     ids = texts(pair, most * size.longest, size.longest)
@@ -344,6 +347,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tree8 = [b / a for a, b in zip(ms(found[1, 0]), ms(found[1, 8]), strict=True)]
     print(f"one session, 8 nodes over none: {spread(tree8)}")
     hf = HuggingFaceBaseline.load(pair.target, pair.draft)
+    gc.collect()
+    gc.freeze()
     work = hf_baseline.workloads(ids, (size.prompt, size.output))
     with contextlib.ExitStack() as stack:
         vllm: dict[str, VllmBaseline] = {}

@@ -7,7 +7,7 @@ import contextlib
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from google.protobuf.message import Message
 
@@ -41,9 +41,13 @@ class EngineEnd:
         self._unsent = b""
         """The rest of a frame that the socket took in part; it goes out before anything else."""
 
-    def receive(self, timeout_s: float | None) -> Iterator[pb.EngineRequest]:
-        """Yield all requests that have come, waiting at most `timeout_s` seconds (None: without a limit) for one."""
-        if select.select([self._sock], [], [], timeout_s)[0]:
+    def receive(self, timeout_s: Callable[[], float | None]) -> Iterator[pb.EngineRequest]:
+        """Yield all requests that have come.
+
+        If there are none, wait at most `timeout_s()` seconds (None: without a limit) for one.
+        """
+        waiting = [self._sock]
+        if select.select(waiting, [], [], 0.0)[0] or select.select(waiting, [], [], timeout_s())[0]:
             data = self._sock.recv(_RECEIVE_BYTES)
             self.closed = not data
             self._buffer += data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 
@@ -42,7 +43,7 @@ class EngineLoop:
 
     def run(self) -> None:
         while not (self._quit or self._end.closed):
-            events = [event for request in self._end.receive(self._poll_timeout_s()) for event in self._take(request)]
+            events = [event for request in self._end.receive(self._poll_timeout_s) for event in self._take(request)]
             events += [self._event(event) for event in self._engine.step()]
             self._end.send(events)
             if time.monotonic() >= self._stats_due:
@@ -204,5 +205,7 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
 
 def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineReady) -> None:
     """Tell the front that the engine is ready, and serve it until it closes its end or sends Quit."""
+    gc.collect()
+    gc.freeze()  # looking through what was loaded would delay steps
     end.send([pb.EngineEvent(ready=ready)])
     EngineLoop(engine, end).run()

@@ -145,7 +145,7 @@ class TimedEngineEnd(EngineEnd):
         self._parts = parts
         self._between = between
 
-    def receive(self, timeout_s: float | None) -> Iterator[pb.EngineRequest]:
+    def receive(self, timeout_s: Callable[[], float | None]) -> Iterator[pb.EngineRequest]:
         following = self._parts.timed("decode", partial(next, super().receive(timeout_s), None))
         while (request := following()) is not None:
             yield request

@@ -45,17 +45,19 @@ class Segment:
         """Return the position of the first row, which is the number of keys before it."""
         return len(self.prefix)
 
-    def visible(self) -> NDArray[np.bool_]:
-        """Return `[n, n]`: which rows of the segment each row sees: itself, its ancestors, the chain up to it."""
-        rows, chain = self.rows, self.chain
-        seen = np.zeros((rows, rows), dtype=np.bool_)
-        if chain == 1:
-            seen[0, 0] = True
-        else:
-            seen[:chain, :chain] = np.tri(chain, dtype=np.bool_)
-        for row, parent in enumerate(self.parents.tolist(), start=chain):
-            seen[row] = seen[parent]
-            seen[row, row] = True
+    def visible(self, begin: int = 0, end: int | None = None) -> NDArray[np.bool_]:
+        """Return `[end - begin, end]`: which of the rows before `end` each row from `begin` on sees.
+
+        That is itself, its ancestors, and the chain up to it. begin: a row of the chain. By default all rows, `[n, n]`.
+        """
+        end = self.rows if end is None else end
+        chain = min(self.chain, end)
+        seen = np.zeros((end - begin, end), dtype=np.bool_)
+        if chain > begin:
+            seen[: chain - begin, :chain] = np.tri(chain - begin, chain, begin, dtype=np.bool_)
+        for row, parent in enumerate(self.parents[: end - chain].tolist(), start=chain):
+            seen[row - begin] = seen[parent - begin]
+            seen[row - begin, row] = True
         return seen
 
 

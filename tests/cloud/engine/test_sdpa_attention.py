@@ -61,6 +61,25 @@ def test_sessions_beside_one_another_get_what_they_get_alone(
     torch.testing.assert_close(together, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("start", [0, 30])
+def test_a_prompt_in_blocks_gets_what_it_gets_as_a_whole(
+    scoring: Scoring, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = filled_pool()
+    shapes = ((start, 60, (59, 60, 59)), (9, 1, (0,)), (start, 41, ()))
+    sessions = segments(pool, shapes)
+    rows = sum(segment.rows for segment in sessions)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(1, HEADS, rows, WIDTH, generator=generator)
+    key, value = (torch.randn(1, KV_HEADS, rows, WIDTH, generator=generator) for _ in range(2))
+    found = []
+    for block in (100, 16):
+        monkeypatch.setattr(attention, "_BLOCK_ROWS", block)
+        found.append(SdpaBackend().plan(sessions, pool).attend(0, query, key, value, scoring).clone())
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-5)
+
+
 def test_rows_that_pad_a_step_change_neither_results_nor_the_pool() -> None:
     pool = filled_pool()
     query, key, value = torch.randn(1, HEADS, 4, WIDTH), *torch.randn(2, 1, KV_HEADS, 4, WIDTH)
