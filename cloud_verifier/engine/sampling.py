@@ -31,13 +31,13 @@ class Sampler:
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
         self.counts = TokenCounts([*prompt, *output] if params.penalised else ())
 
-    def choose(self, row: torch.Tensor, position: int, path: Sequence[int]) -> int:
+    def choose(self, row: torch.Tensor | Row, position: int, path: Sequence[int]) -> int:
         """Return the token at a generated position; of equal scores the lowest id wins.
 
-        row: logits `[V]` after the position's last ancestor. path: tokens accepted in this step on the way to the row.
-        Raises InternalError if the logits are not finite.
+        row: logits `[V]` after the position's last ancestor; float32 if it is an array of numpy. path: tokens accepted
+        in this step on the way to the row. Raises InternalError if the logits are not finite.
         """
-        logits: Row = row.float().cpu().numpy()
+        logits = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()
         if self.params.penalised:
             logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
         if self.params.greedy:

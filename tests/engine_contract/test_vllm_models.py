@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
+import stand_in_race
 from engine_builds import CONFIG
-from served_devices import Served, device_of, preemptions, prompt_of
+from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.device_sampling import Chain, DeviceSampler
 from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)
@@ -26,6 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
+from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded
 
 SHAPE: dict[str, Any] = {
@@ -171,6 +176,37 @@ def test_sessions_of_a_target_with_windows_end_with_their_own_tokens_though_they
         core.shutdown()
 
 
+def test_tokens_that_are_chosen_on_the_device_are_those_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8)
+    try:
+        sampling: CoupledSampling = core.model_executor.driver_worker.worker.model_runner._sample
+        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
+        chosen, choose = [0], Sampler.choose
+
+        def counted(*row: Any) -> int:
+            chosen[-1] += 1
+            return choose(*row)
+
+        monkeypatch.setattr(Sampler, "choose", counted)
+        expected: dict[str, list[int]] = {}
+        for device in (None, DeviceSampler(stand_in_race)):
+            sampling._device = device
+            served = Served(Engine(executor, CONFIG))
+            for number, name in enumerate(SAMPLINGS):
+                device_side = device_of(prompt_of(40, number), name, ignore_eos=True, logprobs=2)
+                served.attach(name, device_side, expected.get(name, ()))
+            served.run()
+            found = {name: client.received for name, client in served.devices.items()}
+            assert found == (expected or found)
+            expected = found
+            chosen.append(0)
+        assert chosen[1] < chosen[0] // 2  # of the session with penalties, and few others
+    finally:
+        core.shutdown()
+
+
 def test_a_target_in_bfloat16_is_served(tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED["llama"]()), dtype="bfloat16") > ALL // 2  # ties end a comparison
 
@@ -224,17 +260,13 @@ def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_sampler_that_depends_on_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check notices what it is for: here a draft token is accepted whatever the target's own is."""
-    from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
+    paths = CoupledSampling._paths
 
-    path = CoupledSampling._path
+    def believes(sampling: CoupledSampling, logits: torch.Tensor, chains: Sequence[Chain]) -> list[list[int]]:
+        last = [replace(chain, row=chain.row + len(chain.drafts), drafts=()) for chain in chains]
+        found = paths(sampling, logits, last)
+        return [[*chain.drafts, *path] for chain, path in zip(chains, found, strict=True)]
 
-    def believes(sampling: CoupledSampling, request_id: str, logits: torch.Tensor, drafts: list[int]) -> list[int]:
-        return (
-            [*drafts, *path(sampling, request_id, logits[len(drafts) :], [])]
-            if drafts
-            else path(sampling, request_id, logits, drafts)
-        )
-
-    monkeypatch.setattr(CoupledSampling, "_path", believes)
+    monkeypatch.setattr(CoupledSampling, "_paths", believes)
     with pytest.raises(ModelRefused, match="has another token at position"):
         serve(made(tmp_path / "target", SERVED["llama"]()))

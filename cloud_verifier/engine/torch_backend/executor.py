@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.device_sampling import DeviceSampler
 from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kernels.device_sampling import DeviceSampler
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed

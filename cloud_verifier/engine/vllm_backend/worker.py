@@ -5,6 +5,7 @@ Works on private interfaces of vLLM 0.32, see `load.SUPPORTED`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
+from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
 from cloud_verifier.engine.vllm_backend.slots import bytes_of_slots
-from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
 
 if current_platform.is_cpu():
@@ -59,43 +60,43 @@ class CoupledSampling:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
+        self._device = DeviceSampler.on(torch.device(runner.device))
         self._sessions: dict[str, tuple[Any, Sampler, int]] = {}
         """request id -> (the runner's state of the request, its sampler, generated tokens before the request)"""
 
     def __call__(self, logits: torch.Tensor, meta: Any) -> SamplerOutput:
-        runner = self._runner
-        request_ids = runner.input_batch.req_ids
+        request_ids, discarded = self._runner.input_batch.req_ids, self._runner.discard_request_mask.np
         counts = list(meta.num_draft_tokens) if meta is not None else [0] * len(request_ids)
         drafts = meta.draft_token_ids.tolist() if meta is not None else []
         tokens = np.full((len(request_ids), max(counts, default=0) + 1), NO_TOKEN, dtype=np.int32)
-        visited: list[tuple[int, int]] = []
+        chains: dict[int, Chain] = {}
         row = draft = 0
         for index, (request_id, count) in enumerate(zip(request_ids, counts, strict=True)):
-            if not runner.discard_request_mask.np[index]:
-                path = self._path(request_id, logits[row : row + count + 1], drafts[draft : draft + count])
-                tokens[index, : len(path)] = path
-                visited += [(index, row + at) for at in range(len(path))]
+            if discarded[index]:
+                # Nobody reads it, but a hybrid's layers take the number of tokens for how many were accepted.
+                tokens[index, 0] = 0
+            else:
+                chains[index] = self._chain(request_id, row, drafts[draft : draft + count])
             row += count + 1
             draft += count
+        visited: list[tuple[int, int]] = []
+        for (index, chain), path in zip(chains.items(), self._paths(logits, [*chains.values()]), strict=True):
+            chain.sampler.commit(path)
+            tokens[index, : len(path)] = path  # a row without one: the executor notices
+            visited += [(index, chain.row + at) for at in range(len(path))]
         self._forget()
         sampled = torch.from_numpy(tokens)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
 
-    def _path(self, request_id: str, logits: torch.Tensor, drafts: list[int]) -> list[int]:
-        """Return the target's tokens along the drafts; none if its logits are not finite."""
+    def _paths(self, logits: torch.Tensor, chains: Sequence[Chain]) -> list[list[int]]:
+        """Return the target's tokens along each chain; none if its logits are not finite."""
+        return verify_chains(logits, chains, self._device)
+
+    def _chain(self, request_id: str, row: int, drafts: Sequence[int]) -> Chain:
+        """Return a request's rows, which begin at `row`."""
         state = self._runner.requests[request_id]
         sampler, before = self._sampler(request_id, state)
-        position = before + len(state.output_token_ids)
-        path: list[int] = []
-        try:
-            for at in range(len(drafts) + 1):
-                path.append(sampler.choose(logits[at], position + at, path))
-                if at == len(drafts) or drafts[at] != path[-1]:
-                    break
-        except InternalError:
-            return []  # the executor notices that the request has no token
-        sampler.commit(path)
-        return path
+        return Chain(sampler, before + len(state.output_token_ids), row, drafts)
 
     def _sampler(self, request_id: str, state: Any) -> tuple[Sampler, int]:
         """Return the request's sampler, and the number of tokens that were generated before the request."""

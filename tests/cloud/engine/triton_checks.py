@@ -16,13 +16,13 @@ import torch
 from rig import Rig, adversary, client, prompt_of
 from tiny_targets import Reference
 
+from cloud_verifier.engine import triton_race
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.device_sampling import DeviceSampler, choose_ahead
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kernels import triton_race
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
-from cloud_verifier.engine.torch_backend.kernels.device_sampling import DeviceSampler, choose_ahead
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.torch_backend.model import TargetModel

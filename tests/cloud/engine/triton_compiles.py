@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cloud_verifier.engine.torch_backend.kernels import triton_kernels, triton_race
+from cloud_verifier.engine import triton_race
+from cloud_verifier.engine.torch_backend.kernels import triton_kernels
 from cloud_verifier.engine.torch_backend.kernels.triton_kernels import PRECISION, launch_constants
 
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}

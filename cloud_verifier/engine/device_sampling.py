@@ -2,7 +2,7 @@
 
 A walk learns only by a row's token which row is next, so all rows are looked at, before any walk, and little more than
 a token of each is copied to the host. A token is taken only if it is certain to be what `Sampler.choose` returns. Other
-rows, among them all with penalties, go to the host one by one if a walk visits them.
+rows, among them all with penalties, go to the host if a walk visits them.
 
 It runs in triton's interpreter and compiles for sm_80 and sm_90. It has never run on a GPU.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,13 +21,28 @@ import torch
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.coupling import position_key, signed
+from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
-from outrider.core.target_token import FAR, token_among
+from outrider.core.target_token import FAR, Row, token_among
 
 log = logging.getLogger(__name__)
 
 Wanted = Sequence[tuple[Sampler, int]]
 """The session's sampler and the generated position of each row."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Rows of one session that follow one another: its last known token, and draft tokens."""
+
+    sampler: Sampler
+    position: int
+    """The generated position of the first row's token."""
+    row: int
+    """Index of the first row among all logits of the step."""
+    drafts: Sequence[int]
+    """The draft tokens, whose rows follow the first one."""
+
 
 MAX_TOP_K = 1024
 """Rows with a greater top-k go to the host."""
@@ -51,7 +67,7 @@ class DeviceSampler:
         """Return one for logits on this device, None if the host is the place to choose."""
         if device.type != "cuda" or find_spec("triton") is None:
             return None
-        from cloud_verifier.engine.torch_backend.kernels import triton_race
+        from cloud_verifier.engine import triton_race
 
         return cls(triton_race)
 
@@ -64,6 +80,51 @@ class DeviceSampler:
                 log.exception("tokens cannot be chosen on the device; they are chosen on the host")
                 self._kernels = None
         return [None] * len(wanted)
+
+
+def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceSampler | None) -> list[list[int]]:
+    """Return the target's tokens along each chain: drafts that are its own, and the next one; none if logits of a row
+    that it visits are not finite.
+
+    logits: `[R, V]`. device: chooses ahead what is certain there. The rows that are left are visited by all chains
+    together, the first one of each before any second one, so that each round is one copy to the host.
+    """
+    ahead: list[int | None] = []
+    rows = [chain.row + at for chain in chains for at in range(len(chain.drafts) + 1)]
+    if device is not None and rows:
+        part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
+        ahead = device.choose(part, [(c.sampler, c.position + at) for c in chains for at in range(len(c.drafts) + 1)])
+    known = dict(zip(rows, ahead, strict=False))
+    paths: list[list[int]] = [[] for _ in chains]
+    walking = [*range(len(chains))]
+    while walking := [index for index in walking if not _ended(chains[index], paths[index], known)]:
+        rows = [chains[index].row + len(paths[index]) for index in walking]
+        for index, row in zip(tuple(walking), _on_host(logits, rows), strict=True):
+            chain, path = chains[index], paths[index]
+            try:
+                path.append(chain.sampler.choose(row, chain.position + len(path), path))
+            except InternalError:
+                path.clear()
+                walking.remove(index)
+    return paths
+
+
+def _ended(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:
+    """Follow a chain by the tokens that are known; return whether its path has ended."""
+    while not path or (len(path) <= len(chain.drafts) and chain.drafts[len(path) - 1] == path[-1]):
+        token = known.get(chain.row + len(path))
+        if token is None:
+            return False
+        path.append(token)
+    return True
+
+
+def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Iterable[Row]:
+    """Return rows of the logits in float32; those on an accelerator are copied all at once."""
+    if logits.device.type == "cpu":
+        # One by one: to convert half precision into an array of all rows takes six times as long.
+        return (logits[row].float().numpy() for row in rows)
+    return iter(logits[torch.tensor(rows, device=logits.device)].float().cpu().numpy()) if rows else ()
 
 
 @torch.inference_mode()
