@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_process import ipc
+from cloud_verifier.config import INSTALL_VLLM, VerifierConfig
+from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES, ipc
 from cloud_verifier.engine_process.ranks import RankProcesses
-from outrider.core.errors import Fenced, OutriderError, Unavailable
+from outrider.core.errors import Fenced, ModelRefused, OutriderError, Unavailable
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,15 @@ class EngineHost:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await self.ranks.start(theirs)
-        return await self._connect(ours)
+        try:
+            return await self._connect(ours)
+        except Unavailable:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            if self._process.returncode != EXIT_WITHOUT_PACKAGES:
+                raise
+            python = self._config.engine_python or sys.executable
+            raise ModelRefused(f"{python} lacks packages that the engine needs (named above); {INSTALL_VLLM}") from None
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""

@@ -18,13 +18,21 @@ import sys
 import warnings
 from threading import Thread
 
-from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
-from cloud_verifier.engine.vllm_backend import ENVIRONMENT
-from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
-from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
-from outrider.core.errors import ModelRefused, OutriderError
-from outrider.processes import end_with_parent
-from outrider.telemetry.logs import configure
+from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES
+
+try:
+    from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
+    from cloud_verifier.engine.vllm_backend import ENVIRONMENT
+    from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
+    from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
+    from outrider.core.errors import ModelRefused, OutriderError
+    from outrider.processes import end_with_parent
+    from outrider.telemetry.logs import configure
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    print(f"the engine cannot start in {sys.executable}: {error}", file=sys.stderr)
+    sys.exit(EXIT_WITHOUT_PACKAGES)
 
 log = logging.getLogger(__name__)
 

