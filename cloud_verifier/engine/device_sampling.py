@@ -2,7 +2,7 @@
 
 A walk learns only by a row's token which row is next, so all rows are looked at, before any walk, and little more than
 a token of each is copied to the host. A token is taken only if it is certain to be what `Sampler.choose` returns. Other
-rows, among them all with penalties, go to the host if a walk visits them.
+rows, among them those with both penalties and top-p or min-p alone, go to the host if a walk visits them.
 
 It runs in triton's interpreter and compiles for sm_80 and sm_90. It has never run on a GPU.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.coupling import position_key, signed
@@ -27,8 +29,8 @@ from outrider.core.target_token import FAR, Row, token_among
 
 log = logging.getLogger(__name__)
 
-Wanted = Sequence[tuple[Sampler, int]]
-"""The session's sampler and the generated position of each row."""
+Wanted = Sequence[tuple[Sampler, int, Sequence[int]]]
+"""Each row's sampler and generated position, and the tokens of the step that lead to the row."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,12 @@ class Chain:
     """The draft tokens, whose rows follow the first one."""
 
 
+_Ints = NDArray[np.int64]
+
 MAX_TOP_K = 1024
 """Rows with a greater top-k go to the host."""
+PENALISED_ROWS = 32
+"""Rows with penalties that are looked at together, since their logits are copied in float64."""
 _SLACK = 1e-9
 """Nats within which the reference's rounding may order two tokens otherwise."""
 _LEAD = 1e-4
@@ -93,7 +99,8 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
     rows = [chain.row + at for chain in chains for at in range(len(chain.drafts) + 1)]
     if device is not None and rows:
         part = logits if rows == [*range(len(logits))] else logits[torch.tensor(rows, device=logits.device)]
-        ahead = device.choose(part, [(c.sampler, c.position + at) for c in chains for at in range(len(c.drafts) + 1)])
+        steps = ((chain, at) for chain in chains for at in range(len(chain.drafts) + 1))
+        ahead = device.choose(part, [(chain.sampler, chain.position + at, chain.drafts[:at]) for chain, at in steps])
     known = dict(zip(rows, ahead, strict=False))
     paths: list[list[int]] = [[] for _ in chains]
     walking = [*range(len(chains))]
@@ -131,17 +138,16 @@ def _on_host(logits: torch.Tensor, rows: Sequence[int]) -> Iterable[Row]:
 def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
     """Return each row's token, None where it is not certain. kernels: module triton_race. logits: `[R, V]`."""
     tokens: list[int | None] = [None] * len(wanted)
-    ways: dict[str, list[int]] = {"greedy": [], "top_k": [], "race": []}
-    for row, (sampler, _) in enumerate(wanted):
-        if not sampler.params.penalised:
-            ways[_way(sampler.params, logits.shape[1])].append(row)
-    for way, choose in (("greedy", _greedy), ("top_k", _from_top_k), ("race", kernels.race)):
-        rows = ways[way]
-        if rows:
+    ways: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for row, (sampler, _, _) in enumerate(wanted):
+        ways[_way(sampler.params, logits.shape[1]), sampler.params.penalised].append(row)
+    ways.pop(("host", True), None)
+    for (way, penalised), all_rows in ways.items():
+        most = PENALISED_ROWS if penalised else len(all_rows)
+        for rows in (all_rows[first : first + most] for first in range(0, len(all_rows), most)):
             part = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=logits.device)]
             some = [wanted[row] for row in rows]
-            found = _from_race(choose, part, some) if way == "race" else choose(part, some)
-            for row, token in zip(rows, found, strict=True):
+            for row, token in zip(rows, _chosen(kernels, way, part, some, penalised=penalised), strict=True):
                 tokens[row] = token
     return tokens
 
@@ -149,10 +155,68 @@ def choose_ahead(kernels: Any, logits: torch.Tensor, wanted: Wanted) -> list[int
 def _way(params: SamplingParams, vocabulary: int) -> str:
     if params.greedy:
         return "greedy"
-    return "top_k" if 0 < params.top_k <= min(MAX_TOP_K, vocabulary - 1) else "race"
+    if 0 < params.top_k <= min(MAX_TOP_K, vocabulary - 1):
+        return "top_k"
+    # Penalties give float64, whose order is not certain in the kernels' float32.
+    filtered = params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < vocabulary
+    return "host" if filtered and params.penalised else "race"
 
 
-def _greedy(logits: torch.Tensor, _: Wanted) -> list[int | None]:
+def _chosen(kernels: Any, way: str, logits: torch.Tensor, wanted: Wanted, *, penalised: bool) -> Sequence[int | None]:
+    """Return the tokens of rows `[n, V]` that are chosen in the same way, None where it is not certain."""
+    if penalised:
+        logits = _penalised(logits, wanted)
+    if way == "greedy":
+        return _greedy(logits)
+    return _from_top_k(logits, wanted) if way == "top_k" else _from_race(kernels.race, logits, wanted)
+
+
+def _penalised(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+    """Return the logits `[n, V]` after penalties and bias, in float64: those of `processors.penalise`, bit by bit."""
+    counts = [sampler.counts for sampler, _, _ in wanted]
+    rates = np.array([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in _params(wanted)])
+    again = [
+        (row, token, counts[row].of(token) + times)
+        for row, (_, _, path) in enumerate(wanted)
+        for token, times in Counter(path).items()
+    ]
+    biases = [(row, token, value) for row, params in enumerate(_params(wanted)) for token, value in params.logit_bias]
+    rows = np.repeat(np.arange(len(counts)), [len(one.ids) for one in counts])
+    known = rows, np.concatenate([one.ids for one in counts]), np.concatenate([one.times for one in counts])
+    out, written = logits.double(), []
+    for rows, ids, times in (known, _columns(again)):  # those on the path once more, with the greater counts
+        at, values = _at(rows, ids, np.column_stack((times, rates[rows])), out)
+        count, repetition, presence, frequency = values.unbind(1)
+        own = out[at]
+        own = torch.where(own > 0, own / repetition, own * repetition)
+        written.append((at, own - presence - frequency * count))
+    for at, own in written:
+        out[at] = own
+    at, bias = _at(*_columns(biases), out)
+    out[at] += bias
+    return out
+
+
+def _params(wanted: Wanted) -> list[SamplingParams]:
+    return [sampler.params for sampler, _, _ in wanted]
+
+
+def _columns(entries: Sequence[tuple[int, int, float]]) -> tuple[_Ints, _Ints, NDArray[np.float64]]:
+    """Return rows, ids and values of entries, `[m]` each."""
+    table = np.array(entries, dtype=np.float64).reshape(-1, 3)
+    return table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2]
+
+
+def _at(
+    rows: _Ints, ids: _Ints, values: NDArray[np.float64], logits: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return, beside `logits`, the places of entries and their values; without those of ids outside the vocabulary."""
+    inside = ids < logits.shape[1]
+    places, columns, numbers = (torch.from_numpy(part[inside]).to(logits.device) for part in (rows, ids, values))
+    return (places, columns), numbers
+
+
+def _greedy(logits: torch.Tensor) -> list[int | None]:
     """Return the first id of each row's greatest logit, None if that is not finite."""
     best, ids = logits.max(dim=1)
     values, tokens = torch.stack((best.double(), ids.double())).tolist()
@@ -161,11 +225,11 @@ def _greedy(logits: torch.Tensor, _: Wanted) -> list[int | None]:
 
 def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
     """Return the tokens of rows whose top-k leaves few, which are copied to the host and decided there."""
-    most = max(sampler.params.top_k for sampler, _ in wanted)
+    most = max(sampler.params.top_k for sampler, _, _ in wanted)
     best, ids = logits.topk(most + 1, dim=1)
     values, tokens = torch.stack((best.double(), ids.double())).cpu().numpy()
     found: list[int | None] = []
-    for row, (sampler, position) in enumerate(wanted):
+    for row, (sampler, position, _) in enumerate(wanted):
         params = sampler.params
         size = params.top_k + 1
         kept, order = values[row, :size], np.argsort(tokens[row, :size])
@@ -180,15 +244,15 @@ def _from_top_k(logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
 
 def _from_race(race: Any, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
     """Return the tokens of rows whose winner without filters is one that the filters leave."""
-    keys = [signed(position_key(sampler.key, position)) for sampler, position in wanted]
-    temperatures = [sampler.params.temperature for sampler, _ in wanted]
+    keys = [signed(position_key(sampler.key, position)) for sampler, position, _ in wanted]
+    temperatures = [sampler.params.temperature for sampler, _, _ in wanted]
     device = logits.device
     raced = race(
         logits, torch.tensor(keys, device=device), torch.tensor(temperatures, device=device), slack=2.0 * _SLACK
     )
     return [
         raced.tokens[row] if _certain(raced, row, sampler.params, logits.shape[1]) else None
-        for row, (sampler, _) in enumerate(wanted)
+        for row, (sampler, _, _) in enumerate(wanted)
     ]
 
 

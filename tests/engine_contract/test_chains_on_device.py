@@ -42,9 +42,10 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         {"top_p": draw(st.sampled_from([0.05, 0.5, 0.9, 0.999]))},
         {"min_p": draw(st.sampled_from([1e-6, 0.02, 0.5]))},
         {"top_k": draw(st.integers(1, 2_000)), "top_p": 0.8, "min_p": 0.01},
-        {"presence_penalty": draw(st.sampled_from([-1.0, 0.5])), "logit_bias": ((2, 3.0), (5, -100.0))},
+        {"presence_penalty": draw(st.sampled_from([-1.0, 0.5])), "logit_bias": ((2, 3.0), (5, -100.0), (10**6, 1.0))},
         {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "top_k": draw(st.integers(0, 30))},
         {"repetition_penalty": 0.8, "temperature": 0.0},
+        {"frequency_penalty": 0.3, "top_p": 0.5},
     ]
     temperature = draw(st.sampled_from([0.01, 0.3, 0.8, 1.5]))
     return SamplingParams(
@@ -72,7 +73,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[Chain]]:
     chains, row = [], 0
     for length in lengths:
         params = draw(samplings())
-        sampler, drafts = Sampler(params, PROMPT, [2, 2]), list[int]()
+        sampler, drafts = Sampler(params, PROMPT, [2, 2, 10**6]), list[int]()
         for _ in range(length):
             token = draw(st.sampled_from([None, 1]))
             try:
@@ -100,7 +101,11 @@ def test_chains_have_the_tokens_of_the_reference(step: tuple[torch.Tensor, list[
 def test_rows_that_are_certain_on_the_device_are_not_chosen_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     logits = torch.randn(12 * 4, 5_000) * 4.0
-    ways = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9})
+    ways = (
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "presence_penalty": 0.5},
+        {"temperature": 0.8, "top_p": 0.9},
+    )
     samplers = [Sampler(SamplingParams(seed=9, **ways[at % 3]), PROMPT) for at in range(12)]  # type: ignore[arg-type]
     plain = [Chain(sampler, 0, 4 * at, []) for at, sampler in enumerate(samplers)]
     chains = []
@@ -123,3 +128,27 @@ def test_kernels_that_fail_leave_all_rows_to_the_host() -> None:
     expected = [naive(logits, chain) for chain in chains]
     device = DeviceSampler(object())
     assert verify_chains(logits, chains, device) == expected == verify_chains(logits, chains, device)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_penalties_on_the_device_count_the_drafts_on_the_way_to_a_row(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, presence_penalty=1.0, frequency_penalty=0.5, seed=1)
+    logits = torch.zeros(6 * 20, 6)
+    chains = []
+    for at in range(20):
+        sampler, drafts = Sampler(params, PROMPT, [at % 6]), list[int]()
+        for _ in range(5):
+            drafts.append(sampler.choose(logits[0], 6 * at + len(drafts), drafts))
+        chains.append(Chain(sampler, 6 * at, 6 * at, drafts))
+    expected = [naive(logits, chain) for chain in chains]
+    assert [len(path) for path in expected] == [6] * 20
+    assert verify_chains(logits, chains, DeviceSampler(stand_in_race)) == expected
+
+
+@pytest.mark.parametrize("way", [{"top_p": 0.4}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
+def test_penalties_that_single_precision_does_not_show_decide_on_the_device_too(way: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=1.0, logit_bias=((1, 1e-8),), seed=4, **way)
+    logits = torch.full((40, 3_000), -60.0)
+    logits[:, :2] = 1.0  # equal but for the bias
+    chains = [Chain(Sampler(params, PROMPT), at, at, []) for at in range(40)]
+    assert verify_chains(logits, chains, DeviceSampler(stand_in_race)) == [[1]] * 40

@@ -218,7 +218,7 @@ def test_tokens_that_are_chosen_on_the_device_are_those_of_the_host(
             assert found == (expected or found)
             expected = found
             chosen.append(0)
-        assert chosen[1] < chosen[0] // 2  # of the session with penalties, and few others
+        assert chosen[1] < chosen[0] // 4  # of few rows
     finally:
         core.shutdown()
 
@@ -247,7 +247,7 @@ def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, capl
         return load.engine_settings(EngineArgs(model=str(made(tmp_path / name, config)), enable_prefix_caching=True))
 
     assert settings("plain", SERVED["llama"]()).cache_config.enable_prefix_caching is True
-    assert not caplog.records
+    assert "without a prefix cache" not in caplog.text
     cache = settings("hybrid", hybrid()).cache_config
     assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
     assert "without a prefix cache" in caplog.text

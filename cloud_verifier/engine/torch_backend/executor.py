@@ -20,7 +20,7 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
 from outrider.core.errors import InternalError, ModelRefused, OutriderError, Overloaded
 from outrider.core.step_cost import KNOTS, StepCost
-from outrider.core.verification import Verified
+from outrider.core.verification import TreeBatch, Verified
 
 PREFIX = 128
 """Number of tokens before the rows of each session, where steps are measured."""
@@ -135,7 +135,8 @@ class TorchExecutor:
         ahead: list[int | None] = []
         if self._device_sampler is not None:
             trees = [(one.session.sampler, one.batch) for one in rows if one.batch is not None]
-            ahead = self._device_sampler.choose(logits, [(s, b.position + d) for s, b in trees for d in (0, *b.depths)])
+            wanted = [(s, b.position + len(path), path) for s, b in trees for path in _paths(b)]
+            ahead = self._device_sampler.choose(logits, wanted)
         for one, start in zip(rows, starts, strict=True):
             if one.batch is None:
                 results.append(None)
@@ -150,6 +151,14 @@ class TorchExecutor:
                 self._recording.note(one.session, verified, logits, start)
             results.append(verified)
         return results
+
+
+def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
+    """Return the tokens from the root to each row of a batch, the root's own first."""
+    paths: list[tuple[int, ...]] = [()]
+    for parent, token in zip(batch.parents, batch.tokens, strict=True):
+        paths.append((*paths[parent], token))
+    return paths
 
 
 def profile(
