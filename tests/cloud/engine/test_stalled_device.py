@@ -69,6 +69,18 @@ def test_it_makes_room_for_others_within_seconds(target: Target) -> None:
     assert len(joining.device.received) == 20
 
 
+def test_one_that_the_target_has_dropped_goes_early_only_if_another_waits_for_room(target: Target) -> None:
+    rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
+    stalled(rig)
+    rig.engine._live["still"].blocked = True
+    rig.clock.now += 6.0
+    assert ends(rig) == []
+    rig.engine.start("able", attach_of(prompt_of(20), max_tokens=20, ignore_eos=True), LIMITS, STREAMING)
+    rig.engine._live["able"].blocked = True
+    rig.clock.now += 2.0
+    assert [end.session_id for end in ends(rig)] == ["still"]
+
+
 def test_one_that_wakes_up_in_time_stays(target: Target, reference: Plain) -> None:
     rig = Rig(target("llama"), EngineConfig(kv_slots=1024, stall_timeout_s=60.0))
     joining = client(PROMPT, nothing, max_tokens=80, ignore_eos=True)
