@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -54,9 +54,6 @@ class Way:
     drafted: bool
     resumed: bool
 
-    def __str__(self) -> str:
-        return f"{'drafted' if self.drafted else 'plain'}{', resumed' if self.resumed else ''}"
-
 
 PLAIN = Way(drafted=False, resumed=False)
 WAYS = (PLAIN, Way(True, False), Way(True, True), Way(False, True))
@@ -82,9 +79,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
+    """Hold an output, with the steps and attaches that it took."""
+
     tokens: tuple[int, ...]
     steps: int
     attaches: int
+    drafted: bool
+
+    def __str__(self) -> str:
+        return f"{'drafted' if self.drafted else 'plain'}, {self.attaches} attaches"
 
 
 def calls(prompts: Mapping[str, Sequence[int]], count: int) -> list[Call]:
@@ -136,16 +139,17 @@ class Devices:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, verifier: str, max_tokens: int) -> Any:
+    async def start(cls, verifier: str, max_tokens: int) -> AsyncIterator[Devices]:
         """Load what devices need from this verifier; its engine does not matter, since the weights are the same."""
         settings = EdgeSettings(max_sessions=AT_ONCE, draft_workers=AT_ONCE)
         async with contextlib.AsyncExitStack() as stack:
-            clients = []
-            for draft in ("auto", None):
-                client = _GivenClient(verifier=verifier, draft=draft, timeout=None, retries=0, settings=settings)
-                clients.append(await stack.enter_async_context(client))
-                await client.prepare()
-            yield cls(*clients, max_tokens)
+            clients = [
+                _GivenClient(verifier=verifier, draft=draft, timeout=None, retries=0, settings=settings)
+                for draft in ("auto", None)
+            ]
+            for client in clients:
+                await (await stack.enter_async_context(client)).prepare()
+            yield cls(clients[0], clients[1], max_tokens)
 
     async def send(self, call: Call, addresses: Sequence[str], *, drafted: bool) -> Answer:
         """Send a call to the first address, and lead it on to each of the others after some tokens.
@@ -172,7 +176,7 @@ class Devices:
         attaches = completion.statistics.attaches
         if attaches <= sum(got - at > ON_THE_WAY for at in cut_at):
             raise RuntimeError(f"{call}: {len(cut_at)} connections were cut, and it attached {attaches} times")
-        return Answer(completion.token_ids, completion.statistics.steps, attaches)
+        return Answer(completion.token_ids, completion.statistics.steps, attaches, drafted)
 
 
 @dataclass
@@ -187,53 +191,35 @@ class Comparison:
     """The gap of each tie."""
     mismatches: int = 0
 
-    def add(self, call: Call, what: str, expected: Sequence[int], got: Sequence[int]) -> None:
-        """Compare two outputs of one call. what: the way of the second one."""
-        if tuple(expected) == tuple(got):
+    def of(self, outputs: Iterable[tuple[Call, Answer, Answer]]) -> dict[str, Any]:
+        """Compare two answers to each call; return the figures."""
+        for call, expected, got in outputs:
+            self.add(call, expected, got)
+        gaps = [float(f"{gap:.3g}") for gap in self.ties]
+        return {"equal": self.equal, "ties": gaps, "mismatches": self.mismatches}
+
+    def add(self, call: Call, expected: Answer, got: Answer) -> None:
+        """Compare two answers to one call."""
+        first, second = expected.tokens, got.tokens
+        if first == second:
             self.equal += 1
             return
-        at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+        at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
         gap = float("inf")  # one of them stopped early
         if at is not None:
             setting = SETTINGS[call.setting]
-            gap = self.reference.gap(list(call.prompt), list(got[:at]), setting, (expected[at], got[at]))
+            gap = self.reference.gap(list(call.prompt), list(first[:at]), setting, (first[at], second[at]))
         tie = gap <= TIE
         kind = "tie" if tie else "MISMATCH"
-        print(f"{kind}: {self.name}, {call}, {what}: first difference at token {at}, gap {gap:.2e}", flush=True)
+        print(f"{kind}: {self.name}, {call}, {got}: first difference at token {at}, gap {gap:.2e}", flush=True)
         if tie:
             self.ties.append(gap)
         else:
             self.mismatches += 1
 
-    @property
-    def found(self) -> dict[str, Any]:
-        gaps = [float(f"{gap:.3g}") for gap in self.ties]
-        return {"equal": self.equal, "ties": gaps, "mismatches": self.mismatches}
 
-
-@dataclass
-class EngineRun:
-    """Hold what one engine's verifiers answered, by call and way."""
-
-    answers: dict[tuple[int, Way], Answer] = field(default_factory=dict)
-
-    def of(self, call: Call, way: Way = PLAIN) -> tuple[int, ...]:
-        return self.answers[call.number, way].tokens
-
-    def compare(self, calls: Iterable[Call], reference: Reference, engine: str) -> dict[str, Any]:
-        """Compare every call's outputs with its plain one; return the engine's figures."""
-        compared = Comparison(reference, engine)
-        for call in calls:
-            for way in WAYS[1:]:
-                compared.add(call, str(way), self.of(call), self.of(call, way))
-        drafted = [answer for (_, way), answer in self.answers.items() if way.drafted]
-        return {
-            "requests": len(self.answers),
-            "tokens": sum(len(answer.tokens) for answer in self.answers.values()),
-            "resumed": sum(answer.attaches > 1 for answer in self.answers.values()),
-            "tokens_per_step": round(sum(len(a.tokens) for a in drafted) / sum(a.steps for a in drafted), 3),
-            **compared.found,
-        }
+Answers = Mapping[tuple[int, Way], Answer]
+"""What one engine's verifiers answered, by the call's number and the way."""
 
 
 async def run(pair: Pair, engines: Engines, requests: int, max_tokens: int) -> dict[str, Any]:
@@ -241,12 +227,10 @@ async def run(pair: Pair, engines: Engines, requests: int, max_tokens: int) -> d
 
     With two engines, greedy calls are sent once more, from our engine to vLLM and back: `moved`.
     """
-    prompts = pair.encode(harness.prompts("heldout"))
-    asked = calls(prompts, requests // len(WAYS))
-    reference = Reference(str(pair.target))
-    runs: dict[str, EngineRun] = {}
-    moved: dict[int, Answer] = {}
+    asked = calls(pair.encode(harness.prompts("heldout")), requests // len(WAYS))
     greedy = [call for call in asked if call.setting == "greedy"]
+    answers: dict[str, Answers] = {}
+    moved: list[Answer] = []
     async with harness.cluster() as cluster:
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         served: dict[str, list[str]] = {}
@@ -255,30 +239,30 @@ async def run(pair: Pair, engines: Engines, requests: int, max_tokens: int) -> d
             served[engine] = [verifier.address for verifier in both]
         async with Devices.start(served[TORCH][0], max_tokens) as devices:
             for engine, addresses in served.items():
-                runs[engine] = await _run(devices, asked, addresses)
+                answers[engine] = await _answers(devices, asked, addresses)
             if VLLM in served:
                 route = (served[TORCH][0], served[VLLM][0], served[TORCH][1])
-                answers = await asyncio.gather(*(devices.send(call, route, drafted=True) for call in greedy))
-                moved = {call.number: answer for call, answer in zip(greedy, answers, strict=True)}
-    within = {engine: one.compare(asked, reference, engine) for engine, one in runs.items()}
-    found: dict[str, Any] = {"engines": within, "between": None, "moved": None}
-    if VLLM in runs:
-        found["between"] = {}
-        for setting in SETTINGS:
-            compared = Comparison(reference, "torch and vllm")
-            for call in asked:
-                if call.setting == setting:
-                    compared.add(call, str(PLAIN), runs[TORCH].of(call), runs[VLLM].of(call))
-            found["between"][setting] = compared.found
-        compared = Comparison(reference, "from torch to vllm and back")
-        for call in greedy:
-            compared.add(call, str(WAYS[2]), runs[TORCH].of(call), moved[call.number].tokens)
-        attaches = sum(answer.attaches for answer in moved.values())
-        found["moved"] = {"requests": len(moved), "attaches": attaches, **compared.found}
-    return found
+                moved = await asyncio.gather(*(devices.send(call, route, drafted=True) for call in greedy))
+    reference = Reference(str(pair.target))
+    within = {engine: _within(engine, each, asked, reference) for engine, each in answers.items()}
+    if VLLM not in answers:
+        return {"engines": within, "between": None, "moved": None}
+    between = {
+        setting: Comparison(reference, "torch and vllm").of(
+            (call, answers[TORCH][call.number, PLAIN], answers[VLLM][call.number, PLAIN])
+            for call in asked
+            if call.setting == setting
+        )
+        for setting in SETTINGS
+    }
+    back = Comparison(reference, "from torch to vllm and back").of(
+        (call, answers[TORCH][call.number, PLAIN], one) for call, one in zip(greedy, moved, strict=True)
+    )
+    there = {"requests": len(moved), "attaches": sum(answer.attaches for answer in moved)}
+    return {"engines": within, "between": between, "moved": there | back}
 
 
-async def _run(devices: Devices, asked: Sequence[Call], addresses: Sequence[str]) -> EngineRun:
+async def _answers(devices: Devices, asked: Sequence[Call], addresses: Sequence[str]) -> Answers:
     """Send every call in every way, in an order that mixes them. addresses: of one engine's two verifiers."""
     jobs = [(call, way) for call in asked for way in WAYS]
     random.Random(SEED).shuffle(jobs)
@@ -287,8 +271,23 @@ async def _run(devices: Devices, asked: Sequence[Call], addresses: Sequence[str]
         first, second = addresses if call.number % 2 else reversed(addresses)
         return await devices.send(call, (first, second) if way.resumed else (first,), drafted=way.drafted)
 
-    answers = await asyncio.gather(*(one(*job) for job in jobs))
-    return EngineRun({(call.number, way): answer for (call, way), answer in zip(jobs, answers, strict=True)})
+    found = await asyncio.gather(*(one(*job) for job in jobs))
+    return {(call.number, way): answer for (call, way), answer in zip(jobs, found, strict=True)}
+
+
+def _within(engine: str, answers: Answers, asked: Sequence[Call], reference: Reference) -> dict[str, Any]:
+    """Compare every call's outputs with its plain one; return the engine's figures."""
+    drafted = [answer for (_, way), answer in answers.items() if way.drafted]
+    compared = Comparison(reference, engine).of(
+        (call, answers[call.number, PLAIN], answers[call.number, way]) for call in asked for way in WAYS[1:]
+    )
+    return {
+        "requests": len(answers),
+        "tokens": sum(len(answer.tokens) for answer in answers.values()),
+        "resumed": sum(answer.attaches > 1 for answer in answers.values()),
+        "tokens_per_step": round(sum(len(a.tokens) for a in drafted) / sum(a.steps for a in drafted), 3),
+        **compared,
+    }
 
 
 def mismatches(found: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import failover, latency
 from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
 from benchmarks.support import engine_equality
-from benchmarks.support.engine_equality import Call, Comparison, calls
+from benchmarks.support.engine_equality import Answer, Call, Comparison, calls
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
 
@@ -92,17 +92,19 @@ def test_an_output_of_another_engine_is_equal_a_tie_or_a_mismatch(
 ) -> None:
     output = right(reference, ReferenceSampling(), 12)
     call = Call(0, "p", tuple(PROMPT), "greedy")
-    compared = Comparison(reference, "x")
-    compared.add(call, "plain", output, output)
-    compared.add(call, "plain", output, [*output[:7], (output[7] + 1) % VOCAB, *output[8:]])
-    compared.add(call, "plain", output, output[:9])
-    assert compared.found == {"equal": 1, "ties": [], "mismatches": 2}
+    other = [*output[:7], (output[7] + 1) % VOCAB, *output[8:]]
+    outputs = [
+        (call, Answer(tuple(output), 12, 1, False), Answer(tuple(got), 12, 1, False))
+        for got in (output, other, output[:9])
+    ]
+    assert Comparison(reference, "x").of(outputs) == {"equal": 1, "ties": [], "mismatches": 2}
 
-    # A token that rounding may choose as well, and what follows is another sequence.
-    monkeypatch.setattr(engine_equality, "TIE", 1e3)
-    compared.add(call, "plain", output, [*output[:7], (output[7] + 1) % VOCAB, 1, 2])
-    assert (compared.equal, len(compared.ties), compared.mismatches) == (1, 1, 2)
-    assert compared.ties[0] > 0
+    monkeypatch.setattr(
+        engine_equality, "TIE", 1e3
+    )  # a token that rounding may choose as well; no end that comes early
+    found = Comparison(reference, "x").of(outputs)
+    assert (found["equal"], len(found["ties"]), found["mismatches"]) == (1, 1, 1)
+    assert found["ties"][0] > 0
 
 
 def test_requests_are_different_calls_that_each_engine_gets_alike() -> None:
