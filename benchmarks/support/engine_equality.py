@@ -30,6 +30,7 @@ from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.session.coordinator_client import Placement
 from edge_agent.session.failover import AttachTarget, NextAttach, Route, next_attach
+from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError
 
 SEED = 20_261_123
@@ -102,25 +103,33 @@ _addresses: ContextVar[tuple[str, ...]] = ContextVar("_addresses", default=())
 
 
 class _GivenRoute:
-    """Lead a session to the given verifiers, to the next one whenever an attach has ended early."""
+    """Lead a session to the given verifiers, to the next one whenever an attach has ended early, and to the last again.
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    As with the product's routes, an attach may end early by itself: gRPC loses the end of a stream on which the device
+    is writing.
+    """
+
+    def __init__(self, addresses: Sequence[str], backoff: Backoff) -> None:
         self._addresses = addresses
+        self._backoff = backoff
         self._epoch = 0
 
     async def next(self) -> AttachTarget:
         self._epoch += 1
-        return AttachTarget(self._addresses[self._epoch - 1], self._epoch)
+        return AttachTarget(self._addresses[min(self._epoch, len(self._addresses)) - 1], self._epoch)
 
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
-        if next_attach(error) is NextAttach.NONE or self._epoch == len(self._addresses):
+        if next_attach(error) is NextAttach.NONE:
             raise error
+        if progressed:
+            self._backoff.progressed()
+        self._backoff.failed(error)
 
 
 class _GivenSessions(Sessions):
     def route(self, placement: Placement | None, budget_s: float) -> Route:
         addresses = _addresses.get()
-        return _GivenRoute(addresses) if addresses else super().route(placement, budget_s)
+        return _GivenRoute(addresses, Backoff(budget_s)) if addresses else super().route(placement, budget_s)
 
 
 class _GivenClient(AsyncClient):

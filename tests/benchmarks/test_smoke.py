@@ -138,7 +138,8 @@ async def test_lossless_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
         assert_equal_within(within)
     assert last["between"].keys() == {"greedy", "sampled", "penalised"}
     assert sum(setting["equal"] + len(setting["ties"]) for setting in last["between"].values()) == 3
-    assert (last["moved"]["requests"], last["moved"]["attaches"], last["moved"]["mismatches"]) == (1, 3, 0)
+    assert (last["moved"]["requests"], last["moved"]["mismatches"]) == (1, 0)
+    assert last["moved"]["attaches"] >= 3, "from our engine to vLLM and back"
 
 
 @in_shared_loop
