@@ -24,10 +24,13 @@ from outrider.settings.options import layers_of
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 CHART = DOCKER / "helm" / "outrider"
-IMAGES = ("coordinator", "verifier", "edge")
+FILES = ("coordinator", "verifier", "edge")
+"""Names of the Dockerfiles; each makes the image of its name by default."""
+IMAGES = (*FILES, "verifier-vllm")
 PROGRAMS: Mapping[str, tuple[Any, Any]] = {
     "coordinator": (coordinator_app.parser, CoordinatorConfig),
     "verifier": (verifier_app.parser, VerifierConfig),
+    "verifier-vllm": (verifier_app.parser, VerifierConfig),
     "edge": (edge_cli.parser, EdgeSettings),
 }
 """Image -> its program's parser and settings."""
@@ -39,20 +42,27 @@ Instruction = tuple[str, str]
 
 @dataclass(frozen=True)
 class Image:
-    """Hold a Dockerfile. stages: instructions, by stage; the last one is what runs."""
+    """Hold what makes an image. stages: the instructions of the stage that builds, and of the one that runs, with
+    those of the stage that it is based on."""
 
     name: str
     stages: tuple[tuple[Instruction, ...], ...]
 
     @classmethod
     def read(cls, name: str) -> Image:
-        lines = (DOCKER / f"{name}.Dockerfile").read_text().splitlines()
+        lines = (DOCKER / f"{name.partition('-')[0]}.Dockerfile").read_text().splitlines()
         text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
         whole = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-        instructions = [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in whole]
-        starts = [at for at, (word, _) in enumerate(instructions) if word == "FROM"]
-        ends = [*starts[1:], len(instructions)]
-        return cls(name, tuple(tuple(instructions[a:b]) for a, b in zip(starts, ends, strict=True)))
+        stages: dict[str, tuple[Instruction, ...]] = {}
+        for word, rest in ((line.partition(" ")[0], line.partition(" ")[2].strip()) for line in whole):
+            if word == "FROM":
+                base, _, alias = rest.partition(" AS ")
+                stage = alias or name.partition("-")[0]
+                stages[stage] = stages.get(base, ())
+            elif stages:
+                stages[stage] += ((word, rest),)
+        [build] = {rest.split()[0] for word, rest in stages[name] if word == "COPY"}
+        return cls(name, (stages[build.removeprefix("--from=")], stages[name]))
 
     def all(self, word: str, stage: int = -1) -> list[str]:
         return [rest for name, rest in self.stages[stage] if name == word]
@@ -111,7 +121,7 @@ def compose(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def component_of(image: str) -> str:
-    """Return coordinator, verifier or edge, by an image's name."""
+    """Return an image's name without prefix and tag: one of IMAGES."""
     return image.rpartition("/")[2].partition(":")[0].removeprefix("outrider-")
 
 

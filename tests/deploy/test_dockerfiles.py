@@ -7,8 +7,9 @@ import tomllib
 from collections.abc import Callable
 
 import pytest
-from container_files import DOCKER, IMAGES, ROOT, Image, settings, strange_variables
+from container_files import DOCKER, FILES, IMAGES, ROOT, Image, settings, strange_variables
 
+from cloud_verifier import vllm_environment
 from outrider import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -16,6 +17,7 @@ COMPILERS = ("g++", "gcc", "cmake", "make", "build-essential")
 NEEDED = {
     "coordinator": {},
     "verifier": {"OUTRIDER_VERIFIER_MODEL": "/models/target"},
+    "verifier-vllm": {"OUTRIDER_VERIFIER_MODEL": "/models/target"},
     "edge": {"OUTRIDER_EDGE_COORDINATOR": "coordinator:7700"},
 }
 """Settings that a user has to give."""
@@ -24,7 +26,7 @@ images = pytest.mark.parametrize("image", [Image.read(name) for name in IMAGES],
 
 
 def test_the_linter_finds_nothing(tool: Callable[..., str]) -> None:
-    assert tool("hadolint", *(str(DOCKER / f"{name}.Dockerfile") for name in IMAGES)) == ""
+    assert tool("hadolint", *(str(DOCKER / f"{name}.Dockerfile") for name in FILES)) == ""
 
 
 @images
@@ -41,14 +43,16 @@ def test_what_runs_has_no_compiler_no_installer_and_no_root(image: Image) -> Non
     assert not {*COMPILERS, "pip"} & set(words)
     assert image.one("USER") == "10001:10001"
     assert any("useradd --uid 10001" in run for run in image.all("RUN"))
-    assert image.all("COPY") == ["--from=build /opt/outrider /opt/outrider"]
+    [copied] = [rest for rest in image.all("COPY") if rest.endswith(" /opt/outrider /opt/outrider")]
+    assert image.all("COPY")[-1] == copied
 
 
 @images
 def test_the_build_sees_every_package_and_no_model_test_or_secret(image: Image) -> None:
     allowed = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
-    copied = {word for rest in image.all("COPY", stage=0) for word in rest.split()[:-1]}
+    copies = [rest.split() for rest in image.all("COPY", stage=0)]
+    copied = {word for *words, _ in copies for word in words if "/" not in word or word in allowed}
     needless = set() if image.name == "edge" else {"tools/llama_cpp_library.cmake"}
     assert copied == set(allowed) - needless
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -59,7 +63,7 @@ def test_the_build_sees_every_package_and_no_model_test_or_secret(image: Image) 
 @images
 def test_the_entry_point_is_a_program_of_the_project(image: Image) -> None:
     assert image.entrypoint[0] in PROJECT["scripts"]
-    assert image.name in image.entrypoint[0]
+    assert image.name.partition("-")[0] in image.entrypoint[0]
 
 
 @images
@@ -88,3 +92,22 @@ def test_labels_tell_name_licence_and_this_version(image: Image) -> None:
 
 def test_no_package_hides_behind_the_folder() -> None:
     assert list(DOCKER.rglob("__init__.py")) == []
+
+
+def test_the_engine_of_vllm_is_in_its_image_where_the_verifier_looks_for_it() -> None:
+    image = Image.read("verifier-vllm")
+    [made] = [found for run in image.runs if (found := re.search(r"-m (\S+) (\S+) \$VLLM_OPTIONS", run))]
+    assert made[1] == vllm_environment.__name__
+    config = settings(image.name, [], {**image.environment, **NEEDED[image.name]})
+    assert (config.engine, str(config.engine_python)) == ("vllm", f"{made[2]}/bin/python")
+    assert image.all("COPY")[0] == f"--from=build-vllm {made[2]} {made[2]}"
+    assert "VLLM_OPTIONS=--gpu" in image.all("ARG", stage=0)
+
+
+def test_what_makes_the_environment_of_vllm_is_copied_before_it_runs() -> None:
+    stage = Image.read("verifier-vllm").stages[0]
+    runs = next(at for at, (word, rest) in enumerate(stage) if word == "RUN" and vllm_environment.__name__ in rest)
+    copied = [rest.split() for word, rest in stage[:runs] if word == "COPY"]
+    files = {ROOT / word for *words, folder in copied for word in words if word.startswith(folder)}
+    package = ROOT / "cloud_verifier"
+    assert files == {package / "__init__.py", package / "vllm_environment.py", vllm_environment.PINS}

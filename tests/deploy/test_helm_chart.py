@@ -21,7 +21,7 @@ from chart_objects import (
     probes_of,
     workloads,
 )
-from container_files import CHART, DOCKER, ROOT, Image, settings, strange_variables
+from container_files import CHART, DOCKER, ROOT, Image, component_of, settings, strange_variables
 from demanded import demand
 
 from outrider import __version__
@@ -36,6 +36,7 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"coordinator": {"replicas": 0}}, "replicas"),
     ({"autoscaling": {"min_acceptance": 2}}, "min_acceptance"),
     ({"verifier": {"drainSeconds": 3_600}}, "drainSeconds"),
+    ({"verifier": {"engine": "vLLM"}}, "engine"),
     ({"coordinator": {"env": {"lower": "x"}}}, "lower"),
     ({"verifier": {"model": {"volume": {"emptyDir": {}, "hostPath": {"path": "/m"}}}}}, "volume"),
 ]
@@ -120,9 +121,10 @@ def test_the_product_takes_every_containers_command_and_variables(
     chart: Callable[..., list[Object]], values: Object
 ) -> None:
     for component, template in workloads(chart(values)).items():
-        environment = {**Image.read(component).environment, **environment_of(template)}
+        image = Image.read(component_of(container_of(template)["image"]))
+        environment = {**image.environment, **environment_of(template)}
         assert strange_variables(environment) == []
-        config = settings(component, arguments_of(template), environment)
+        config = settings(image.name, arguments_of(template), environment)
         listen = config.serve_listen if component == "edge" else config.listen
         assert int(listen.removeprefix("0.0.0.0:")) == ports_of(template)["http" if component == "edge" else "grpc"]
         if component != "edge":
@@ -199,8 +201,9 @@ def test_no_pod_may_more_than_it_must(chart: Callable[..., list[Object]], values
 
 @pytest.mark.parametrize("component", ["coordinator", "verifier", "edge"])
 def test_a_pod_runs_as_its_images_user(chart: Callable[..., list[Object]], component: str) -> None:
-    context = workloads(chart(EVERYTHING))[component]["spec"]["securityContext"]
-    assert f"{context['runAsUser']}:{context['runAsGroup']}" == Image.read(component).one("USER")
+    template = workloads(chart(EVERYTHING))[component]
+    context, image = template["spec"]["securityContext"], Image.read(component_of(container_of(template)["image"]))
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == image.one("USER")
 
 
 @values
@@ -244,7 +247,9 @@ def test_what_is_mounted_is_there_and_what_must_be_written_can_be(
         mounts = container_of(template)["volumeMounts"]
         assert {mount["name"] for mount in mounts} == set(volumes)
         written = {mount["mountPath"] for mount in mounts if "emptyDir" in volumes[mount["name"]]}
-        assert written == ({"/tmp"} if component == "verifier" else {"/tmp", "/var/lib/outrider"})
+        image = component_of(container_of(template)["image"])
+        further = {"verifier": set(), "verifier-vllm": {"/dev/shm"}}.get(image, {"/var/lib/outrider"})
+        assert written == {"/tmp", *further}, component
 
 
 @values
@@ -266,6 +271,35 @@ def test_a_gpu_is_asked_for_and_used_by_an_image_of_its_own(chart: Callable[...,
     assert "--device=cuda" not in arguments_of(cpu)
     tags = {name: container_of(template)["image"].rpartition(":")[2] for name, template in everything.items()}
     assert tags == {"coordinator": "1.2.3", "verifier": "1.2.3-cuda", "edge": "1.2.3"}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "engine"),
+    [
+        ({}, "torch"),
+        ({"engine": "vllm"}, "vllm"),
+        ({"gpus": 1}, "vllm"),
+        ({"gpus": 1, "engine": "torch"}, "torch"),
+        ({"gpus": 4}, "vllm"),
+    ],
+)
+def test_the_engine_is_the_one_that_is_asked_for_and_with_gpus_vllm(
+    chart: Callable[..., list[Object]], verifier: Object, engine: str
+) -> None:
+    template = workloads(chart({"verifier": verifier}))["verifier"]
+    image = Image.read(component_of(container_of(template)["image"]))
+    config = settings(image.name, arguments_of(template), {**image.environment, **environment_of(template)})
+    gpus = verifier.get("gpus", 0)
+    assert (config.engine, config.device) == (engine, "cuda" if gpus else "cpu")
+    assert config.tensor_parallel == max(gpus, 1)
+    assert container_of(template)["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
+    shared = [volume["emptyDir"]["medium"] for volume in template["spec"]["volumes"] if volume["name"] == "shm"]
+    assert shared == (["Memory"] if engine == "vllm" else [])
+
+
+def test_our_own_engine_on_several_gpus_is_refused_since_its_image_cannot(chart: Callable[..., list[Object]]) -> None:
+    with pytest.raises(Exception, match=r"verifier\.gpus is 2, and engine torch takes one GPU"):
+        chart({"verifier": {"gpus": 2, "engine": "torch"}})
 
 
 def test_the_fleet_is_scaled_by_metrics_that_verifiers_export(chart: Callable[..., list[Object]]) -> None:
@@ -312,6 +346,7 @@ def test_chart_and_images_are_of_this_version(chart: Callable[..., list[Object]]
     assert images == {f"outrider-coordinator:{__version__}", f"outrider-verifier:{__version__}"}
     elsewhere = {container_of(template)["image"] for template in workloads(chart(EVERYTHING)).values()}
     assert "registry.example/llm/outrider-edge:1.2.3" in elsewhere
+    assert "registry.example/llm/outrider-verifier-vllm:1.2.3-cuda" in elsewhere
 
 
 def test_the_notes_warn_of_plain_text(helm: Any) -> None:

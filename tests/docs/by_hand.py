@@ -20,7 +20,7 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"python3 tools/install\.py .*", INSTALLS),
     (ANY, r"\. \.venv/bin/activate", INSTALLS),
     (ANY, r"(\S+/)?python -m cloud_verifier\.vllm_environment .*", INSTALLS),
-    ("docs/operations.md", r"outrider up --engine vllm .*", "it needs vLLM; make test-vllm runs such verifiers"),
+    (ANY, r"outrider up --engine vllm .*", "it needs vLLM; make test-vllm runs such verifiers"),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),

@@ -4,7 +4,17 @@
 {{- $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The helpers below are given a dict: root, and component (coordinator, verifier, edge). */}}
+{{/* torch or vllm. Several GPUs for one verifier need packages that the image of torch lacks. */}}
+{{- define "outrider.engine" -}}
+{{- $verifier := .Values.verifier -}}
+{{- $engine := $verifier.engine | default (ternary "vllm" "torch" (gt (int $verifier.gpus) 0)) -}}
+{{- if and (eq $engine "torch") (gt (int $verifier.gpus) 1) -}}
+{{- fail (printf "verifier.gpus is %d, and engine torch takes one GPU: set verifier.engine to vllm" (int $verifier.gpus)) -}}
+{{- end -}}
+{{- $engine -}}
+{{- end -}}
+
+{{/* The helpers below are given a dict: root, component (coordinator, verifier, edge), and, if it is another one, image. */}}
 {{- define "outrider.selector" -}}
 app.kubernetes.io/name: outrider
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -55,7 +65,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- define "outrider.container" -}}
 name: {{ .component }}
 {{- $tag := (index .root.Values .component).imageTag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
-image: {{ .root.Values.image.prefix }}outrider-{{ .component }}:{{ $tag }}
+image: {{ .root.Values.image.prefix }}outrider-{{ .image | default .component }}:{{ $tag }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
