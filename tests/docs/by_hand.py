@@ -26,6 +26,7 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
     ("models/README.md", r"python -m models\.recipe .*", "it trains for two hours"),
     *([] if shutil.which("jq") else [(ANY, r".*\| jq .*", "jq is not installed here")]),
+    ("docs/deploy.md", r"(mkdir packages|PYTHONPATH=\S+|outrider-verifier) .*", "it needs GPUs of two machines"),
     ("docs/deploy.md", r"(cp docker/\.env|set -a;|curl) .*", "it belongs to what `docker compose` starts"),
 )
 """(page or ANY, pattern of the whole command, reason)"""

@@ -54,26 +54,81 @@ SERVED: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
     ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SHAPE,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=32,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "gemma2 with sliding windows": lambda: transformers.Gemma2Config(**SHAPE, sliding_window=32),
     "mistral with a sliding window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=32),
 }
-
-
-LINEAR_ATTENTION = {"num_value_heads": 4, "num_key_heads": 2, "key_head_dim": 32, "value_head_dim": 32}
-
-
-def hybrid() -> Any:
-    """Return the configuration of a target with recurrent layers beside attention."""
-    linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    return transformers.Qwen3NextConfig(
+LATENT: dict[str, Any] = {
+    **SHAPE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+MAMBA: dict[str, Any] = {
+    **SHAPE,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
+LINEAR_ATTENTION: dict[str, Any] = {
+    **SHAPE,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+REFUSED: dict[str, Callable[[], Any]] = {
+    "falcon_h1": lambda: transformers.FalconH1Config(**MAMBA, mamba_d_ssm=256),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **MAMBA,
+        layer_types=["mamba", "attention"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=64,
+    ),
+    "jamba": lambda: transformers.JambaConfig(
+        **SHAPE, attn_layer_period=2, attn_layer_offset=1, num_experts=4, mamba_d_state=16
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
+    "mamba2": lambda: transformers.Mamba2Config(**SHAPE, num_heads=8, state_size=16, n_groups=1, expand=2),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
         **SHAPE,
-        **experts,
-        **linear,
+        layers_block_type=["mamba", "attention"],
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=1,
+    ),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**LINEAR_ATTENTION),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **LINEAR_ATTENTION,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
         shared_expert_intermediate_size=64,
-        layer_types=["linear_attention", "full_attention"],
-    )
-
+    ),
+}
+"""Hybrids, none of which vLLM runs on a CPU with draft tokens."""
 
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 
@@ -237,9 +292,16 @@ def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Pat
     assert serve(made(tmp_path / "target", SERVED["llama"]()), tensor_parallel=2) == ALL
 
 
-def test_a_hybrid_that_vllm_cannot_run_on_a_cpu_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="vLLM"):
-        serve(made(tmp_path / "target", hybrid()))
+def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
+    """The check leaves out sequences after draft tokens were accepted: then the first worker needs these tokens."""
+    further = {"pipeline_parallel_size": 2}
+    assert serve(made(tmp_path / "target", SERVED["llama"]()), further=further) == ALL
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_hybrid_is_refused_on_a_cpu_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="running state of the sequence"):
+        serve(made(tmp_path / "target", REFUSED[kind]()))
 
 
 def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +310,7 @@ def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, capl
 
     assert settings("plain", SERVED["llama"]()).cache_config.enable_prefix_caching is True
     assert "without a prefix cache" not in caplog.text
-    cache = settings("hybrid", hybrid()).cache_config
+    cache = settings("hybrid", REFUSED["qwen3_next"]()).cache_config
     assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
     assert "without a prefix cache" in caplog.text
 
@@ -274,6 +336,14 @@ def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(load.vllm, "__version__", "0.33.1")
     with pytest.raises(ModelRefused, match=r"has vllm 0\.33\.1, and outrider works with 0\.32"):
         load.check_version()
+
+
+def test_a_target_of_which_no_step_computes_anything_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load.PlannedScheduler, "_reserve_prefill_lookahead", lambda *_: 0)
+    with pytest.raises(ModelRefused, match="no token in 200 steps"):
+        serve(made(tmp_path / "target", SERVED["llama"]()))
 
 
 def test_a_sampler_that_depends_on_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

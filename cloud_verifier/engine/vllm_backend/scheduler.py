@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -37,6 +37,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         self.rows: Mapping[str, int] = {}
         self.preemptions = 0
         self.num_spec_tokens: int = self.num_spec_tokens  # declared for the type checker
+        self._most_sampled = self.num_spec_tokens + 1
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         order = {request_id: at for at, request_id in enumerate(self.plan)}
@@ -121,6 +122,17 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         most = rows.chain + len(rows.drafts) if rows else 0
         tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         return min(most, tokens)
+
+    def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> CachedRequestData:
+        """Return what workers are told of requests that they know, with all tokens of a request's last step.
+
+        vLLM names only tokens that the next step computes, and only for pipelines: the ranks of a pipeline that do not
+        sample would never hear of draft tokens that were accepted. `worker.take_sampled` is the other half.
+        """
+        data = super()._make_cached_request_data(*args, **kwargs)
+        if self.use_pp:
+            data.new_token_ids = [self.requests[name].all_token_ids[-self._most_sampled :] for name in data.req_ids]
+        return data
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Ignore what the worker drafts: it drafts nothing."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.distributed import get_pp_group
 from vllm.platforms import current_platform
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
@@ -34,12 +35,46 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        self.model_runner._sample = CoupledSampling(self.model_runner)
+        runner = self.model_runner
+        runner._sample = CoupledSampling(runner)
+        if not get_pp_group().is_last_rank:
+            runner.drafter = NoProposer(None)  # vLLM makes one on the last rank alone, and asks for it on all
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            # vLLM makes them when it warms up, which it leaves out on a CPU without compiling.
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
 
     def determine_available_memory(self) -> int:
         available: int = super().determine_available_memory()
         wanted = bytes_of_slots(self.vllm_config, self.get_kv_cache_spec())
         return available if wanted is None else wanted
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if not get_pp_group().is_last_rank:
+            take_sampled(self.model_runner, scheduler_output.scheduled_cached_reqs)
+        return super().execute_model(scheduler_output)
+
+
+def take_sampled(runner: Any, cached: Any) -> None:
+    """Give the model runner of a rank that does not sample the tokens of each request's last step.
+
+    cached: what `PlannedScheduler` says of the requests that the rank knows. vLLM itself appends the tokens that the
+    next step computes, as if one token had been sampled. After accepted draft tokens the rank's sequence would be too
+    short, and once the request has left the batch for a step, the rank would read wrong tokens.
+    """
+    batch = runner.input_batch
+    for name, last, count in zip(cached.req_ids, cached.new_token_ids, cached.num_output_tokens, strict=True):
+        output = runner.requests[name].output_token_ids
+        tokens = last[len(last) - (count - len(output)) :]
+        output.extend(tokens)
+        index = batch.req_id_to_index.get(name)
+        if index is not None:
+            begin = batch.num_tokens_no_spec[index]
+            end = batch.num_tokens_no_spec[index] = begin + len(tokens)
+            batch.token_ids_cpu[index, begin:end] = tokens
+            batch.is_token_ids[index, begin:end] = True
+    cached.new_token_ids = [[] for _ in cached.req_ids]
 
 
 class NoProposer:
