@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -302,6 +303,14 @@ def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: P
 def test_a_hybrid_is_refused_on_a_cpu_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="running state of the sequence"):
         serve(made(tmp_path / "target", REFUSED[kind]()))
+
+
+def test_the_page_lists_these_families() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    section = page.partition("\n## Which targets vLLM serves\n")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"^\| (\w+) \| (yes|no) \|", section, re.MULTILINE))
+    tested = {kind.partition(" ")[0]: "yes" for kind in SERVED} | dict.fromkeys(REFUSED, "no")
+    assert listed == tested
 
 
 def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
