@@ -62,7 +62,6 @@ SERVED: dict[str, Callable[[], Any]] = {
         sliding_window=32,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "gemma2 with sliding windows": lambda: transformers.Gemma2Config(**SHAPE, sliding_window=32),
     "mistral with a sliding window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=32),
 }
@@ -99,6 +98,7 @@ LINEAR_ATTENTION: dict[str, Any] = {
     "linear_value_head_dim": 32,
 }
 REFUSED: dict[str, Callable[[], Any]] = {
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "falcon_h1": lambda: transformers.FalconH1Config(**MAMBA, mamba_d_ssm=256),
     "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
         **MAMBA,
@@ -129,7 +129,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
         shared_expert_intermediate_size=64,
     ),
 }
-"""Hybrids, none of which vLLM runs on a CPU with draft tokens."""
+"""Latent attention, and hybrids, none of which vLLM runs on a CPU with draft tokens."""
 
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 
@@ -300,8 +300,11 @@ def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_hybrid_is_refused_on_a_cpu_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="running state of the sequence"):
+def test_a_target_of_this_kind_is_refused_on_a_cpu_before_it_is_loaded(kind: str, tmp_path: Path) -> None:
+    latent = kind == "deepseek_v2"
+    if latent and torch.cpu._is_amx_tile_supported():
+        pytest.skip("on a CPU with AMX vLLM reads its prompts in pieces, which has not been tried")
+    with pytest.raises(ModelRefused, match="read whole" if latent else "running state of the sequence"):
         serve(made(tmp_path / "target", REFUSED[kind]()))
 
 

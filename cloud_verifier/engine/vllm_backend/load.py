@@ -60,6 +60,11 @@ RUNNING_STATE = (
     " tokens; try it on a GPU"
 )
 """Why hybrids are refused. With vLLM 0.32 each that was tried failed in its first step or generated other tokens."""
+WHOLE_PROMPTS = (
+    "its prompts would have to be read whole, and outrider reads them in pieces; for latent attention (MLA) vLLM needs"
+    " a GPU, or a CPU with AMX"
+)
+"""Why a target is refused for which vLLM has switched chunked prefill off."""
 
 
 def check_version() -> None:
@@ -117,6 +122,8 @@ def engine_core(
         settings = engine_settings(arguments)
         if nodes and current_platform.is_cpu() and _keeps_state(settings.model_config):
             raise ModelRefused(f"vLLM does not serve {model}: {RUNNING_STATE}")
+        if not settings.scheduler_config.enable_chunked_prefill:
+            raise ModelRefused(f"vLLM does not serve {model}: {WHOLE_PROMPTS}")
         return EngineCore(settings, Executor.get_class(settings), log_stats=False)
     except ModelRefused:
         raise
