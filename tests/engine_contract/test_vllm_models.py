@@ -217,6 +217,19 @@ def test_a_long_context_of_layers_with_and_without_a_window_fits_into_the_slots(
         core.shutdown()
 
 
+def test_a_context_that_does_not_fit_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    folder = made(tmp_path / "target", SERVED["llama"]())
+    few = {"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": 1 << 28}
+    with pytest.raises(ModelRefused, match=r"""--engine-args '{"max_model_len": \d+}'"""):
+        load.engine_core(folder, CONFIG, dtype="float32", nodes=8, further=few)
+    core = load.engine_core(folder, CONFIG, dtype="float32", nodes=8, further={**few, "max_model_len": -1})
+    try:
+        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
+        assert executor.capabilities.max_sequence == executor.usage.capacity == 8 * load.CPU_BLOCK
+    finally:
+        core.shutdown()
+
+
 def test_sessions_of_a_target_with_windows_end_with_their_own_tokens_though_they_do_not_all_fit(tmp_path: Path) -> None:
     config = EngineConfig(kv_slots=256, token_budget=128, max_sessions=16)
     folder = made(tmp_path / "target", SERVED["gemma2 with sliding windows"]())

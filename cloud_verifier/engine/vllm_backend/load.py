@@ -130,7 +130,7 @@ def engine_core(
     except Exception as error:
         remedy = ""
         if "max_model_len" in str(error) or "max_seq_len" in str(error):
-            remedy = """; give fewer tokens, as --engine-args '{"max_model_len": 8192}', or more memory"""
+            remedy = """; shorten it, as by --engine-args '{"max_model_len": 8192}', or with -1 to what fits"""
         raise ModelRefused(f"vLLM does not serve {model}: {type(error).__name__}: {error}{remedy}") from error
 
 
