@@ -15,10 +15,11 @@ generates to the longest output; tokens beyond a request's length do not count. 
 between the last request's first token and the first request's last one, so without prompts. Assisted generation has
 one request and the same draft, dequantised to float32; it is compared with our single session without any device.
 
-With `--vllm-python` the same requests go to vLLM too, and its outputs must be the engine's but for ties. The `vs_vllm`
-figures are the engine's tokens per second over those of the faster of vLLM compiled and vLLM eager: `ar` is `decode`
-with 1, 4 and 16 requests, `prefill` reads prompts of 1,024 tokens and generates one, and `ragged` is the whole of the
-ragged batch.
+With `--vllm-python` the same requests go to vLLM too, and to the engine as it is with `compile`; all outputs must be
+the engine's but for ties. The `vs_vllm` figures are tokens per second over those of the faster of vLLM compiled and
+vLLM eager: `ar` is `decode` with 1, 4 and 16 requests, `prefill` reads prompts of 1,024 tokens and generates one, and
+`ragged` is the whole of the ragged batch. They are the compiled engine's; `eager_vs_vllm` has those of the engine
+without `compile`, which is the default.
 
 Seconds are CPU time, of the engine's thread, of Hugging Face's or of vLLM's process, unless a figure says `wall`.
 """
@@ -55,6 +56,7 @@ from benchmarks.support.hf_baseline import (
 )
 from benchmarks.support.reference import TIE
 from benchmarks.support.vllm_baseline import VllmBaseline
+from cloud_verifier.engine.torch_backend.executor import compile_if_faster
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.protocol.device import DeviceSession
@@ -73,6 +75,8 @@ VS_HF = {"ar_b16_vs_best_hf": 0.9, "ar_ragged_vs_best_hf": 1.2}
 """Wanted of the figures over Hugging Face."""
 VS_VLLM = 0.95
 """Wanted of every figure over vLLM."""
+COMPILED = "engine compiled"
+"""Name of the configuration with `compile`."""
 OUTSIDE = {"0": 0.08, "8": 0.05}
 """Wanted share of a step of all sessions outside the forward pass, by nodes."""
 
@@ -96,6 +100,8 @@ class EngineSize:
     """Tokens of the longest prompt of those that arrive together."""
     vllm: tuple[str, ...] = tuple(vllm_baseline.OPTIONS)
     """How vLLM runs; to compile the target takes it about a minute."""
+    compile: bool = True
+    """Whether the engine with compiled layers is compared too."""
 
 
 FULL = EngineSize(rounds=7, count=8, peer_rounds=4, output=128)
@@ -110,6 +116,7 @@ SMOKE = EngineSize(
     prompt=24,
     longest=48,
     vllm=(vllm_baseline.EAGER,),
+    compile=False,
 )
 
 
@@ -254,11 +261,22 @@ def cases(
 
 
 def compare(
-    bench: TracedEngine, hf: HuggingFaceBaseline, work: Mapping[str, Workload], rounds: int, vllm: Mapping[str, Answer]
+    bench: TracedEngine,
+    compiled: TracedEngine | None,
+    hf: HuggingFaceBaseline,
+    work: Mapping[str, Workload],
+    rounds: int,
+    vllm: Mapping[str, Answer],
 ) -> tuple[dict[str, Any], list[Criterion]]:
-    """Run the workloads in every engine; return the figures, and what is wanted of them."""
+    """Run the workloads in every engine; return the figures, and what is wanted of them.
+
+    compiled: the engine with `compile`, where it is compared.
+    """
     salts = (f"run {number}" for number in itertools.count())
-    answers = hf_baseline.compared(lambda asked: autoregression(bench, asked, next(salts)), hf, work, rounds, vllm)
+    others = dict(vllm)
+    if compiled is not None:
+        others[COMPILED] = lambda asked: autoregression(compiled, asked, next(salts))
+    answers = hf_baseline.compared(lambda asked: autoregression(bench, asked, next(salts)), hf, work, rounds, others)
     result: dict[str, Any] = {
         "ar_b16_vs_best_hf": over_best(among(answers["equal"], "hf")),
         "ar_ragged_vs_best_hf": over_best(among(answers["ragged"], "hf")),
@@ -267,24 +285,32 @@ def compare(
     }
     criteria = [Criterion.bound(n, result[n], at_least=bound, enforced_from=None) for n, bound in VS_HF.items()]
     if vllm:
-        figures = over_vllm(answers, len(work["equal"].requests), len(work["few"].requests))
-        result |= figures
+        sizes = (len(work["equal"].requests), len(work["few"].requests))
+        figures = over_vllm(answers, *sizes, ours="engine" if compiled is None else COMPILED)
+        result |= figures | {"eager_vs_vllm": over_vllm(answers, *sizes, ours="engine")}
         flat = {name: figures[name] for name in ("prefill_vs_vllm", "ragged_vs_vllm")}
         flat |= {f"ar_vs_vllm, {batch}": value for batch, value in figures["ar_vs_vllm"].items()}
         criteria += [Criterion.bound(n, value, at_least=VS_VLLM, enforced_from=None) for n, value in flat.items()]
-        criteria.append(Criterion.none("outputs of vLLM that differ without a tie", differing(hf, work, answers)))
+        criteria.append(
+            Criterion.none(
+                "outputs of vLLM or of compiled layers that differ without a tie", differing(hf, work, answers)
+            )
+        )
     return result, criteria
 
 
-def over_vllm(answers: Mapping[str, Mapping[str, Sequence[TimedOutput]]], most: int, few: int) -> dict[str, Any]:
-    """Return the engine's tokens per second over the better of vLLM's: of CPU time, then by the wall clock."""
+def over_vllm(
+    answers: Mapping[str, Mapping[str, Sequence[TimedOutput]]], most: int, few: int, *, ours: str
+) -> dict[str, Any]:
+    """Return tokens per second of the configuration `ours` over the better of vLLM's: of CPU time, then by the wall
+    clock."""
 
     def ratio(name: str, *, decode: bool, wall: bool) -> float:
         def rate(timed: TimedOutput) -> float:
             timed = timed.by_wall if wall else timed
             return timed.decode_rate if decode else timed.rate
 
-        return over_best(among(answers[name], vllm_baseline.COMPILED), rate)
+        return over_best(among(answers[name], vllm_baseline.COMPILED) | {"engine": answers[name][ours]}, rate)
 
     def figures(*, wall: bool) -> dict[str, Any]:
         batches = {"1": "single", str(few): "few", str(most): "equal"}
@@ -303,15 +329,25 @@ def differing(
     work: Mapping[str, Workload],
     answers: Mapping[str, Mapping[str, Sequence[TimedOutput]]],
 ) -> int:
-    """Print where outputs of vLLM leave the engine's; return how many do so without a tie of the target's tokens."""
+    """Print where outputs of vLLM or of compiled layers leave the engine's; return how many do so without a tie."""
     wrong = 0
     for name, arms in answers.items():
-        for arm in vllm_baseline.OPTIONS.keys() & arms.keys():
+        for arm in {COMPILED, *vllm_baseline.OPTIONS} & arms.keys():
             for ours, theirs in zip(arms["engine"], arms[arm], strict=True):
                 for gap in hf_baseline.gaps(hf, work[name].requests, ours, theirs):
                     print(f"{arm}, {work[name].label}: another token, whose logit is {gap:.2g} below the best")
                     wrong += gap > TIE
     return wrong
+
+
+def with_compile(pair: Pair) -> TracedEngine | None:
+    """Return an engine with compiled layers, None if compiling does not pay here."""
+    model = TargetModel.load(pair.target, dtype="float32", threads=1)
+    print(compile_if_faster(model))
+    if not model.compiled:
+        return None
+    check_numerics(model)
+    return TracedEngine(model)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -347,8 +383,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     tree8 = [b / a for a, b in zip(ms(found[1, 0]), ms(found[1, 8]), strict=True)]
     print(f"one session, 8 nodes over none: {spread(tree8)}")
     hf = HuggingFaceBaseline.load(pair.target, pair.draft)
-    gc.collect()
-    gc.freeze()
     work = hf_baseline.workloads(ids, (size.prompt, size.output))
     with contextlib.ExitStack() as stack:
         vllm: dict[str, VllmBaseline] = {}
@@ -358,8 +392,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             running = vllm_baseline.running(options.vllm_python, pair.target, core, size.vllm)
             vllm = stack.enter_context(running)
             print("vLLM:", ", ".join(sorted({engine.version for engine in vllm.values()})))
+        compiled = with_compile(pair) if vllm and size.compile else None
+        gc.collect()
+        gc.freeze()
         peers, criteria = compare(
-            bench, hf, work, size.peer_rounds, {name: engine.batch for name, engine in vllm.items()}
+            bench, compiled, hf, work, size.peer_rounds, {name: engine.batch for name, engine in vllm.items()}
         )
     shares = {str(nodes): round(statistics.median(outside(turns)), 4) for (_, nodes), turns in shared.items()}
     criteria += [

@@ -79,6 +79,10 @@ class VerifierConfig(BaseSettings):
     bits in every batch, tree and chunk, at some cost in time; for one thread, and not for a mixture of experts. It was
     shown on a CPU with AMX, and there with AVX-512 alone, and is refused if the numerics check finds a different bit in
     steps of up to `token_budget` rows."""
+    compile: bool = False
+    """Whether torch compiles the target's layers at the start, on a CPU with attention sdpa and one rank. That takes up
+    to a minute, and about ten seconds where it has been done before; steps then take about 0.85 of the time. It needs a
+    C++ compiler, and is undone if steps get no faster."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass in each rank."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
@@ -194,7 +198,7 @@ class VerifierConfig(BaseSettings):
             if self.engine == "torch" and getattr(self, name):
                 raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")
         if self.engine == "vllm":
-            for name, value in (("attention", "auto"), ("server_draft", None)):
+            for name, value in (("attention", "auto"), ("compile", False), ("server_draft", None)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
 

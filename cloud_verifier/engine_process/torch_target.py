@@ -13,7 +13,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.step_profiler import describe
-from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from cloud_verifier.engine.weights import Progress
@@ -65,6 +65,9 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
 
     progress = partial(send_progress, end)
     model = load(**_load_options(config), on_progress=progress)
+    if config.compile:
+        progress("compiling the target, which takes up to a minute the first time")
+        progress(compile_if_faster(model))
     progress("numerics check: token trees against plain sequences")
     check_numerics(model, rows=config.token_budget)
     progress("measuring what a step costs")

@@ -7,6 +7,8 @@ from time import perf_counter
 
 import numpy as np
 import torch
+import torch._inductor.config
+import torch.distributed as dist
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler
@@ -24,6 +26,10 @@ from outrider.core.verification import TreeBatch, Verified
 
 PREFIX = 128
 """Number of tokens before the rows of each session, where steps are measured."""
+COMPILED_ROWS = (1, 8)
+"""Rows of each session in the steps that show whether compiling pays."""
+COMPILE_ROUNDS = 5
+"""Number of measurements of each of them; the least counts."""
 
 
 class TorchExecutor:
@@ -169,6 +175,46 @@ def profile(
     clock: Callable[[], float] = perf_counter,
 ) -> StepCost:
     """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
+    return measure_cost(_timed_steps(model, rows, clock), rows, limit_s=limit_s, clock=clock)
+
+
+def compile_if_faster(model: TargetModel) -> str:
+    """Compile the model's layers, and undo it unless steps get faster; return what was found, for the log.
+
+    It takes up to a minute, and some seconds when the same model is compiled again on the same machine. Raises
+    ModelRefused for a model that is not on a CPU with attention sdpa, in one process.
+    """
+    if model.device.type != "cpu" or model.attention.name != "sdpa" or dist.is_initialized():
+        raise ModelRefused(
+            f"{model.label} cannot be compiled with attention {model.attention.name} on {model.device.type}; compile is"
+            " for a CPU, attention sdpa and one rank: leave it out"
+        )
+    seconds = _timed_steps(model, COMPILED_ROWS[-1] * SESSIONS, perf_counter)
+
+    def typical() -> float:
+        """Return the seconds of steps of few and many rows together, each at its least."""
+        return sum(min(seconds([rows] * SESSIONS) for _ in range(COMPILE_ROUNDS)) for rows in COMPILED_ROWS)
+
+    before = typical()
+    # Only this process compiles: helpers would stay, and take memory, as long as the engine.
+    torch._inductor.config.compile_threads = 1
+    model.compile()
+    try:
+        typical()  # compiles
+        after = typical()
+    except Exception as error:  # no C++ compiler, or code that torch cannot compile
+        model.uncompile()
+        return f"the target is not compiled: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    share = f"steps take {after / before:.2f} of the time"
+    if after < before:
+        return f"the target is compiled: {share}"
+    model.uncompile()
+    return f"the target is not compiled: {share} with it"
+
+
+def _timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:
+    """Return a function that runs a step over as many sessions as numbers are given, with so many rows each, at most
+    `rows` together, and returns how many seconds it took."""
     length = min(PREFIX, model.max_sequence - 1)
     slots = SESSIONS * length + max(rows, SESSIONS)
     # Keys and values are zero, which take as long as real ones.
@@ -187,7 +233,7 @@ def profile(
             pool.release(segment.slots)
         return taken
 
-    return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
+    return seconds
 
 
 def _segment(prefix: Slots, slots: Slots, last_position: int) -> Segment:

@@ -37,6 +37,7 @@ from cloud_verifier.engine.torch_backend.architecture import (
     longest_sequence,
 )
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
+from cloud_verifier.engine.torch_backend.kernels import operators
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
@@ -66,6 +67,7 @@ class TargetModel:
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
     deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
+    compiled: whether forward passes run compiled code.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class TargetModel:
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
+        self.compiled = False
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
         if self.device.type == "cuda" and self.attention.name == "triton":
@@ -160,6 +163,7 @@ class TargetModel:
     def backend(self) -> str:
         """Return the kernels that decide on the bits: attention's, and those of replaced layers."""
         replaced = ("+onednn" if self._packed else "") + ("+fused" if self._fused else "")
+        replaced += "+compiled" if self.compiled else ""
         return self.attention.name + replaced
 
     @property
@@ -176,6 +180,8 @@ class TargetModel:
         if logits is None:
             tile, least = self.attention.row_tile, LEAST_ROWS if self._packed else 1
             ids, positions = _padded(batch.input_ids, tile, least), _padded(batch.position_ids, tile, least)
+            if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
+                ids, positions = ids.clone(), positions.clone()
             logits = self._logits(ids, positions, _padded(batch.logit_rows, tile), plan)
         return logits[: len(batch.logit_rows)]
 
@@ -192,6 +198,26 @@ class TargetModel:
         if len(logits) != len(rows):
             raise _Unserved(ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
         return logits
+
+    def compile(self) -> None:
+        """Have torch compile the layers between ids and logits when they run next; no numerics check has passed then.
+
+        The attention and the packed linear layers are left as they are: torch's own code for them is no faster.
+        """
+        base = self.module.base_model
+        plain = base.forward
+        compiled = torch.compile(plain, dynamic=True)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return (compiled if _running.get(None) is not None else plain)(*args, **kwargs)
+
+        base.forward = forward
+        self.compiled, self.deviation = True, None
+
+    def uncompile(self) -> None:
+        """Undo `compile`."""
+        del self.module.base_model.forward
+        self.compiled, self.deviation = False, None
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -289,8 +315,29 @@ def _attention(
     if position_bias is not None:
         raise _Unserved(POSITION_BIAS, type(module).__name__)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    scoring = Scoring(scale, sliding_window, softcap, s_aux)
-    return _running.get().attend(module.layer_idx, query, key, value, scoring), None
+    attend = _attend_operator if torch.compiler.is_compiling() else _attend
+    return attend(query, key, value, module.layer_idx, scale, sliding_window, softcap, s_aux), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    return _running.get().attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
+
+
+_attend_operator = operators.define(  # torch.compile cannot look into a plan
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap,"
+    " Tensor? sinks) -> Tensor",
+    lambda *arguments: _attend(*arguments).contiguous(),
+    lambda query, key, value, *_: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]),
+)
 
 
 def _install(module: Any, label: str) -> None:

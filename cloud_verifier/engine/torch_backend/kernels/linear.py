@@ -9,13 +9,17 @@ the step has.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
+
+from cloud_verifier.engine.torch_backend.kernels import operators
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +43,16 @@ _pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
+_numbers = itertools.count()
+_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+"""Every layer that lives, by its number."""
+
+
 class PackedLinear(nn.Module):
-    """Replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
+    """Replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`.
+
+    torch.compile does not look into it, since it knows no packed weights: there it is one operator.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -50,8 +62,13 @@ class PackedLinear(nn.Module):
         """Shape and dtype, which some models ask for; it holds no values."""
         self._bias = linear.bias
         self._packed = _pack(linear.weight.detach().contiguous(), _HINT_ROWS)
+        self._number = next(_numbers)
+        _layers[self._number] = self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            compiled: torch.Tensor = _packed_linear(x, self._number)
+            return compiled
         rows = x.reshape(-1, self.in_features)
         count = rows.shape[0]
         if (padded := _padded(count)) > count:
@@ -60,6 +77,13 @@ class PackedLinear(nn.Module):
         if padded > count:
             out = out[:count]
         return out.reshape(*x.shape[:-1], self.out_features)
+
+
+_packed_linear = operators.define(
+    "packed_linear(Tensor x, int number) -> Tensor",
+    lambda x, number: _layers[number](x),
+    lambda x, number: x.new_empty(*x.shape[:-1], _layers[number].out_features),
+)
 
 
 class TiledLinear(nn.Module):
