@@ -81,7 +81,7 @@ class VerifierConfig(BaseSettings):
     steps of up to `token_budget` rows."""
     compile: bool = False
     """Whether torch compiles the target's layers at the start, on a CPU with attention sdpa and one rank. That takes up
-    to a minute, and about ten seconds where it has been done before; steps then take about 0.85 of the time. It needs a
+    to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of the time. It needs a
     C++ compiler, and is undone if steps get no faster."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass in each rank."""

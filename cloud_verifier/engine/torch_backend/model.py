@@ -67,7 +67,7 @@ class TargetModel:
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
     deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
-    compiled: whether forward passes run compiled code.
+    compiled: whether forward passes run what was compiled.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TargetModel:
         return logits
 
     def compile(self) -> None:
-        """Have torch compile the layers between ids and logits when they run next; no numerics check has passed then.
+        """Have torch compile the layers between ids and logits when they run next, and run them so while `compiled`.
 
         The attention and the packed linear layers are left as they are: torch's own code for them is no faster.
         """
@@ -209,7 +209,8 @@ class TargetModel:
         compiled = torch.compile(plain, dynamic=True)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return (compiled if _running.get(None) is not None else plain)(*args, **kwargs)
+            # The reference is never compiled.
+            return (compiled if self.compiled and _running.get(None) is not None else plain)(*args, **kwargs)
 
         base.forward = forward
         self.compiled, self.deviation = True, None
@@ -217,7 +218,7 @@ class TargetModel:
     def uncompile(self) -> None:
         """Undo `compile`."""
         del self.module.base_model.forward
-        self.compiled, self.deviation = False, None
+        self.compiled = False
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
