@@ -19,6 +19,7 @@ from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from cloud_verifier.engine.weights import Progress
 from cloud_verifier.engine_process.ipc import EngineEnd
 from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
+from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
@@ -65,11 +66,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
 
     progress = partial(send_progress, end)
     model = load(**_load_options(config), on_progress=progress)
-    if config.compile:
-        progress("compiling the target, which takes up to a minute the first time")
-        progress(compile_if_faster(model))
-    progress("numerics check: token trees against plain sequences")
-    check_numerics(model, rows=config.token_budget)
+    prepare(model, config, progress)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(describe(cost))
@@ -90,6 +87,22 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         max_sequence=model.max_sequence,
     )
     serve_engine(engine, end, ready)
+
+
+def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> None:
+    """Compile the model, if the settings ask for it, and check its numerics. Raises ModelRefused if they are wrong."""
+    if config.compile:
+        progress("compiling the target, which takes up to a minute the first time")
+        progress(compile_if_faster(model))
+    progress("numerics check: token trees against plain sequences")
+    try:
+        check_numerics(model, rows=config.token_budget)
+    except ModelRefused as error:
+        if not model.compiled:
+            raise
+        model.uncompile()
+        progress(f"the target is not compiled after all: {error}")
+        check_numerics(model, rows=config.token_budget)
 
 
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:

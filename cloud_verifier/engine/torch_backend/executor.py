@@ -199,8 +199,9 @@ def compile_if_faster(model: TargetModel) -> str:
     try:
         for rows in COMPILED_ROWS:
             seconds([rows] * SESSIONS)
-        for model.compiled, rows in COMPILE_ROUNDS * list(best):
-            best[model.compiled, rows] = min(best[model.compiled, rows], seconds([rows] * SESSIONS))
+        for compiled, rows in COMPILE_ROUNDS * list(best):
+            model.compiled = compiled
+            best[compiled, rows] = min(best[compiled, rows], seconds([rows] * SESSIONS))
     except Exception as error:  # no C++ compiler, or code that torch cannot compile
         model.uncompile()
         return f"the target is not compiled: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
