@@ -100,8 +100,6 @@ class EngineSize:
     """Tokens of the longest prompt of those that arrive together."""
     vllm: tuple[str, ...] = tuple(vllm_baseline.OPTIONS)
     """How vLLM runs; to compile the target takes it about a minute."""
-    compile: bool = True
-    """Whether the engine with compiled layers is compared too."""
 
 
 FULL = EngineSize(rounds=7, count=8, peer_rounds=4, output=128)
@@ -116,7 +114,6 @@ SMOKE = EngineSize(
     prompt=24,
     longest=48,
     vllm=(vllm_baseline.EAGER,),
-    compile=False,
 )
 
 
@@ -392,7 +389,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             running = vllm_baseline.running(options.vllm_python, pair.target, core, size.vllm)
             vllm = stack.enter_context(running)
             print("vLLM:", ", ".join(sorted({engine.version for engine in vllm.values()})))
-        compiled = with_compile(pair) if vllm and size.compile else None
+        compiled = with_compile(pair) if vllm else None
         gc.collect()
         gc.freeze()
         peers, criteria = compare(

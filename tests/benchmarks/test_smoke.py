@@ -51,6 +51,7 @@ SMOKE = ["--smoke"]
 WITH_VLLM = ["--engine", "vllm"]
 needs_vllm = pytest.mark.skipif(not os.environ.get(engine_options.PYTHON), reason="needs vLLM: make test-vllm")
 VS_VLLM = {"ar_vs_vllm", "prefill_vs_vllm", "ragged_vs_vllm", "wall_vs_vllm"}
+"""Keys over vLLM; `eager_vs_vllm` has all of them again."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -323,8 +324,9 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < last["overhead_share_b16"] < 1
     assert min(last[f"ar_{figure}"] for figure in ("b16_vs_best_hf", "ragged_vs_best_hf", "single_vs_hf_assisted")) > 0
     vllm = os.environ.get(engine_options.PYTHON)
-    assert {key for key in last if "vllm" in key} == (VS_VLLM if vllm else set())
+    assert {key for key in last if "vllm" in key} == ({*VS_VLLM, "eager_vs_vllm"} if vllm else set())
     if vllm:
+        assert last["eager_vs_vllm"].keys() == VS_VLLM
         assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}
         assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
 
