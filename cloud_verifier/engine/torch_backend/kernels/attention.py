@@ -112,7 +112,7 @@ class _Piece:
     end: int
     """Its rows of the segment: those from `begin` on, before `end`."""
     first: int
-    """Position of its first key; the last one is that of its last row."""
+    """Position of its first key; the keys end with that of its last row."""
 
     @property
     def shape(self) -> tuple[int, int]:
