@@ -24,7 +24,7 @@ OTHER_ATTENTION = "use --attention sdpa"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class UnservedArchitecture:
     """Says why a kind of model is not served.
 
     why: a clause whose subject is the model.
@@ -42,30 +42,34 @@ class Refusal:
         return ModelRefused(f"{label} cannot be served{self.setting}: {self.why}{found}; {self.instead}")
 
 
-UNKNOWN_TYPE = Refusal("transformers has no text model of this type, and no code from a model's folder is run")
-RUNNING_STATE = Refusal(
+UNKNOWN_TYPE = UnservedArchitecture(
+    "transformers has no text model of this type, and no code from a model's folder is run"
+)
+RUNNING_STATE = UnservedArchitecture(
     "it has layers that keep a running state of the sequence, from which a rejected draft token cannot be removed"
 )
-UNKNOWN_LAYERS = Refusal("it has layers with a kind of attention that the engine does not compute")
-OWN_ATTENTION = Refusal(
+UNKNOWN_LAYERS = UnservedArchitecture("it has layers with a kind of attention that the engine does not compute")
+OWN_ATTENTION = UnservedArchitecture(
     "it computes attention in code of its own, which cannot use the engine's slots for keys and values"
 )
-OTHER_LAYERS = Refusal("not all of its layers call the attention that they are given")
-OWN_MASK = Refusal("it gives its attention a mask of its own, and the engine masks the branches of token trees itself")
-POSITION_BIAS = Refusal("it adds a bias to its attention scores, which the engine does not compute")
-LOST_WINDOW = Refusal(
+OTHER_LAYERS = UnservedArchitecture("not all of its layers call the attention that they are given")
+OWN_MASK = UnservedArchitecture(
+    "it gives its attention a mask of its own, and the engine masks the branches of token trees itself"
+)
+POSITION_BIAS = UnservedArchitecture("it adds a bias to its attention scores, which the engine does not compute")
+LOST_WINDOW = UnservedArchitecture(
     "it has a sliding window that it does not hand to its attention, so that a token would see others beyond the window"
 )
-ALL_LOGITS = Refusal("it computes the logits of all tokens where those of a few are asked for")
-FAILING = Refusal("its forward pass fails on a batch as the engine packs it")
-FAILING_TREES = Refusal("its forward pass fails on token trees")
-DEVIATING = Refusal("its logits for the nodes of a token tree and for plain sequences differ")
-EXACT_MIXTURE = Refusal(
+ALL_LOGITS = UnservedArchitecture("it computes the logits of all tokens where those of a few are asked for")
+FAILING = UnservedArchitecture("its forward pass fails on a batch as the engine packs it")
+FAILING_TREES = UnservedArchitecture("its forward pass fails on token trees")
+DEVIATING = UnservedArchitecture("its logits for the nodes of a token tree and for plain sequences differ")
+EXACT_MIXTURE = UnservedArchitecture(
     "it is a mixture of experts, and what its routers compute for a token depends on the tokens beside it",
     OTHER_ATTENTION,
     " with exact attention",
 )
-EXACT_BITS = Refusal(
+EXACT_BITS = UnservedArchitecture(
     "some part of it gives a token other bits in a step with other tokens than alone",
     OTHER_ATTENTION,
     " with exact attention",

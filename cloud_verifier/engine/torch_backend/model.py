@@ -30,7 +30,7 @@ from cloud_verifier.engine.torch_backend.architecture import (
     OWN_MASK,
     POSITION_BIAS,
     UNKNOWN_TYPE,
-    Refusal,
+    UnservedArchitecture,
     check_layers,
     check_no_mixture,
     fix_rope,
@@ -291,7 +291,7 @@ _running: ContextVar[AttentionPlan] = ContextVar("running")
 class _Unserved(Exception):
     """A layer was found that cannot be served, where the model's label is not known."""
 
-    def __init__(self, refusal: Refusal, facts: str) -> None:
+    def __init__(self, refusal: UnservedArchitecture, facts: str) -> None:
         super().__init__(refusal.why)
         self.refusal = refusal
         self.facts = facts

@@ -16,7 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 
 @dataclass(frozen=True)
 class RequestRows:
-    """The rows of one request in a step."""
+    """Says which rows of one request a step computes."""
 
     chain: int
     """Known tokens to compute at most."""

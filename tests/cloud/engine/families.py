@@ -16,7 +16,7 @@ from cloud_verifier.engine.torch_backend.architecture import (
     OWN_MASK,
     RUNNING_STATE,
     UNKNOWN_LAYERS,
-    Refusal,
+    UnservedArchitecture,
 )
 
 
@@ -32,7 +32,7 @@ class Family:
 
     model_type: str
     shape: dict[str, Any] = field(default_factory=dict)
-    refusal: Refusal | None = None
+    refusal: UnservedArchitecture | None = None
     note: str = ""
     mixture: bool = False
 
@@ -81,7 +81,7 @@ def mixture(model_type: str, note: str = "", **shape: Any) -> Family:
     return Family(model_type, shape, note=note, mixture=True)
 
 
-def refused(model_type: str, refusal: Refusal, **shape: Any) -> Family:
+def refused(model_type: str, refusal: UnservedArchitecture, **shape: Any) -> Family:
     return Family(model_type, shape, refusal)
 
 

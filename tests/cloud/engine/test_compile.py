@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.torch_backend import executor
 from cloud_verifier.engine.torch_backend.executor import compile_if_faster
+from cloud_verifier.engine.torch_backend.kernels import linear
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
@@ -36,8 +37,13 @@ def steps_take(monkeypatch: pytest.MonkeyPatch, *, compiled: float) -> None:
     monkeypatch.setattr(executor, "_timed_steps", timed)
 
 
-def test_compiled_layers_pass_the_numerics_check_against_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_compiled_layers_pass_the_numerics_check_against_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
     steps_take(monkeypatch, compiled=0.5)
+    if not packed:
+        monkeypatch.setattr(linear, "_pack", None)
     model = TargetModel(make_tiny("gemma2"), name="tiny")  # with windows and softcap
     ids = list(range(3, 40))
     plain = model.linear_logits(ids)
@@ -45,6 +51,7 @@ def test_compiled_layers_pass_the_numerics_check_against_plain_ones(monkeypatch:
     assert model.backend.endswith("+compiled")
     with torch._dynamo.config.patch(error_on_recompile=True):  # steps of every size run the same code
         assert check_numerics(model) <= FLOAT32_BOUND
+        executor.profile(model, rows=2)  # begins with one session and one row
     assert torch.equal(model.linear_logits(ids), plain)  # the reference is not compiled
 
 

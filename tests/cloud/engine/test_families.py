@@ -11,7 +11,7 @@ from families import FAMILIES, Family
 from rig import Rig, adversary, client, prompt_of, random_tree
 from tiny_targets import Reference
 
-from cloud_verifier.engine.torch_backend.architecture import EXACT_MIXTURE, Refusal
+from cloud_verifier.engine.torch_backend.architecture import EXACT_MIXTURE, UnservedArchitecture
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
@@ -56,7 +56,7 @@ def test_a_served_family_gives_the_tokens_of_transformers_with_trees_and_beside_
     assert rig.engine.counters.accepted > 0
 
 
-def assert_refused(family: Family, refusal: Refusal, **options: Any) -> None:
+def assert_refused(family: Family, refusal: UnservedArchitecture, **options: Any) -> None:
     with pytest.raises(ModelRefused) as caught:
         check_numerics(TargetModel(family.make(), name="m", **options))
     said = str(caught.value)
