@@ -46,7 +46,7 @@ class StopScanner:
             self.hit = True
             passed, self._held = self._held[: min(found)], ""
             return passed
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         passed, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return passed
 
@@ -56,7 +56,7 @@ class StopScanner:
         return passed
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that is a beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
