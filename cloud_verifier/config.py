@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
+from outrider.settings.layers import Address
 from outrider.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ class VerifierConfig(BaseSettings):
     """The target's name in the cluster; if empty, the directory's name."""
     draft: Path | None = None
     """GGUF file that devices are offered as the draft for this target."""
-    listen: str = "127.0.0.1:0"
+    listen: Address = "127.0.0.1:0"
     """HOST:PORT to serve devices at; port 0 takes a free one."""
-    advertise: str = ""
+    advertise: Address = ""
     """HOST:PORT at which devices reach this verifier; if empty, the address that it listens at."""
     verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
     """This verifier's name in the cluster, which restarts keep; if empty, a random one."""
-    coordinator: str = ""
+    coordinator: Address = ""
     """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
     open_to_all: bool = False
     """Without a coordinator, serve devices on other machines too, without a ticket."""

@@ -20,10 +20,11 @@ from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.telemetry.prometheus import registry
-from outrider.wire.channels import bind, check_bind, is_loopback, server, split_address
+from outrider.wire.channels import bind, check_bind, is_loopback, server
 from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,6 @@
 state of their own: any number of them share one Redis.
 """
 
-DEFAULT_COORDINATOR = "127.0.0.1:7700"
-"""HOST:PORT at which a coordinator listens, and is asked, if nothing else is set. Loopback, so that nothing is open by
-accident."""
 DEFAULT_STATE_DIR = "~/.outrider/coordinator"
 START_TIMEOUT_S = 180.0
 """Seconds that a process may take to start: enough for the models of the demo; a large one loads for minutes."""

@@ -12,9 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from coordinator import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
+from coordinator import DEFAULT_STATE_DIR
+from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.protocol.messages import SessionLimits
-from outrider.settings.layers import Flag
+from outrider.settings.layers import Address, Flag
 from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
@@ -29,7 +30,7 @@ class CoordinatorConfig(BaseSettings):
         env_prefix="OUTRIDER_COORDINATOR_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
-    listen: str = DEFAULT_COORDINATOR
+    listen: Address = DEFAULT_COORDINATOR
     """HOST:PORT at which devices, verifiers and operators connect; port 0 takes any free one. Loopback by default, so
     that nothing is open by accident."""
     redis: str = EMBEDDED
@@ -97,7 +98,7 @@ class CoordinatorConfig(BaseSettings):
 
     artifacts: Path | None = None
     """Folder of draft files, each named by its hash; devices fetch them over HTTP."""
-    http: str = ""
+    http: Address = ""
     """HOST:PORT at which `artifacts` is served, with `tls_cert` if it is set; port 0 takes any free one."""
     artifacts_url: str = ""
     """URL that devices put before `artifacts/HASH.gguf`, if a proxy or another name stands before `http`."""

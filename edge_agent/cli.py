@@ -21,6 +21,7 @@ from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
+from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
 
@@ -192,6 +193,8 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     draft = None if settings.draft in ("", _NONE) else settings.draft
     if draft not in (None, AUTO, LOOKUP) and not Path(str(draft)).is_file():
         raise BadRequest(f"--draft is {draft!r}, must be auto, lookup, none or a GGUF file", field="draft")
+    if not settings.coordinator and not settings.verifier:
+        settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)
 
 

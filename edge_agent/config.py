@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outrider.settings.layers import Flag, Repeated
+from outrider.settings.layers import Address, Flag, Repeated
 from outrider.telemetry.logs import LogFormat
 
 
@@ -32,9 +32,10 @@ class EdgeSettings(BaseSettings):
     ALTERNATIVES: ClassVar[tuple[str, ...]] = ("coordinator", "verifier")
     """Settings of which only one counts: an address makes the other one of a lower source void."""
 
-    coordinator: str = ""
-    """HOST:PORT of the coordinator, which places sessions on verifiers."""
-    verifier: str = ""
+    coordinator: Address = ""
+    """HOST:PORT of the coordinator, which places sessions on verifiers. If neither it nor `verifier` is set,
+    `outrider-edge` asks 127.0.0.1:7700."""
+    verifier: Address = ""
     """HOST:PORT of one verifier, to use without a coordinator."""
     target: str = ""
     """Name of the target; empty if the cluster serves only one."""
@@ -78,7 +79,7 @@ class EdgeSettings(BaseSettings):
 
     log_format: LogFormat = "text"
     """text writes lines for people, json one object per line for machines."""
-    serve_listen: Annotated[str, Flag("--listen")] = "127.0.0.1:8080"
+    serve_listen: Annotated[Address, Flag("--listen")] = "127.0.0.1:8080"
     """HOST:PORT at which `outrider-edge serve` listens; beyond loopback it needs a key."""
     serve_api_key: SecretStr | None = None
     """Key that clients of `outrider-edge serve` must send; without one it serves this machine alone."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
 from edge_agent.target.detokenizer import Detokenizer
+from outrider.core.addresses import split_address
 from outrider.core.errors import OutriderError
 from outrider.core.text import table
-from outrider.wire.channels import split_address
 
 TOKENS, QUICK_TOKENS = 120, 48
 GREEDY = Options(max_tokens=TOKENS, temperature=0.0)

@@ -20,8 +20,9 @@ import grpc
 
 from benchmarks.support.draft_replay.client import ServiceAddress
 from edge_agent.session.coordinator_client import CoordinatorClient
+from outrider.core.addresses import split_address
 from outrider.core.errors import OutriderError
-from outrider.wire.channels import channel, split_address
+from outrider.wire.channels import channel
 from outrider.wire.v1 import session_pb2 as pb
 
 METHOD = "/outrider.wire.v1.Verifier/Session"

@@ -31,8 +31,8 @@ from benchmarks.support.network_link import (
     Stall,
     check_script,
 )
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
-from outrider.wire.channels import split_address
 
 __all__ = ["MAX_RTT_MS", "DelayProxy"]
 

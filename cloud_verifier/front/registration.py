@@ -152,7 +152,7 @@ class RegistryClient:
         try:
             return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise error_from_rpc(error, f"the coordinator at {self._coordinator} (--coordinator)") from error
 
     async def leave(self) -> None:
         """Return the lease, if the coordinator can be reached."""

@@ -24,8 +24,9 @@ except ImportError as error:
     raise ImportError("serving drafts needs starlette and uvicorn: pip install 'outrider[coordinator]'") from error
 
 from outrider.artifacts.store import ArtifactStore
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
-from outrider.wire.channels import ServerTls, check_bind, split_address
+from outrider.wire.channels import ServerTls, check_bind
 
 MAX_CONNECTIONS = 256
 """Further connections are refused with 503: a download may take minutes."""

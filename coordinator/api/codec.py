@@ -12,11 +12,11 @@ from coordinator.releases.records import LifecycleState, Release
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import Decisions
 from outrider.core.acceptance.history import HIT, SIBLING
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, between
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, identifier, label, measure, text
-from outrider.wire.channels import split_address
 from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
 from outrider.wire.ticket import MAX_TARGET_TEXT, target_from_proto, target_to_proto

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR, START_TIMEOUT_S
+from coordinator import DEFAULT_STATE_DIR, START_TIMEOUT_S
 from outrider import __version__
+from outrider.core.addresses import DEFAULT_COORDINATOR
 
 WATCH_S = 2.0
 TIMEOUT_S = 5.0
@@ -23,6 +24,12 @@ TOP_SESSIONS = 20
 MAX_RTT_MS = 60_000.0
 MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
+_BEFORE = "before:"
+"""Begins the names of options that stand before the last word of a command, in a namespace."""
+_CONNECTION = ("--coordinator", "--ca", "--tls", "--no-tls", "--insecure", "--no-insecure")
+"""Flags that may stand before the last word of a command; the first two have a value."""
+_VERBS = {"verifiers": "list", "sessions": "list", "window": "show", "releases": "list", "tenants": "list"}
+"""Verbs that are meant where a noun has none."""
 EPILOG = """\
 exit codes:
   0  done
@@ -38,7 +45,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options; `passed_on` holds what `chat` does not know, and what follows `--` for `up`."""
     made = parser()
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = made.parse_known_args(arguments[:end])
+    options, unknown = made.parse_known_args(_with_verb(arguments[:end]))
+    for name, value in _taken_before(options).items():
+        if getattr(options, name, value) is None:
+            setattr(options, name, value)
+        elif not hasattr(options, name):
+            made.error(f"unrecognized arguments: --{name} before {options.command}")
     if options.command == "chat":
         options.passed_on = [*unknown, *arguments[end:]]
     elif unknown or (options.command != "up" and end < len(arguments)):
@@ -57,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"outrider {__version__}", help="print it and leave")
+    _add_connection(made.add_argument_group("connection of the commands that ask a coordinator"), before=True)
     commands = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_up(commands)
     _add_demo(commands)
@@ -91,7 +104,9 @@ def _add_up(commands: Any) -> None:
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
-    up.add_argument("--insecure", action="store_true", help="accept plain text and anonymous callers beyond loopback")
+    up.add_argument(
+        "--insecure", action="store_true", default=None, help="accept plain text and anonymous callers beyond loopback"
+    )
     text = "time that each process may take to be ready; large models load slowly"
     _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
     _option(up, "--config", "FILE", "TOML file that coordinator and verifiers read", "none", "CONFIG", kind=Path)
@@ -223,6 +238,8 @@ def _add_config(verbs: Any) -> None:
 def _noun(commands: Any, name: str, text: str) -> Any:
     """Add a command that is followed by a verb; return what verbs are added to."""
     noun: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    if name in _VERBS:
+        _add_connection(noun.add_argument_group("connection"), before=True)
     return noun.add_subparsers(required=True, metavar="VERB", dest="verb")
 
 
@@ -261,7 +278,7 @@ def _option(
     *,
     short: str = "",
     kind: Callable[[str], Any] = str,
-) -> None:
+) -> argparse.Action:
     """Add a flag with a value. default: a number, or the words for what holds without the flag, which gives None.
 
     variable: the one that sets it in the environment, without OUTRIDER_.
@@ -270,7 +287,9 @@ def _option(
     text += f" [default: {default:g}]" if number else f" [default: {default}]"
     text += f" [env: OUTRIDER_{variable}]" if variable else ""
     flags = [short, flag] if short else [flag]
-    made.add_argument(*flags, type=kind, metavar=metavar, default=default if number else None, help=text)
+    given = default if number else None
+    action: argparse.Action = made.add_argument(*flags, type=kind, metavar=metavar, default=given, help=text)
+    return action
 
 
 def _add_output(made: argparse.ArgumentParser) -> None:
@@ -287,15 +306,46 @@ def _add_paging(made: argparse.ArgumentParser) -> None:
     _option(made, "--after", "NEXT", "continue after what a list has shown", "begin")
 
 
-def _add_connection(made: Any) -> None:
-    """Add the flags of `coordinator.cli.connection.AdminSettings`."""
+def _add_connection(made: Any, *, before: bool = False) -> None:
+    """Add the flags of `coordinator.cli.connection.AdminSettings`. before: to what stands before the last word of a
+    command, whose own flags take precedence."""
     text = "coordinator to ask; its admin token has no flag and is taken from $OUTRIDER_ADMIN_TOKEN"
-    _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR")
-    _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA")
+    actions = [
+        _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR"),
+        _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA"),
+    ]
     switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}
     for name, text in switches.items():
         text += f" [default: false] [env: OUTRIDER_ADMIN_{name.upper()}]"
-        made.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+        actions.append(made.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text))
+    for action in actions if before else ():
+        action.dest, action.default = f"{_BEFORE}{action.dest}", argparse.SUPPRESS
+
+
+def _taken_before(options: argparse.Namespace) -> dict[str, Any]:
+    """Take the flags out of the options that stood before the command's last word; return them by name."""
+    names = [name for name in vars(options) if name.startswith(_BEFORE)]
+    return {name.removeprefix(_BEFORE): vars(options).pop(name) for name in names}
+
+
+def _with_verb(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the verb that is meant if only flags follow a noun, as in `outrider releases`."""
+    words = list(arguments)
+    noun = _after_connection(words, 0)
+    verb = _after_connection(words, noun + 1)
+    if noun < len(words) and words[noun] in _VERBS:
+        following = words[verb] if verb < len(words) else "-"
+        if following.startswith("-") and following not in ("-h", "--help"):
+            words.insert(verb, _VERBS[words[noun]])
+    return words
+
+
+def _after_connection(words: Sequence[str], start: int) -> int:
+    """Return the index of the first word from `start` on that is no flag of the connection and no value of one."""
+    i = start
+    while i < len(words) and words[i].partition("=")[0] in _CONNECTION:
+        i += 1 + (words[i] in _CONNECTION[:2])
+    return i
 
 
 def _number(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:

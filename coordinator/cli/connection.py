@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from coordinator import DEFAULT_COORDINATOR
+from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
-from outrider.settings.layers import Layers
+from outrider.settings.layers import Address, Layers
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -29,7 +29,7 @@ class AdminSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_ADMIN_", frozen=True, extra="forbid")
 
-    coordinator: str = DEFAULT_COORDINATOR
+    coordinator: Address = DEFAULT_COORDINATOR
     tls: bool = False
     ca: Path | None = None
     insecure: bool = False
@@ -63,18 +63,17 @@ async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterato
 
 def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float) -> OutriderError:
     """Return a core error that tells the operator what to do. Only errors that a coordinator raised carry ERROR_KEY."""
-    known = error_from_rpc(error)
+    known = error_from_rpc(
+        error,
+        f"the coordinator at {coordinator} (--coordinator)",
+        "is it running, is --coordinator right, does it want --tls or --ca?",
+    )
     by_coordinator = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED if not by_coordinator:
             return Unavailable(
                 f"the coordinator at {coordinator} did not answer within {timeout_s:g} s; it may be overloaded: try"
                 " again, or it may want --tls or --ca"
-            )
-        case grpc.StatusCode.UNAVAILABLE if not by_coordinator:
-            return Unavailable(
-                f"the coordinator at {coordinator} cannot be reached ({known}); is it running, is --coordinator right,"
-                " does it want --tls or --ca?"
             )
         case grpc.StatusCode.UNIMPLEMENTED if not by_coordinator:
             return BadRequest(f"the coordinator at {coordinator} is older than this command and does not support it")

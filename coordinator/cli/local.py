@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinator import DEFAULT_COORDINATOR
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
+from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file

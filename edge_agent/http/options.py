@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_agent.config import EdgeSettings
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
-from outrider.wire.channels import is_loopback, split_address
+from outrider.wire.channels import is_loopback
 
 
 @dataclass(frozen=True)

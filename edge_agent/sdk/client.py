@@ -273,7 +273,12 @@ def _addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | 
         coordinator, verifier = settings.coordinator, settings.verifier
     # An address given as an argument stands for itself: the environment's other one would contradict it.
     if bool(coordinator) == bool(verifier):
-        raise BadRequest("give either coordinator or verifier, as HOST:PORT")
+        got = f"both, {coordinator} and {verifier}" if coordinator else "neither"
+        raise BadRequest(
+            f"give either coordinator or verifier, as HOST:PORT; got {got} (--coordinator or --verifier of a command,"
+            " OUTRIDER_EDGE_COORDINATOR or OUTRIDER_EDGE_VERIFIER in the environment)",
+            field="coordinator",
+        )
     return coordinator or "", verifier or ""
 
 

@@ -121,7 +121,7 @@ class Sessions:
 
     def coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
-        return CoordinatorClient(channel, self._api_key, self._tasks.in_background)
+        return CoordinatorClient(channel, self._api_key, self._tasks.in_background, self._coordinator_address)
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to a verifier. bulk: one apart, for downloads."""

@@ -25,6 +25,10 @@ _TIMEOUT_S = 5.0
 _RECONNECT_TIMEOUT_S = 3.5
 """Longer than the longest back-off of a channel (wire.channels)."""
 _LEAST_DELAY_S = 0.1
+_ADVICE = (
+    "start it, for example with `outrider up`, or give the address of one that runs with --coordinator or"
+    " OUTRIDER_EDGE_COORDINATOR"
+)
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,19 @@ class ReleaseOffer:
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    in_background: starts a coroutine without waiting for it, and ignores its core errors.
+    in_background: starts a coroutine without waiting for it, and ignores its core errors. address: the coordinator's,
+    for messages.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, api_key: str | None, in_background: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        channel: grpc.aio.Channel,
+        api_key: str | None,
+        in_background: Callable[[Coroutine[Any, Any, None]], None],
+        address: str = "",
     ) -> None:
         self._in_background = in_background
+        self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
@@ -159,7 +169,7 @@ class CoordinatorClient:
         try:
             return await method(request, **{"timeout": _TIMEOUT_S, "metadata": self._metadata, **options})
         except grpc.RpcError as error:
-            raise error_from_rpc(error) from error
+            raise error_from_rpc(error, self._peer, _ADVICE) from error
 
 
 def _grants(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:

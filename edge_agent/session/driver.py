@@ -121,7 +121,8 @@ class SessionDriver:
         before = len(self._session.received)
         self._statistics.attached(target.address)
         try:
-            async with VerifierStream(self._dial(target), self._options.silence_s, self._statistics) as stream:
+            link, silence_s = self._dial(target), self._options.silence_s
+            async with VerifierStream(link, silence_s, self._statistics, target.peer, target.advice) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())

@@ -38,6 +38,20 @@ class AttachTarget:
     limits: SessionLimits | None = None
     """The session's limits, where the ticket names them."""
 
+    @property
+    def peer(self) -> str:
+        """Return which program at which address this is, for messages."""
+        if self.verifier_id:
+            return f"the verifier {self.verifier_id} at {self.address}, which the coordinator named,"
+        return f"the verifier at {self.address} (--verifier)"
+
+    @property
+    def advice(self) -> str:
+        """Return what to do if the verifier cannot be reached."""
+        if self.verifier_id:
+            return "does it run (`outrider verifiers list`), and is its --advertise an address that devices can reach?"
+        return "start it, or give the address of one that runs with --verifier or OUTRIDER_EDGE_VERIFIER"
+
 
 class Route(Protocol):
     """Names the verifiers to which a session may attach, one after another."""

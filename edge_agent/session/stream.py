@@ -69,13 +69,22 @@ class VerifierSilent(Unavailable):
 class VerifierStream:
     """The stream of one attach, which sends in order without making the caller wait, and answers pings.
 
-    Use it as a context manager. Raises core errors: Unavailable for a stream that broke, VerifierSilent for silence.
+    Use it as a context manager. peer, advice: as for `error_from_rpc`. Raises core errors: Unavailable for a stream
+    that broke, VerifierSilent for silence.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, silence_s: float, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        silence_s: float,
+        statistics: Statistics,
+        peer: str = "the verifier",
+        advice: str = "",
+    ) -> None:
         self._stub = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._silence_s = silence_s
         self._statistics = statistics
+        self._peer, self._advice = peer, advice
         self._allowed_s = silence_s + _CONNECT_S
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
         self._call: Any = None
@@ -139,9 +148,9 @@ class VerifierStream:
             async with asyncio.timeout(self._allowed_s):
                 return await self._call.read()
         except TimeoutError:
-            raise VerifierSilent(f"the verifier has been silent for {self._allowed_s} s") from None
+            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s} s") from None
         except grpc.RpcError as error:
-            raise error_from_rpc(error) from error
+            raise error_from_rpc(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._call.done() and task is not None and not task.cancelling():

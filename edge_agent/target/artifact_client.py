@@ -68,6 +68,8 @@ class ArtifactClient:
         self._describe_s = describe_s
         self._chunk_s = chunk_s
         self._verifier: session_pb2_grpc.VerifierStub | None = None
+        self._target = AttachTarget("", 0)
+        """The present verifier, once there is one."""
         self._progressed = False
         """Whether the present verifier has answered anything."""
 
@@ -76,7 +78,7 @@ class ArtifactClient:
         while True:
             verifier = await self._connected()
             try:
-                async with _answering(self._describe_s):
+                async with self._answering(self._describe_s):
                     answer = await verifier.Describe(pb.DescribeRequest())
                 self._progressed = True
                 return _description(answer)
@@ -101,14 +103,26 @@ class ArtifactClient:
 
     async def _chunk(self, call: grpc.aio.UnaryStreamCall[pb.FetchArtifactRequest, pb.ArtifactChunk]) -> bytes | None:
         """Read the next bytes; None at the end."""
-        async with _answering(self._chunk_s):
+        async with self._answering(self._chunk_s):
             chunk = await call.read()
         return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, within_s: float) -> AsyncIterator[None]:
+        """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
+        try:
+            async with asyncio.timeout(within_s):
+                yield
+        except TimeoutError:
+            raise VerifierSilent(f"{self._target.peer} has been silent for {within_s:g} s") from None
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
 
     async def _connected(self) -> session_pb2_grpc.VerifierStub:
         """Return the verifier that answered last, or the next one on the route."""
         if self._verifier is None:
-            channel = self._dial(await self._route.next())
+            self._target = await self._route.next()
+            channel = self._dial(self._target)
             self._verifier = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         return self._verifier
 
@@ -117,18 +131,6 @@ class ArtifactClient:
         progressed, self._progressed, self._verifier = self._progressed, False, None
         self._route.failed(error, progressed=progressed)
         log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
-
-
-@contextlib.asynccontextmanager
-async def _answering(within_s: float) -> AsyncIterator[None]:
-    """Raise gRPC's errors as core errors, and VerifierSilent where the body takes longer than `within_s` seconds."""
-    try:
-        async with asyncio.timeout(within_s):
-            yield
-    except TimeoutError:
-        raise VerifierSilent(f"the verifier has been silent for {within_s:g} s") from None
-    except grpc.RpcError as error:
-        raise error_from_rpc(error) from error
 
 
 def _description(answer: pb.DescribeResponse) -> Description:

@@ -12,13 +12,14 @@ import stat
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
 from outrider.settings.problems import SettingProblem, WrongSettings, got, is_secret, near, printable
 
@@ -51,6 +52,20 @@ def prefix_of(cls: type[BaseSettings]) -> str:
 def table_of(cls: type[BaseSettings]) -> str:
     """Return the name of the table that a process reads."""
     return prefix_of(cls).removeprefix("OUTRIDER_").removesuffix("_").lower()
+
+
+def _address(given: str) -> str:
+    """Return an address as it was given; an empty one is none. Raises ValueError."""
+    try:
+        if given:
+            split_address(given)
+    except BadRequest:
+        raise ValueError("must be HOST:PORT or [V6]:PORT, as 127.0.0.1:7700") from None
+    return given
+
+
+Address = Annotated[str, AfterValidator(_address)]
+"""The type of a setting that is an address, or empty."""
 
 
 class Flag(str):
@@ -166,7 +181,8 @@ class Layers(Generic[S]):
             return SettingProblem(name, what, name, missing=True)
         names = {"flag": flag, "environment": variable, "file": f"{in_table} {name}"}
         secret = is_secret(self.cls.model_fields[name])
-        what = error["msg"] if secret else f"{error['msg']}, got {got(error['input'])}"
+        what = error["msg"].removeprefix("Value error, ")
+        what += "" if secret else f", got {got(error['input'])}"
         where = ".".join([names.get(self.source(name)) or name, *map(printable, rest)])
         return SettingProblem(where, what, name)
 

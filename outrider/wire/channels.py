@@ -9,10 +9,12 @@ probing is off and the look-ahead small.
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
 
 if TYPE_CHECKING:  # settings name addresses and certificates, and a command's --help should not wait for gRPC
@@ -136,13 +138,30 @@ def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, ins
     """Listen on `host:port` (port 0: any free one) and return the port. Raises BadRequest or Unavailable."""
     split_address(address)
     check_bind(address, tls, insecure)
+    _check_free(address)
     try:
         if tls is None:
             return to.add_insecure_port(address)
         return to.add_secure_port(address, tls.credentials())
     except RuntimeError as error:
-        doubt = "" if tls is None else " Or do certificate and key not belong together?"
-        raise Unavailable(f"cannot listen on {address}; is the port taken, or not this machine's?{doubt}") from error
+        doubt = "has another program just taken it?" if tls is None else "do certificate and key belong together?"
+        raise Unavailable(f"cannot listen on {address}; {doubt}") from error
+
+
+def _check_free(address: str) -> None:
+    """Raise Unavailable if `host:port` cannot be listened on: gRPC would say so on stderr first, in a line of C++."""
+    host, port = split_address(address)
+    try:
+        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC's own: TIME_WAIT is no obstacle
+            probe.bind(where)
+            probe.listen(1)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {address} (--listen): {error.strerror}; end the program that does, or give another"
+            " --listen HOST:PORT of this machine"
+        ) from error
 
 
 def check_bind(address: str, tls: object | None, insecure: bool) -> None:
@@ -164,17 +183,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[v6]:port`. Raises BadRequest."""
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65_536
-    if not (colon and host and is_port) or (":" in host and not bracketed):
-        raise BadRequest(f"address is {address[:300]!r}, must be HOST:PORT or [V6]:PORT", field="address")
-    return host, int(port)
 
 
 def _read(path: Path, what: str) -> bytes:

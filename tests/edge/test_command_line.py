@@ -162,6 +162,27 @@ async def test_without_the_extra_a_command_says_what_to_install(
     assert b"pip install 'outrider[edge]'" in err and err.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ([], "the coordinator at 127.0.0.1:7700 (--coordinator) cannot be reached: nothing listens there"),
+        (["--coordinator", "127.0.0.1:1"], "the coordinator at 127.0.0.1:1 (--coordinator) cannot be reached"),
+        (["--verifier", "127.0.0.1:1"], "the verifier at 127.0.0.1:1 (--verifier) cannot be reached"),
+    ],
+)
+async def test_a_cluster_that_is_not_there_is_named_with_its_address_and_flag(
+    tmp_path: Path, where: list[str], said: str
+) -> None:
+    process = await started(["generate", "x", "--cache-dir", str(tmp_path), *where])
+    _, err = await _output(process)
+    if not where and b"cannot be reached" not in err:
+        pytest.skip("something listens at the coordinator's default port")
+    [line] = err.decode().splitlines()
+    assert line.startswith(f"outrider-edge: {said}")
+    assert "last error" not in line and "ipv4:" not in line
+    assert process.returncode == 1
+
+
 async def _output(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     """Read the output as `communicate` does, but leave standard input open."""
     assert process.stdout is not None and process.stderr is not None

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from benchmarks.support.network_proxy import DelayProxy
+from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
-from outrider.wire.channels import ClientTls, ServerTls, check_bind, is_loopback, split_address
+from outrider.wire.channels import ClientTls, ServerTls, check_bind, is_loopback
 
 HUNG_SERVER = """
 import asyncio
@@ -165,8 +166,14 @@ def test_what_is_no_address_is_refused_with_the_form_of_one(address):
 
 async def test_a_taken_port_is_refused_rather_than_shared(serving):
     address = await serving()
-    with pytest.raises(Unavailable, match="cannot listen on"):
+    with pytest.raises(Unavailable, match=rf"cannot listen on {address} \(--listen\): Address already in use; end the"):
         channels.bind(channels.server(), address)
+
+
+async def test_a_taken_port_is_reported_by_us_alone(serving, capfd):
+    with pytest.raises(Unavailable):
+        channels.bind(channels.server(), await serving())
+    assert "add_port.cc" not in capfd.readouterr().err  # gRPC's own line
 
 
 async def test_missing_and_senseless_tls_files_are_refused_by_name(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -162,3 +163,41 @@ async def test_a_stream_that_is_refused_while_its_client_writes_never_looks_like
     await server.stop(None)
     assert errors.Draining in found
     assert found <= {errors.Draining, errors.Unavailable}
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1:1", r"nothing listens there \(connection refused\)"),
+        ("name.invalid:1", "its host name cannot be resolved"),
+    ],
+)
+async def test_a_peer_that_is_not_there_is_named_with_its_address_and_what_to_do(address, why):
+    async with channels.channel(address, insecure=True) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"", timeout=5)
+    said = str(status.error_from_rpc(caught.value, f"the coordinator at {address}", "start it"))
+    assert re.fullmatch(rf"the coordinator at {address} cannot be reached: {why}; start it", said)
+
+
+async def test_a_peer_that_does_not_answer_is_named():
+    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, channels.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"", timeout=0.2)
+    assert str(status.error_from_rpc(caught.value, "the verifier")).startswith(
+        "the verifier cannot be reached: it did not answer in time"
+    )
+
+
+async def test_http_in_the_place_of_a_peer_is_recognised():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = web.sockets[0].getsockname()[1]
+    async with web, channels.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(METHOD)(b"", timeout=5)
+    assert "another program listens there" in str(status.error_from_rpc(caught.value))
