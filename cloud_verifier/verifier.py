@@ -22,6 +22,7 @@ from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
+from outrider.core.text import counted
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server
@@ -224,7 +225,11 @@ class VerifierProcess:
 
     async def _drain(self, service: VerifierService, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
         """Let live sessions go on, with their places and reports, until they end or `drain_s` or `at_once` ends it."""
-        log.info("draining: %d live sessions have %g s to finish", len(service.streams), self._config.drain_s)
+        if service.streams:
+            live = counted(len(service.streams), "live session")
+            log.info("draining: %s may take %g s to finish", live, self._config.drain_s)
+        else:
+            log.info("draining: no session is live")
         if self._registry is not None:
             self._registry.hurry()
         finished = asyncio.create_task(service.finished())

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from cloud_verifier.engine.stats import EngineCounters, MovingAverage
 from outrider.core.step_cost import KNOTS, StepCost
+from outrider.core.text import counted
 
 PARTS = ("between", "draft", "plan", "forward", "verify", "commit")
 """The parts of a step in order. between: since the last step's end, while there is work. draft: by the server draft."""
@@ -143,5 +144,5 @@ def measure_cost(
 def describe(cost: StepCost) -> str:
     """Return a line for the log."""
     table = cost.table()
-    shown = ", ".join(f"{rows} rows {1e3 * table[rows]:.1f} ms" for rows in (1, 8, 32, 128) if rows in table)
+    shown = ", ".join(f"{counted(rows, 'row')} {1e3 * table[rows]:.1f} ms" for rows in (1, 8, 32, 128) if rows in table)
     return f"a step takes {shown}; a session {1e3 * cost.share_s:.2f} ms"

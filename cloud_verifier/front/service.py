@@ -35,6 +35,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive
+from outrider.core.text import counted
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.status import abort, aborting
@@ -184,7 +185,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def hand_over(self) -> None:
         """End every live stream with the error that sends its device to its standby; what was committed goes first."""
         if self.streams:
-            log.info("handing %d live sessions over to other verifiers", len(self.streams))
+            log.info("handing %s over to other verifiers", counted(len(self.streams), "live session"))
         self._host.fail_all(Draining("this verifier is draining; resume on another verifier"))
 
     async def _release_when_silent(self, stream: SessionStream) -> None:

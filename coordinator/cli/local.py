@@ -19,6 +19,7 @@ from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest
+from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
 
@@ -126,7 +127,7 @@ async def _up(options: argparse.Namespace) -> int:
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
             verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
-            print(f"ready: coordinator at {cluster.address}, {count} verifier(s); Ctrl-C stops", flush=True)
+            print(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops", flush=True)
             failed = await _failing(cluster)
     for child in failed:
         print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)

@@ -39,6 +39,7 @@ WINDOW_COLUMNS = (
     Column("BOUNDS", lambda w: _bounds(w["bounds"]) if w["bounds"] else "-"),
     Column("REASON", lambda w: w["reason"]),
 )
+_NO_SESSIONS = "no sessions"
 _UNDECIDED = "no window is decided, since too little is known of such a session yet"
 
 
@@ -72,11 +73,14 @@ async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
     default_bounds = json_views.bounds(answer.default_bounds) if answer.HasField("default_bounds") else None
     found = list(map(json_views.window, answer.windows))
     head = f"bounds for all: {_bounds(default_bounds) if default_bounds else 'none'}"
+    none = _UNDECIDED
+    if not found and not (await call("ListSessions", pb.ListSessionsRequest(limit=1))).sessions:
+        none = _NO_SESSIONS
     notice = ""
     if len(found) < answer.total:
         notice = f"{len(found)} of {answer.total} decisions are shown; name a session to see its own"
     document = {"default_bounds": default_bounds, "windows": found, "total": answer.total}
-    return Result(document, lambda: stacked(head, table(WINDOW_COLUMNS, found) if found else _UNDECIDED), notice)
+    return Result(document, lambda: stacked(head, table(WINDOW_COLUMNS, found) if found else none), notice)
 
 
 async def bound(options: argparse.Namespace, call: AdminCall) -> Result:

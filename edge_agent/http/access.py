@@ -66,7 +66,7 @@ class AccessMiddleware:
             finally:
                 span.note(request_id=request_id, status=status)
                 if status:
-                    self._metrics.answered(getattr(routed.get("route"), "path", ""), status)
+                    self._metrics.answered(getattr(routed.get("route"), "path_format", ""), status)
                 # Other requests, for health and metrics, come every few seconds.
                 level, elapsed_ms = logging.INFO if is_api else logging.DEBUG, 1000 * (time.monotonic() - started)
                 log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, elapsed_ms)

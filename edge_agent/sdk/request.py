@@ -27,6 +27,8 @@ OPEN_END = 1024
 MAX_RETRIES = 100
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+DRAWN_SEED_BITS = 53
+"""Bits of a seed that is drawn: JavaScript, and whatever reads JSON as it does, rounds larger integers."""
 _MAX_BITS = 64
 _MAX_SHOWN = 80
 
@@ -154,7 +156,7 @@ class Request(BaseModel):
     def model_post_init(self, context: Any) -> None:
         """Check the bounds of sampling, which SamplingParams knows. Raises BadRequest."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
-        seed = secrets.randbits(64) if self.seed is None else self.seed
+        seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
         self._sampling = SamplingParams(**given, seed=seed, logit_bias=tuple(self.logit_bias.items()))
 
     @property

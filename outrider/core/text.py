@@ -1,4 +1,4 @@
-"""Escape text that came from elsewhere, so that it cannot steer a terminal, and lay it out as a table."""
+"""Escape text that came from elsewhere, so that it cannot steer a terminal, count things, and lay out a table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, of which there is one or any other number: "1 row", "2 rows"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

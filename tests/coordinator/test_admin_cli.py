@@ -96,6 +96,12 @@ async def test_what_there_is_none_of_is_said(outrider):
     code, out, err = await outrider("tenants", "list")
     assert (code, out) == (0, "no tenants\n")
     assert "callers need no key" in err
+    assert (await outrider("window", "show"))[:2] == (0, "bounds for all: none\n\nno sessions\n")
+
+
+async def test_windows_that_are_not_decided_yet_are_no_empty_cluster(busy, outrider):
+    code, out, _ = await outrider("window", "show")
+    assert (code, "no window is decided" in out) == (0, True)
 
 
 # --- JSON and YAML stay as they are

@@ -1,8 +1,8 @@
-"""Test that printed text cannot steer a terminal, and that the columns of a table are aligned."""
+"""Test that printed text cannot steer a terminal, how things are counted, and that a table's columns are aligned."""
 
 import pytest
 
-from outrider.core.text import clean, table
+from outrider.core.text import clean, counted, table
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,7 @@ def test_columns_are_as_wide_as_the_widest_cell_and_lines_have_no_end_of_blanks(
 
 def test_a_name_that_holds_a_line_end_makes_no_line():
     assert table(("A",), [("x\ny",)]).count("\n") == 1
+
+
+def test_one_thing_is_singular_and_any_other_number_is_plural():
+    assert [counted(count, "row") for count in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]

@@ -66,6 +66,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
         address = re.search(r"127\.0\.0\.1:\d+", line)
         assert address, line
+        assert ", 1 verifier; " in line
         where = ("--coordinator", address[0])
 
         code, out, _ = await output(*OUTRIDER, "status", *where)
@@ -90,6 +91,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         assert [pid for pid in children if alive(pid)] == []
         said = (await err).decode()
         assert "Traceback" not in said
+        assert "draining: no session is live" in said
         for step in (
             "starting the coordinator",
             "coordinator is ready at",

@@ -18,6 +18,7 @@ from scripted import tokenizer_json
 import edge_agent
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.cli import main
+from edge_agent.sdk.request import Request
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 
@@ -178,6 +179,12 @@ async def test_sampling_parameters_reach_the_verifier_and_seeds_are_random(
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty, sampling.seed) == (0.7, 0.9, 1.1, 11)
     seeds = {(await client.generate([1, 2], max_tokens=1)).seed for _ in range(4)}
     assert len(seeds) == 4
+
+
+def test_a_seed_that_is_drawn_survives_javascript() -> None:
+    seeds = [Request.of().sampling.seed for _ in range(200)]
+    assert max(seeds) < 2**53 <= 4 * max(seeds)
+    assert all(int(float(seed)) == seed for seed in seeds)
 
 
 async def test_artifacts_are_fetched_once_and_a_broken_download_is_resumed(

@@ -232,7 +232,7 @@ async def test_answers_are_counted_by_route_and_status(web: httpx.AsyncClient) -
     )
     assert {name.partition("{")[2]: float(value) for name, value in counted.items()} == {
         'code="200",path="/v1/models"}': 1,
-        'code="404",path="/v1/models/{name:path}"}': 1,
+        'code="404",path="/v1/models/{name}"}': 1,
         'code="404",path=""}': 1,
         'code="200",path="/health"}': 2,
         'code="400",path="/v1/completions"}': 1,

@@ -10,6 +10,7 @@ import torch
 from cloud_verifier.engine import step_profiler as profiling
 from cloud_verifier.engine.torch_backend.executor import profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from outrider.core.step_cost import StepCost
 
 
 class Slow:
@@ -80,3 +81,8 @@ def test_on_this_machine_it_takes_less_than_five_seconds(target: Callable[[str],
     cost = profile(target("qwen3"), 512)
     assert perf_counter() - begun < 5.0
     assert 0.0 < cost.seconds(1, 1) < cost.seconds(512, 1)
+
+
+def test_the_costs_are_described_with_one_row_in_the_singular() -> None:
+    described = profiling.describe(StepCost({1: 0.01, 8: 0.02, 32: 0.04, 128: 0.1}, 0.0))
+    assert described.startswith("a step takes 1 row 10.0 ms, 8 rows 20.0 ms, 32 rows")
