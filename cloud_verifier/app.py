@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cloud_verifier.config import INSTALL, VerifierConfig
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
+from outrider.processes import leave_after
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
@@ -89,4 +90,4 @@ def _refused(reason: object) -> SystemExit:
 
 
 if __name__ == "__main__":
-    main()
+    leave_after(main)

@@ -13,6 +13,7 @@ from coordinator.api.authentication import Authenticator
 from coordinator.config import CoordinatorConfig
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import OutriderError, Unavailable
+from outrider.processes import leave_after
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
@@ -57,4 +58,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave_after(main)

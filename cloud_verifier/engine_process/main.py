@@ -26,7 +26,7 @@ try:
     from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
     from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
     from outrider.core.errors import ModelRefused, OutriderError
-    from outrider.processes import end_with_parent
+    from outrider.processes import end_with_parent, leave
     from outrider.telemetry.logs import configure
 except ImportError as error:
     if __name__ != "__main__":
@@ -57,6 +57,7 @@ def main() -> None:
                 _run(config, EngineEnd(sock), *map(int, sys.argv[3:]))
         except ConnectionError:
             log.info("the front has gone")
+    leave(0)  # freeing a large target piece by piece takes longer than the front waits
 
 
 def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
