@@ -109,6 +109,8 @@ def _add_up(commands: Any) -> None:
     )
     text = "time that each process may take to be ready; large models load slowly"
     _option(up, "--start-timeout-s", "SECONDS", text, START_TIMEOUT_S, kind=float)
+    text = "lines of all processes, and of this command: text or json"
+    _option(up, "--log-format", "FORMAT", text, "the coordinator's, text", "COORDINATOR_LOG_FORMAT", kind=_log_format)
     _option(up, "--config", "FILE", "TOML file that coordinator and verifiers read", "none", "CONFIG", kind=Path)
 
 
@@ -290,6 +292,12 @@ def _option(
     given = default if number else None
     action: argparse.Action = made.add_argument(*flags, type=kind, metavar=metavar, default=given, help=text)
     return action
+
+
+def _log_format(text: str) -> str:
+    if text not in ("text", "json"):
+        raise argparse.ArgumentTypeError(f"must be text or json, got {text!r}")
+    return text
 
 
 def _add_output(made: argparse.ArgumentParser) -> None:

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import json
+import logging
 import os
 import re
 import signal
@@ -13,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
@@ -22,6 +26,7 @@ from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
+from outrider.telemetry.logs import JsonFormatter, LogFormat
 
 EXIT_FAILED = 1
 _NEEDS = {
@@ -30,8 +35,10 @@ _NEEDS = {
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""
-_LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\S+) (?P<level>[A-Z]+) (?P<message>.*)")
+_LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\w+(?: \d+)?) (?P<level>[A-Z]+) (?P<message>.*)")
 """A line of `outrider.telemetry.logs` for people."""
+_log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
+"""How this command writes lines of its own and those of its children."""
 QUIET_S = 30.0
 """Seconds of loading after which a line says that it goes on."""
 
@@ -118,19 +125,24 @@ async def _up(options: argparse.Namespace) -> int:
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
     _check_extras("coordinator", "verifier")
-    shared = [*_given(options, "config", "tls_cert", "tls_key"), *(["--insecure"] if options.insecure else [])]
+    shared = [
+        *_given(options, "config", "tls_cert", "tls_key", "log_format"),
+        *(["--insecure"] if options.insecure else []),
+    ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
     failed: list[Child] = []
+    given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
+    _log_format.set("json" if given == "json" else "text")
     async with Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s) as cluster:
         with _until_signal():
             drafts = _served_drafts(options.state_dir, file)
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
             verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
-            print(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops", flush=True)
+            _say(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops")
             failed = await _failing(cluster)
     for child in failed:
-        print(f"outrider: {child.name} ended by itself; see its messages above", file=sys.stderr)
+        _progress(f"outrider: {child.name} ended by itself; see its messages above")
     return EXIT_FAILED if failed else 0
 
 
@@ -168,19 +180,57 @@ async def _start_verifiers(cluster: Cluster, count: int, *arguments: str) -> lis
 
 
 def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Say on stderr how far this command is."""
+    _say(text, sys.stderr)
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line of this command itself; to stdout unless a stream is given."""
+    print(text if _log_format.get() == "text" else _json_line("up", "INFO", text), file=stream, flush=True)
 
 
 def _print_log(name: str, line: str) -> None:
-    """Print a line of a child's log with the child's name in it: several verifiers log at once."""
-    if found := _LOG_LINE.fullmatch(line):
-        line = f"{found['time']} {name} {found['level']} {found['message']}"
+    """Print a line that a child wrote, with the child's name in it: several of them speak at once."""
+    if (entry := _json_entry(line)) is not None:
+        line = json.dumps({**entry, "process": _speaker(name, str(entry["process"]))}, ensure_ascii=False)
+    elif found := _LOG_LINE.fullmatch(line):
+        who = _speaker(name, found["process"])
+        text = f"{found['time']} {who} {found['level']} {found['message']}"
+        line = text if _log_format.get() == "text" else _json_line(who, found["level"], found["message"])
+    else:  # a traceback, or what a library prints
+        line = f"{name}: {line}" if _log_format.get() == "text" else _json_line(name, "WARNING", line)
     print(line, file=sys.stderr, flush=True)
+
+
+def _speaker(name: str, process: str) -> str:
+    """Return who wrote a line: the child, or a process of its own, such as "verifier-2 engine"."""
+    return name if process in ("coordinator", "verifier") else f"{name} {process}"
+
+
+def _json_entry(line: str) -> dict[str, Any] | None:
+    """Return a line of a child's log in JSON; None for another line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if "process" in entry else None
+
+
+def _json_line(process: str, level: str, message: str) -> str:
+    """Return a line as the processes write it with `--log-format json`."""
+    record = {"name": "outrider", "levelname": level, "msg": message}
+    return JsonFormatter(process).format(logging.makeLogRecord(record))
+
+
+def _coordinator_settings(state_dir: str | None, file: Path | None) -> Layers[CoordinatorConfig]:
+    return Layers(CoordinatorConfig, {"state_dir": state_dir} if state_dir else {}, file)
 
 
 def _served_drafts(state_dir: str | None, file: Path | None = None) -> list[str]:
     """Return the coordinator's flags that serve drafts from its state directory, unless its settings say from where."""
-    settings = Layers(CoordinatorConfig, {"state_dir": state_dir} if state_dir else {}, file)
+    settings = _coordinator_settings(state_dir, file)
     if settings.raw("artifacts") or settings.raw("http"):
         return []
     return ["--artifacts", str(Path(settings.raw("state_dir")) / "artifacts"), "--http", "127.0.0.1:0"]
@@ -197,7 +247,7 @@ async def _failing(cluster: Cluster) -> list[Child]:
             if failed := [child for code, child in ended if code or child is cluster.coordinator]:
                 return failed
             for _, child in ended:
-                print(f"{child.name} has drained and ended", flush=True)
+                _say(f"{child.name} has drained and ended")
         return []
     finally:
         for task in exits:

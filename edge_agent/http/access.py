@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_agent.http.errors import ApiError, api_error
+from edge_agent.http.errors import REASON, ApiError, api_error, refused
 from edge_agent.http.options import ServeOptions
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry import logs, traces
@@ -62,14 +62,15 @@ class AccessMiddleware:
             except Exception as error:
                 if status:  # the response has started, so no other can be sent
                     raise
-                await api_error(error).response()(routed, receive, send_with_id)
+                await refused(routed, api_error(error))(routed, receive, send_with_id)
             finally:
                 span.note(request_id=request_id, status=status)
                 if status:
                     self._metrics.answered(getattr(routed.get("route"), "path_format", ""), status)
                 # Other requests, for health and metrics, come every few seconds.
                 level, elapsed_ms = logging.INFO if is_api else logging.DEBUG, 1000 * (time.monotonic() - started)
-                log.log(level, "%s %s %d in %.0f ms", scope["method"], scope["path"][:_MAX_PATH], status, elapsed_ms)
+                line = f"{scope['method']} {scope['path'][:_MAX_PATH]} {status} in {elapsed_ms:.0f} ms"
+                log.log(level, "%s%s", line, f": {routed[REASON]}" if REASON in routed else "")
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Return the error with which the request is refused, by its headers alone; None if it is allowed."""

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from edge_agent.http.access import AccessMiddleware
-from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response
+from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response, refused
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
@@ -208,24 +208,25 @@ def _model_card(bundle: TargetBundle) -> dict[str, Any]:
 async def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return Response(status_code=_CLIENT_CLOSED)
-    return api_error(error, chat=request.scope["path"].startswith("/v1/chat/")).response()
+    return refused(request.scope, api_error(error, chat=request.scope["path"].startswith("/v1/chat/")))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Answer what the router finds: an unknown path, a wrong method, a body that cannot be read."""
     if not isinstance(error, HTTPException):
-        return api_error(error).response()
+        return refused(request.scope, api_error(error))
     if isinstance(error.__cause__, ApiError):  # the body was cut off while it was read
-        return error.__cause__.response()
+        return refused(request.scope, error.__cause__)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_value")
     message = str(error.detail)
     if error.status_code in (404, 405):
         message = f"{request.method} {request.scope['path'][:200]} is not served here; GET /openapi.json lists what is"
-    return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()
+    answer = ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+    return refused(request.scope, answer)
 
 
-async def _invalid_body(_: Request, error: Exception) -> Response:
-    return invalid_body(error.errors() if isinstance(error, RequestValidationError) else []).response()
+async def _invalid_body(request: Request, error: Exception) -> Response:
+    return refused(request.scope, invalid_body(error.errors() if isinstance(error, RequestValidationError) else []))
 
 
 def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from outrider.core.errors import BadRequest, OutriderError
 
 log = logging.getLogger(__name__)
 
+REASON = "outrider.reason"
+"""Key in a request's ASGI scope: why it was refused, without what its user has written."""
 _INVALID = "invalid_request_error"
 _PROMPT = TOO_LONG | {"prompt", "text", "content"}
 """Fields of the SDK's errors that mean the prompt, which is `messages` in a chat."""
@@ -43,8 +45,19 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    @property
+    def reason(self) -> str:
+        """Return why, for the log: the message may repeat what a user has written, code and field cannot."""
+        return f"{self.code or self.type}{f' ({self.param})' if self.param else ''}"
+
     def response(self) -> Response:
         return json_response(self.body, self.status, self.headers)
+
+
+def refused(scope: MutableMapping[str, Any], error: ApiError) -> Response:
+    """Return the response to a request, and leave the reason in its scope for the log."""
+    scope[REASON] = error.reason
+    return error.response()
 
 
 def unsupported(param: str, why: str = "") -> ApiError:

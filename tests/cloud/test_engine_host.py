@@ -184,11 +184,7 @@ async def test_an_engine_that_is_still_loading_is_ended_at_once(config):
 async def test_an_engine_that_python_would_clean_up_for_long_ends_by_itself(config, tmp_path, monkeypatch):
     """A large target is freed for seconds, longer than the front waits; an object of a module stands in for it."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import time\n"
-        "class Large:\n"
-        "    def __del__(self, sleep=time.sleep):\n"
-        "        sleep(60)\n"
-        "large = Large()\n"
+        "import time\nclass Large:\n    def __del__(self, sleep=time.sleep):\n        sleep(60)\nlarge = Large()\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
     host = EngineHost(config)

@@ -201,6 +201,25 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
     assert registry.known
 
 
+async def test_failing_reports_are_logged_once_then_counted_and_their_end_is_logged(registry, monkeypatch, caplog):
+    caplog.set_level("INFO", "cloud_verifier.front.registration")
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        registry.refuse_reports = Unavailable("the store does not answer")
+        async with reporting(made):
+            await until(lambda: len(registry.reports) >= 4)
+            assert [line for line in caplog.messages if "delivered" in line] == [
+                "report not delivered: the store does not answer; trying again every 0.1 s"
+            ]
+            monkeypatch.setattr("cloud_verifier.front.registration.REMIND_S", 0.0)
+            await until(lambda: any("in a row not delivered" in line for line in caplog.messages))
+            registry.refuse_reports = None
+            await until(lambda: any("takes reports again" in line for line in caplog.messages))
+            count = len(registry.reports)
+            await until(lambda: len(registry.reports) > count + 2)
+    assert sum("takes reports again, after" in line for line in caplog.messages) == 1
+
+
 async def test_a_report_brings_the_directives_of_sessions(registry):
     given = session_pb2.Directive(
         window_nodes=9, window_depth=8, nodes_per_step=3, min_acceptance=0.25, draft_wait_ms=4

@@ -1,5 +1,6 @@
 """Test the operator's command with missing or wrong settings; the rest of it is tested end to end."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -137,9 +138,52 @@ def test_up_hands_its_file_to_the_processes_that_it_starts(tmp_path, wrong, said
     assert state.exists() is not bool(wrong)
 
 
+TRACEBACK = "Traceback (most recent call last):"
+ENTRY = {"time": "2026-11-23T12:00:00.000+00:00", "level": "INFO", "process": "verifier", "message": "loading é"}
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "process", "message"),
+    [
+        (
+            "2026-11-23 12:00:00,123 verifier INFO loading",
+            "2026-11-23 12:00:00,123 verifier-2 INFO loading",
+            "verifier-2",
+            "loading",
+        ),
+        (
+            "2026-11-23 12:00:00,123 rank 1 ERROR lost",
+            "2026-11-23 12:00:00,123 verifier-2 rank 1 ERROR lost",
+            "verifier-2 rank 1",
+            "lost",
+        ),
+        (TRACEBACK, f"verifier-2: {TRACEBACK}", "verifier-2", TRACEBACK),
+        ("{no JSON", "verifier-2: {no JSON", "verifier-2", "{no JSON"),
+        (
+            json.dumps(ENTRY),
+            json.dumps({**ENTRY, "process": "verifier-2"}, ensure_ascii=False),
+            "verifier-2",
+            "loading é",
+        ),
+    ],
+)
+def test_every_line_of_a_child_says_who_speaks_and_json_has_no_plain_ones(line, text, process, message, capsys):
+    local._print_log("verifier-2", line)
+    assert capsys.readouterr().err == f"{text}\n"
+    form = local._log_format.set("json")
+    try:
+        local._print_log("verifier-2", line)
+    finally:
+        local._log_format.reset(form)
+    said = json.loads(capsys.readouterr().err)
+    assert (said["process"], said["message"]) == (process, message)
+    assert {"time", "level"} <= said.keys()
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["up", "--log-format", "xml"], "must be text or json, got 'xml'"),
         (["up", "--verifiers", "0"], "must be at least 1, got 0"),
         (["demo", "--rtt-ms", "nan"], "must be from 0 to 60000, got nan"),
         (["demo", "--rtt-ms", "-5"], "must be from 0 to 60000, got -5"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
 import re
 import signal
@@ -100,6 +101,23 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         ):
             assert step in said
         assert re.search(r"verifier-1 INFO loading target as float32 on cpu", said)  # its own progress
+
+
+async def test_up_in_json_has_no_plain_line_says_who_speaks_and_ends_soon(pair, folder):
+    target, state = str(pair[0]), str(folder / "up-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--state-dir", state, "--verifiers", "2")
+    async with process(*up, "--log-format", "json", "--", *QUICK) as running:
+        assert running.stdout is not None and running.stderr is not None
+        err = asyncio.create_task(running.stderr.read())
+        line = await asyncio.wait_for(running.stdout.readline(), 120)
+        assert ", 2 verifiers; " in json.loads(line)["message"]
+        began = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+        took_s = time.monotonic() - began
+        lines = [json.loads(line) for line in [*(await err).splitlines(), *(await running.stdout.read()).splitlines()]]
+        assert {"up", "coordinator", "verifier-1", "verifier-2"} <= {line["process"] for line in lines}
+        assert took_s < 4.0  # under 1 s on an idle machine
 
 
 async def test_ctrl_c_while_a_model_is_loading_leaves_no_child(pair, folder):

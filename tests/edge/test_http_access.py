@@ -112,6 +112,40 @@ async def test_what_nobody_expected_is_reported_and_logged_under_the_requests_id
     assert last.endswith("[request=mine-3]")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("v1/completions", {"prompt": "x", "temperature": 500}, 400, "invalid_value (temperature)"),
+        ("v1/completions", {"prompt": "x", "best_of": 3}, 400, "unsupported_parameter (best_of)"),
+        ("v1/completions", {"prompt": "SECRET " * 5000, "max_tokens": 9}, 400, "context_length_exceeded (prompt)"),
+        ("v1/completions", {"prompt": "x", "logit_bias": {"SECRET": 1}}, 400, "invalid_value (logit_bias)"),
+        ("v1/completions", {"prompt": "x", "logit_bias": {"SECRET": "SECRET"}}, 400, "invalid_value (logit_bias)"),
+        ("v1/chat/completions", {"messages": [{"role": "SECRET"}]}, 400, "invalid_value (messages)"),
+        ("v1/completions", {"prompt": "x", "model": "SECRET"}, 404, "model_not_found (model)"),
+        ("v1/nowhere", {}, 404, "not_found"),
+    ],
+)
+async def test_the_log_says_why_a_request_was_refused_and_nothing_that_its_user_wrote(
+    web: httpx.AsyncClient, said: io.StringIO, path: str, body: dict[str, object], status: int, reason: str
+) -> None:
+    assert (await web.post(path, json=body)).status_code == status
+    line = (await lines_of(said))[-1]
+    assert f" {status} in " in line
+    assert f" ms: {reason} [request=" in line
+    assert "SECRET" not in said.getvalue()
+
+
+async def test_a_request_without_the_right_key_is_logged_with_that_reason(
+    client: AsyncClient, said: io.StringIO
+) -> None:
+    async with (
+        serving(client, ServeOptions(LOCAL, api_key="sesame")) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as web,
+    ):
+        assert (await web.get("v1/models")).status_code == 401
+    assert ": invalid_api_key [request=" in (await lines_of(said))[-1]
+
+
 async def test_whoever_asks_for_the_head_gets_the_head_alone(web: httpx.AsyncClient) -> None:
     for path in ("", "health", "metrics", "v1/models"):
         answer = await web.head(path)
