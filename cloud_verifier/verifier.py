@@ -20,6 +20,7 @@ from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
+from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
 from outrider.core.text import counted
@@ -67,6 +68,9 @@ class VerifierProcess:
         for tls in (config.tls, config.coordinator_tls):
             if tls is not None:
                 tls.credentials()  # a missing file is reported before a model is loaded
+        check_target(config.model, needs_weights=config.engine == "torch")
+        if config.draft is not None:
+            check_gguf(config.draft)
         catalogue = Catalogue.of_target(config.model, config.draft)
         self._collector.recorder = self._recorder = self._traffic_recorder()
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()

