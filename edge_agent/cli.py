@@ -46,7 +46,7 @@ _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone,
 _CLUSTER = ("coordinator", "verifier", "target", "tls", "tls_ca", "insecure")
 _DEVICE = ("draft", "cache_dir", "log_format")
 _SERVING = (
-    *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s"),
+    *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s", "serve_answer_format"),
     *("serve_timeout_s", "serve_retries", "serve_offline", "serve_log_level"),
 )
 

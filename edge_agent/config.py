@@ -87,6 +87,11 @@ class EdgeSettings(BaseSettings):
     """Without a key, let `outrider-edge serve` serve anybody who can connect, from any machine and by any host name."""
     serve_cors_origins: Annotated[str, Repeated("--cors-origin")] = ""
     """Origins whose pages may send requests to `outrider-edge serve`, separated by commas; * is any."""
+    serve_answer_format: Annotated[
+        Literal["auto", "hermes", "llama3", "mistral", "deepseek", "harmony", "json", "none"], Flag("--answer-format")
+    ] = "auto"
+    """How the target writes tool calls and reasoning. auto tells it from the chat template, none takes all of its text
+    as content."""
     serve_stop_s: Annotated[float, Flag("--stop-s")] = Field(default=20.0, ge=0.0, le=3600.0)
     """Seconds that running requests have to finish once `outrider-edge serve` stops."""
     serve_timeout_s: Annotated[float | None, Flag("--timeout")] = Field(default=None, gt=0.0, allow_inf_nan=False)

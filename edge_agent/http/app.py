@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response, refused
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.schema import (
@@ -116,9 +117,14 @@ async def _start_texts(client: AsyncClient, body: CompletionRequest, options: Se
 async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions) -> CompletionWriter:
     body.refuse_unsupported()
     _check_choices(body, 1, options.max_choices)
-    streams = [await client.stream_chat(body.template_messages(), **body.options(0))]
+    streams = [await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))]
     await _add_choices(client, body, streams)
-    return CompletionWriter(body, await _bundle_of(client, body.model), streams, [""] * len(streams))
+    bundle = await _bundle_of(client, body.model)
+    source = bundle.template.source if bundle.template is not None else ""
+    form = AnswerFormat.of(source, options.answer_format)
+    for stream in streams:
+        stream.show_special(form.markers(calls=bool(body.usable_tools)))
+    return CompletionWriter(body, bundle, streams, [""] * len(streams), form)
 
 
 def _check_choices(body: RequestBody, prompts: int, most: int) -> None:

@@ -22,6 +22,9 @@ class ServeOptions:
     """Origins whose pages may send requests from a browser; "*" is any."""
     without_key: bool = False
     """Without a key, serve anybody who can connect, under any host name."""
+    answer_format: str = "auto"
+    """The form of tool calls and reasoning in the target's text, one of `TOOL_FORMATS`; "auto" tells it from the chat
+    template, "none" takes all text as content."""
     max_body_bytes: int = 8 << 20
     """Largest body of a request, in bytes."""
     max_choices: int = 32
@@ -39,6 +42,7 @@ class ServeOptions:
             api_key=key.get_secret_value() if key is not None else None,
             cors_origins=tuple(filter(None, map(str.strip, settings.serve_cors_origins.split(",")))),
             without_key=settings.serve_without_key,
+            answer_format=settings.serve_answer_format,
             max_choices=max(1, settings.max_sessions // 2),
             stop_s=settings.serve_stop_s,
         )

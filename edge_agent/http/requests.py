@@ -8,6 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from edge_agent.http.errors import invalid_value, unsupported
+from edge_agent.http.tools import (
+    MAX_VARIABLES_BYTES,
+    CalledTool,
+    ToolDefinition,
+    check_calls,
+    check_choice,
+    check_json,
+    check_tools,
+    template_tool,
+)
 from edge_agent.sdk.types import Options
 from edge_agent.target.chat_template import Message
 
@@ -30,6 +40,8 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
+_FIELDS_OF_THEIR_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables of a template that are not among its `chat_template_kwargs`."""
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "traffic_class"),
@@ -157,6 +169,12 @@ class ContentPart(BaseModel, extra="allow", strict=True):
 class ChatMessage(BaseModel, extra="allow", strict=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same as `reasoning_content`, by its other name."""
 
 
 class ChatCompletionRequest(RequestBody):
@@ -166,6 +184,17 @@ class ChatCompletionRequest(RequestBody):
     max_completion_tokens: JsonInteger | None = None
     logprobs: bool | None = None
     top_logprobs: JsonInteger | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls; where not, only the first is told."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def usable_tools(self) -> list[ToolDefinition]:
+        """Return the tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -174,6 +203,13 @@ class ChatCompletionRequest(RequestBody):
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid_value("top_logprobs", "top_logprobs needs logprobs=true")
+        check_tools(self.tools or ())
+        check_choice(self.tool_choice)
+        variables = self.chat_template_kwargs or {}
+        check_json("chat_template_kwargs", "chat_template_kwargs", variables, MAX_VARIABLES_BYTES)
+        if clashing := _FIELDS_OF_THEIR_OWN & variables.keys():
+            message = f"chat_template_kwargs has {min(clashing)!r}, which the request's own fields set"
+            raise invalid_value("chat_template_kwargs", message)
 
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -182,16 +218,45 @@ class ChatCompletionRequest(RequestBody):
         """Return the messages for the target's template. Raises ApiError naming the one that is unsupported."""
         return [_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)]
 
+    def template_variables(self) -> dict[str, Any]:
+        """Return what the template gets beside the messages."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        if self.usable_tools:
+            variables["tools"] = [template_tool(tool) for tool in self.usable_tools]
+        return variables
+
 
 def _message(field: str, message: ChatMessage) -> Message:
-    if message.role in ("tool", "function") or (message.model_extra or {}).get("tool_calls"):
-        raise unsupported(f"{field}.role" if message.role in ("tool", "function") else f"{field}.tool_calls")
-    role = "system" if message.role == "developer" else message.role
-    if isinstance(message.content, str):
-        return {"role": role, "content": message.content}
+    if message.role == "function":
+        raise unsupported(f"{field}.role", " as 'function'; a tool's result has the role 'tool'")
+    told: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(field, message.content),
+    }
+    if message.role == "assistant":
+        if message.tool_calls:
+            check_calls(f"{field}.tool_calls", message.tool_calls)
+            told["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": call.function.model_dump()}
+                for call in message.tool_calls
+            ]
+        if reasoning := message.reasoning_content or message.reasoning:
+            told["reasoning_content"] = reasoning
+    elif message.role == "tool":
+        told["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        told["name"] = message.name
+    return told
+
+
+def _content(field: str, content: str | list[ContentPart] | None) -> str:
+    if isinstance(content, str):
+        return content
     texts = []
-    for i, part in enumerate(message.content or ()):
+    for i, part in enumerate(content or ()):
         if part.type != "text" or part.text is None:
             raise unsupported(f"{field}.content[{i}]", f" unless it is text; its type is {part.type[:40]!r}")
         texts.append(part.text)
-    return {"role": role, "content": "".join(texts)}
+    return "".join(texts)

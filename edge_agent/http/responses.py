@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
 from edge_agent.http.requests import ChatCompletionRequest, RequestBody
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion, FinishReason
@@ -18,6 +19,9 @@ from outrider.core.protocol.messages import TokenLogprobs
 REASONS: Mapping[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "length"}
 """OpenAI's finish reasons, which have none for a cancelled answer: it is cut short."""
 
+PLAIN = AnswerFormat(None, None)
+_PROMPT_END = 16
+"""Tokens of the prompt's end in which reasoning may begin."""
 _FIGURES = (
     *(("tokens", 0), ("steps", 0), ("tokens_per_step", 3), ("tokens_per_s", 2), ("drafted", 0), ("evaluated", 0)),
     *(("accepted", 0), ("acceptance", 4), ("unverified", 0), ("attaches", 0)),
@@ -29,11 +33,16 @@ class CompletionWriter:
     """Writes the answer to one request: whole, or chunk by chunk.
 
     `streams` are the choices of all prompts, in order, and `prefixes` the texts before them. A chat is answered with
-    messages, another request with text.
+    messages, another request with text. form: the form of tool calls and reasoning in a chat's answers.
     """
 
     def __init__(
-        self, body: RequestBody, bundle: TargetBundle, streams: Sequence[CompletionStream], prefixes: Sequence[str]
+        self,
+        body: RequestBody,
+        bundle: TargetBundle,
+        streams: Sequence[CompletionStream],
+        prefixes: Sequence[str],
+        form: AnswerFormat = PLAIN,
     ) -> None:
         self.chat = chat = isinstance(body, ChatCompletionRequest)
         self.streams = streams
@@ -42,6 +51,7 @@ class CompletionWriter:
         self._tokenizer = bundle.tokenizer
         self._begun: set[int] = set()
         """Choices of which something was written."""
+        self._messages = [MessageWriter(body, form, self._prompt_end(stream)) for stream in streams]
         table, silent = bundle.tokenizer.table, bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
         self._head = {
@@ -67,14 +77,21 @@ class CompletionWriter:
         if chunk is None:
             completion = self.streams[index].completion
             reason = REASONS[completion.finish_reason]
+            if self.chat:
+                if delta := self._messages[index].delta("", ended=True):
+                    yield self._piece(index, delta)
+                reason = self._messages[index].reason(completion.finish_reason)
             yield self._piece(index, {} if self.chat else "", reason, outrider=_about(completion))
-        # Half a character is no event.
-        elif chunk.text or chunk.logprobs or not chunk.verified or self._body.provenance:
+            return
+        text: Any = self._messages[index].delta(chunk.text) if self.chat else chunk.text
+        # Half a character is no event, and neither is half a marker.
+        if text or chunk.logprobs or not chunk.verified or self._body.provenance:
             outrider = self._provenance_of(index, chunk) if self._body.provenance else {}
             if not chunk.verified:
                 outrider["verified"] = False
             logprobs = self._logprobs[index].write(chunk.token_ids, chunk.logprobs)
-            text = {"content": chunk.text} if self.chat else chunk.text
+            if self.chat and not text:
+                text = {"content": ""}
             yield self._piece(index, text, logprobs=logprobs, outrider=outrider)
 
     def usage(self) -> dict[str, Any]:
@@ -87,13 +104,16 @@ class CompletionWriter:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        text = self._prefixes[index] + completion.text
-        message = {"role": "assistant", "content": text, "refusal": None}
+        answer: dict[str, Any] = {"text": self._prefixes[index] + completion.text}
+        reason = REASONS[completion.finish_reason]
+        if self.chat:
+            answer = {"message": self._messages[index].message(completion.text)}
+            reason = self._messages[index].reason(completion.finish_reason)
         return {
             "index": index,
-            **({"message": message} if self.chat else {"text": text}),
+            **answer,
             "logprobs": self._logprobs[index].write(completion.token_ids, completion.logprobs),
-            "finish_reason": REASONS[completion.finish_reason],
+            "finish_reason": reason,
             "outrider": _about(completion),
         }
 
@@ -110,6 +130,12 @@ class CompletionWriter:
         if outrider:
             choice["outrider"] = outrider
         return {**self._head, "object": self._chunk_kind, "choices": [choice]}
+
+    def _prompt_end(self, stream: CompletionStream) -> str:
+        """Return the text of the prompt's last tokens, which may have begun the reasoning."""
+        table = self._tokenizer.table
+        ids = stream.prompt_token_ids[-_PROMPT_END:]
+        return b"".join(table[token] for token in ids if token < len(table)).decode(errors="replace")
 
     def _provenance_of(self, index: int, chunk: Chunk) -> dict[str, Any]:
         """Return the origin of each token of a chunk, with its bytes, and the statistics so far.
@@ -154,6 +180,67 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
         "rtt_ms": round(statistics.rtt_ms, 3) or None,
         "first_token_ms": None if first is None else round(1000 * first, 2),
     }
+
+
+class MessageWriter:
+    """Writes the message of one choice, whole or in deltas, with its tool calls and its reasoning.
+
+    prompt: the end of the prompt's text.
+    """
+
+    def __init__(self, body: RequestBody, form: AnswerFormat, prompt: str) -> None:
+        tools = body.usable_tools if isinstance(body, ChatCompletionRequest) else []
+        names = [tool.function.name for tool in tools if tool.function is not None]
+        self._parser = AnswerParser(form, names, prompt)
+        self._one_call = isinstance(body, ChatCompletionRequest) and body.parallel_tool_calls is False
+        self._id_of = _mistral_id if form.tools == "mistral" else _call_id
+        self._calls = 0
+
+    def delta(self, text: str, *, ended: bool = False) -> dict[str, Any]:
+        """Return the delta that more text makes, empty if it makes none. ended: the text is over."""
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for one in self._parser.end() if ended else self._parser.feed(text):
+            if one.kind == "content":
+                delta["content"] = delta.get("content", "") + one.text
+            elif one.kind == "reasoning":
+                delta["reasoning_content"] = delta["reasoning"] = delta.get("reasoning", "") + one.text
+            elif not (self._one_call and one.index):
+                call = calls.setdefault(one.index, {"index": one.index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += one.text
+                if one.name:
+                    self._calls += 1
+                    call |= {"id": self._id_of(), "type": "function"}
+                    call["function"] = {"name": one.name, **call["function"]}
+        return {**delta, "tool_calls": list(calls.values())} if calls else delta
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Return the whole message that a text makes."""
+        first, last = self.delta(text), self.delta("", ended=True)
+        calls: list[dict[str, Any]] = []
+        for call in (*first.pop("tool_calls", ()), *last.pop("tool_calls", ())):
+            if "id" in call:
+                calls.append({name: call[name] for name in ("id", "type", "function")})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        message = {"role": "assistant", "content": None if calls else "", "refusal": None}
+        for name in (*first, *(name for name in last if name not in first)):
+            message[name] = first.get(name, "") + last.get(name, "")
+        return {**message, "tool_calls": calls} if calls else message
+
+    def reason(self, finish: FinishReason) -> str:
+        """Return why the message has ended: "tool_calls" where it ends by itself and its calls are whole."""
+        whole = self._calls and not self._parser.unfinished and finish in ("eos", "stop")
+        return "tool_calls" if whole else REASONS[finish]
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _mistral_id() -> str:
+    """Return an id of nine letters and digits, which is all that Mistral's templates take."""
+    return secrets.token_hex(5)[:9]
 
 
 class LogprobsWriter:

@@ -40,7 +40,7 @@ class HealthResponse(BaseModel):
 class _Choice(BaseModel):
     index: int
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     outrider: dict[str, Any]
 
 
@@ -48,10 +48,24 @@ class CompletionChoice(_Choice):
     text: str
 
 
+class ToolCallFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
 
 
 class ChatCompletionChoice(_Choice):

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
@@ -114,13 +114,20 @@ class Client:
         """Return the completion in chunks, as the verifier commits them."""
         return BlockingStream(self._thread.run(self._client.stream(prompt, **options)), self._thread)
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """Return the assistant's answer to messages with `role` and `content`, in the target's own template."""
-        return self._thread.run(self._client.chat(messages, **options))
+    def chat(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """Return the assistant's answer to messages with `role` and `content`, in the target's own template.
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> BlockingStream:
+        template: further variables of the template, such as `tools` or `enable_thinking`.
+        """
+        return self._thread.run(self._client.chat(messages, template, **options))
+
+    def stream_chat(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
+    ) -> BlockingStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        return BlockingStream(self._thread.run(self._client.stream_chat(messages, **options)), self._thread)
+        return BlockingStream(self._thread.run(self._client.stream_chat(messages, template, **options)), self._thread)
 
     def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
@@ -164,6 +171,10 @@ class BlockingStream:
     def statistics(self) -> Statistics:
         """Return the counts of what has come so far; they are live."""
         return self._stream.statistics
+
+    def show_special(self, texts: Collection[str]) -> None:
+        """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""
+        self._stream.show_special(texts)
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

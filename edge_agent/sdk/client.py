@@ -19,7 +19,7 @@ from edge_agent.releases.follower import UpdateOptions
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
-from edge_agent.sdk.request import Request, check_messages, check_prompt, refuse
+from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables, refuse
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Completion, Offline, Options, Prompt, Timeout
 from edge_agent.session.statistics import Statistics
@@ -176,14 +176,21 @@ class AsyncClient:
 
         return await self._started(options, encoded)
 
-    async def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
-        """Return the assistant's answer to messages with `role` and `content`, in the target's own template."""
-        return await (await self.stream_chat(messages, **options)).drain()
+    async def chat(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """Return the assistant's answer to messages with `role` and `content`, in the target's own template.
 
-    async def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> CompletionStream:
+        template: further variables of the template, such as `tools` or `enable_thinking`.
+        """
+        return await (await self.stream_chat(messages, template, **options)).drain()
+
+    async def stream_chat(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
+    ) -> CompletionStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
-        given = check_messages(messages)
-        return await self._started(options, lambda bundle: asyncio.to_thread(bundle.encode_chat, given))
+        given, variables = check_messages(messages), check_variables(template)
+        return await self._started(options, lambda bundle: asyncio.to_thread(bundle.encode_chat, given, variables))
 
     async def _started(
         self, options: Options, encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import Self
 
 from edge_agent.drafting.sources.base import DraftTask
@@ -91,6 +91,13 @@ class Generation:
         self._received: list[int] = []
         self._is_offline = False
         """Whether the draft model writes without a verifier."""
+
+    def show_special(self, texts: Collection[str]) -> None:
+        """Make special tokens with these texts part of the output's text, which otherwise leaves all of them out."""
+        tokenizer = self._bundle.tokenizer
+        names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
+        silent = frozenset(token for token, name in names.items() if name not in texts)
+        self._text = TextAssembler(tokenizer.table, silent, self.request.stop)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
@@ -204,6 +211,10 @@ class CompletionStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def show_special(self, texts: Collection[str]) -> None:
+        """Make special tokens with these texts part of the text. Call it before the first chunk is taken."""
+        self._generation.show_special(texts)
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

@@ -196,7 +196,7 @@ def check_prompt(prompt: object) -> str | tuple[int, ...]:
 
 
 def check_messages(messages: object) -> tuple[Message, ...]:
-    """Return the messages, each a mapping with a role and a content. Raises BadRequest."""
+    """Return the messages, each a mapping with a role and a content, or with calls of tools. Raises BadRequest."""
     if (items := _items(messages)) is None:
         refuse("messages", messages, "a list of messages")
     if not items:
@@ -204,10 +204,34 @@ def check_messages(messages: object) -> tuple[Message, ...]:
     for i, message in enumerate(items):
         if not isinstance(message, Mapping):
             refuse(f"messages[{i}]", message, 'a mapping with "role" and "content"')
+        _check_calls(f"messages[{i}].tool_calls", message.get("tool_calls"))
         for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                refuse(f"messages[{i}].{key}", message.get(key), "a text")
+            given = message.get(key)
+            if not isinstance(given, str) and not (key == "content" and given is None and message.get("tool_calls")):
+                refuse(f"messages[{i}].{key}", given, "a text")
     return items  # type: ignore[return-value]
+
+
+def _check_calls(field: str, calls: object) -> None:
+    """Raise BadRequest unless `calls` is None or a list of `{"function": {"name": ..., "arguments": ...}}`."""
+    if calls is None:
+        return
+    for call in calls if isinstance(calls, list | tuple) else (None,):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            refuse(field, calls, 'a list of mappings with a "function", which has a "name"')
+
+
+def check_variables(variables: object) -> Mapping[str, Any]:
+    """Return the variables of a chat template. Raises BadRequest for those that the client itself sets."""
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        refuse("template", variables, "a mapping of names to JSON values")
+    for name in ("messages", "add_generation_prompt"):
+        if name in variables:
+            refuse(f"template.{name}", variables[name], "left out")
+    return variables
 
 
 def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_sequence: int) -> None:

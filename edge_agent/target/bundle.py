@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import DraftOptions, DraftPool
@@ -43,8 +44,10 @@ class TargetBundle:
         """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
         return self.tokenizer.encode_prompt(self._checked(text))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
         """Return the ids of messages in the target's template. Call it on a thread: a template is foreign code.
+
+        variables: further ones of the template, such as `tools`.
 
         Raises ModelRefused for a target without a template, BadRequest.
         """
@@ -56,7 +59,7 @@ class TargetBundle:
             return lambda text: encode(self._checked(text))
 
         encode, encode_plain = checked(tokenizer.encode), checked(tokenizer.encode_plain)
-        return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls)
+        return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls, variables)
 
     def _checked(self, text: str) -> str:
         check_text(text, self.tokenizer.longest, self.description.max_sequence)

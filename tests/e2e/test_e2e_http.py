@@ -103,8 +103,9 @@ async def test_errors_are_the_packages_own(settled: System, openai: AsyncOpenAI)
             model="",
             messages=[{"role": "user", "content": "x"}],
             tools=[{"type": "function", "function": {"name": "f"}}],
+            tool_choice="required",
         )
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tool_choice"
     with pytest.raises(BadRequestError) as caught:
         await openai.completions.create(model="", prompt="word " * 20_000)
     assert caught.value.code == "context_length_exceeded"

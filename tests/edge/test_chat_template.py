@@ -107,7 +107,7 @@ def test_special_tokens_are_texts_by_name() -> None:
 
 def test_what_the_template_raises_reaches_the_caller() -> None:
     with pytest.raises(BadRequest, match="which role"):
-        ChatTemplate(SOURCE).render([{"role": "tool", "content": "x"}])
+        ChatTemplate(SOURCE).render([{"role": "king", "content": "x"}])
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": 3}]])

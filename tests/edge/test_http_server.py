@@ -220,17 +220,18 @@ async def test_the_chat_page_asks_nobody_but_this_server(web: httpx.AsyncClient)
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"min_tokens": 5}, "min_tokens"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
         ({"json_schema": {"type": "object"}}, "json_schema"),
-        ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "1"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ],
 )

@@ -1,0 +1,124 @@
+"""Check the tools of a chat's request, and the calls in its messages, within bounds on their number, size and depth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from edge_agent.http.errors import invalid_value, unsupported
+
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 1 << 16
+"""Largest definition of one tool, and the largest arguments of one call, as JSON."""
+MAX_VARIABLES_BYTES = 1 << 14
+"""Largest `chat_template_kwargs`, as JSON."""
+MAX_DEPTH = 32
+"""Most levels of lists and objects in a schema."""
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_CANNOT_CONSTRAIN = ": it does not constrain what the target writes"
+
+
+class FunctionDefinition(BaseModel, extra="allow", strict=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(BaseModel, extra="allow", strict=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class CalledFunction(BaseModel, extra="allow", strict=True):
+    name: str
+    arguments: str
+
+
+class CalledTool(BaseModel, extra="allow", strict=True):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+def check_tools(tools: Sequence[ToolDefinition]) -> None:
+    """Raise ApiError for tools that are not functions, are too many or too large, or share a name."""
+    if len(tools) > MAX_TOOLS:
+        raise invalid_value("tools", f"tools has {len(tools)} items, must have at most {MAX_TOOLS}")
+    names = set[str]()
+    for i, tool in enumerate(tools):
+        field = f"tools[{i}]"
+        if tool.type != "function":
+            raise unsupported(f"{field}.type", f" unless it is 'function'; it is {tool.type[:40]!r}")
+        if tool.function is None:
+            raise invalid_value("tools", f"{field}.function is missing")
+        check_name(f"{field}.function.name", tool.function.name, "tools")
+        if tool.function.name in names:
+            raise invalid_value("tools", f"{field}.function.name is {tool.function.name!r}, as another tool's is")
+        names.add(tool.function.name)
+        if tool.function.strict:
+            raise unsupported(f"{field}.function.strict", f" where it is true{_CANNOT_CONSTRAIN}")
+        check_json("tools", field, tool.function.model_dump(), MAX_TOOL_BYTES)
+
+
+def template_tool(tool: ToolDefinition) -> dict[str, Any]:
+    """Return a tool as chat templates expect it, a JSON schema of a function, with what the request has of it."""
+    function = tool.function.model_dump(exclude_unset=True, exclude={"strict"}) if tool.function is not None else {}
+    return {"type": "function", "function": function}
+
+
+def check_choice(choice: str | Mapping[str, Any] | None) -> None:
+    """Raise ApiError for a `tool_choice` that would have to constrain the target, or is none."""
+    if choice in (None, "none", "auto"):
+        return
+    if choice == "required" or isinstance(choice, Mapping):
+        raise unsupported("tool_choice", f" beyond 'none' and 'auto'{_CANNOT_CONSTRAIN}")
+    raise invalid_value("tool_choice", f"tool_choice is {str(choice)[:40]!r}, must be 'none' or 'auto'")
+
+
+def check_calls(field: str, calls: Sequence[CalledTool]) -> None:
+    """Raise ApiError for a message's calls that are too many or too large."""
+    if len(calls) > MAX_TOOLS:
+        raise invalid_value("messages", f"{field} has {len(calls)} items, must have at most {MAX_TOOLS}")
+    for i, call in enumerate(calls):
+        if call.type not in (None, "function"):
+            raise unsupported(f"{field}[{i}].type", f" unless it is 'function'; it is {call.type[:40]!r}")
+        check_name(f"{field}[{i}].function.name", call.function.name, "messages")
+        if len(call.function.arguments) > MAX_TOOL_BYTES:
+            message = f"{field}[{i}].function.arguments has {len(call.function.arguments)} characters"
+            raise invalid_value("messages", f"{message}, must have at most {MAX_TOOL_BYTES}")
+        try:
+            arguments = json.loads(call.function.arguments)
+        except ValueError:
+            continue  # a call that broke off; the template gets its text
+        except RecursionError:
+            raise invalid_value("messages", f"{field}[{i}].function.arguments is nested too deeply") from None
+        check_json("messages", f"{field}[{i}].function.arguments", arguments, MAX_TOOL_BYTES)
+
+
+def check_name(field: str, name: str, param: str) -> None:
+    """Raise ApiError for a text that cannot be a function's name."""
+    if not _NAME.fullmatch(name):
+        bound = "must be 1 to 64 ASCII letters, digits, '_', '.' or '-'"
+        raise invalid_value(param, f"{field} is {name[:80]!r}, {bound}")
+
+
+def check_json(param: str, field: str, value: object, most_bytes: int) -> None:
+    """Raise ApiError for a JSON value that is nested too deeply or too large."""
+    level, depth = [value], 0
+    while level := [member for one in level for member in _members(one)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise invalid_value(param, f"{field} is nested more than {MAX_DEPTH} levels deep")
+    if (size := len(json.dumps(value))) > most_bytes:
+        raise invalid_value(param, f"{field} has {size} bytes as JSON, must have at most {most_bytes}")
+
+
+def _members(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

@@ -1,0 +1,282 @@
+"""Test tools and reasoning in chats, with the real `openai` package, in front of a target that says a given text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+from fake_verifier import FakeVerifier
+from openai import AsyncOpenAI, BadRequestError
+from reciter import recital, reciting
+from scripted import tokenizer_json
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.parsing.formats import TOOL_FORMATS
+from edge_agent.http.serve import serving
+from edge_agent.target.tokenizer import TargetTokenizer
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Say how the weather is <|end|>",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+ASKED: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
+ARGUMENTS = '{"city": "Köln"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+TEXT = f"<think>\nKöln, hm.\n</think>\n\nLet me see. {CALL}\n{CALL}"
+QWEN = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content }}|{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}{{ call.function.arguments.city }}"
+    "{{ 'as text ' + call.function.arguments }}{% endfor %}{{ m.tool_call_id }}<|end|>{% endfor %}"
+    "{{ reasoning_effort }}{{ enable_thinking }}{# </think> #}"
+)
+Says = Callable[..., AbstractAsyncContextManager[tuple[AsyncOpenAI, FakeVerifier]]]
+
+
+def prompt_of(verifier: FakeVerifier) -> str:
+    """Return the text of the last prompt, with control tokens as they are spelt."""
+    table = TargetTokenizer(verifier.script.tokenizer_json).table
+    return b"".join(table[token] for token in verifier.opens[-1].attach.prompt).decode()
+
+
+@pytest.fixture
+def says(tiny_gguf: Path, tmp_path: Path, edge_settings: EdgeSettings) -> Says:
+    """Return what serves a target that says a text, and then ends."""
+
+    @asynccontextmanager
+    async def server(
+        text: str, template: str = QWEN, answer_format: str = "auto", special: str = "<|user|>"
+    ) -> AsyncIterator[tuple[AsyncOpenAI, FakeVerifier]]:
+        data = tokenizer_json().replace(b"<|user|>", special.encode())
+        tokens = TargetTokenizer(data).encode(f"{text}<|end|>")
+        script = replace(
+            recital(), target=reciting(tokens), eos_token_ids=tokens[-1:], tokenizer_json=data,
+            artifacts={"template": template.encode()},
+        )  # fmt: skip
+        async with (
+            FakeVerifier(script) as verifier,
+            AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings, draft=None) as client,
+            serving(client, ServeOptions("127.0.0.1:0", answer_format=answer_format)) as url,
+            AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0) as openai,
+        ):
+            yield openai, verifier
+
+    return server
+
+
+async def whole(openai: AsyncOpenAI, **more: Any) -> Any:
+    """Return the one choice of a whole answer."""
+    asked = {"messages": ASKED, "tools": [WEATHER], "max_tokens": 2000, **more}
+    return (await openai.chat.completions.create(model="", **asked)).choices[0]
+
+
+async def streamed(openai: AsyncOpenAI, **more: Any) -> tuple[dict[str, Any], str]:
+    """Return the message that a stream's deltas add up to, and the finish reason."""
+    asked = {"messages": ASKED, "tools": [WEATHER], "max_tokens": 2000, **more}
+    said: dict[str, Any] = {"content": "", "reasoning": "", "reasoning_content": "", "calls": []}
+    async for chunk in await openai.chat.completions.create(model="", stream=True, **asked):
+        delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
+        for name in ("content", "reasoning", "reasoning_content"):
+            said[name] += getattr(delta, name, None) or ""
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index == len(said["calls"]) and call.type == "function"
+                said["calls"].append([call.id, call.function.name, ""])
+            said["calls"][call.index][2] += call.function.arguments
+    assert reason is not None
+    return said, reason
+
+
+# --- answers
+
+
+async def test_calls_and_reasoning_are_told_apart_from_the_content(says: Says) -> None:
+    async with says(TEXT) as (openai, _):
+        choice = await whole(openai)
+        message = choice.message
+        assert choice.finish_reason == "tool_calls" and message.content == "Let me see. "
+        assert message.reasoning_content == message.reasoning == "Köln, hm.\n"
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
+            ("weather", ARGUMENTS)
+        ] * 2
+        assert len({call.id for call in message.tool_calls}) == 2
+        said, reason = await streamed(openai)
+        assert reason == "tool_calls" and [call[1:] for call in said["calls"]] == [["weather", ARGUMENTS]] * 2
+        assert said["content"] == message.content
+        assert said["reasoning"] == said["reasoning_content"] == message.reasoning
+
+
+async def test_one_call_is_told_where_calls_may_not_be_parallel(says: Says) -> None:
+    async with says(TEXT) as (openai, _):
+        choice = await whole(openai, parallel_tool_calls=False)
+        assert len(choice.message.tool_calls) == 1 and choice.finish_reason == "tool_calls"
+        assert len((await streamed(openai, parallel_tool_calls=False))[0]["calls"]) == 1
+
+
+@pytest.mark.parametrize("more", [{"tools": []}, {"tool_choice": "none"}])
+async def test_without_tools_a_call_is_text(says: Says, more: dict[str, Any]) -> None:
+    async with says(TEXT) as (openai, verifier):
+        choice = await whole(openai, **more)
+        assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+        assert choice.message.content == TEXT[TEXT.index("Let") :] and "<tools>" not in prompt_of(verifier)
+
+
+async def test_an_unfinished_call_does_not_end_as_a_call(says: Says) -> None:
+    async with says(TEXT) as (openai, _):
+        tokens = len(TargetTokenizer(tokenizer_json()).encode_plain(TEXT[: TEXT.index('Köln"}')]))
+        choice = await whole(openai, max_tokens=tokens)
+        assert choice.finish_reason == "length"
+        assert choice.message.tool_calls[0].function.arguments == '{"city": "'
+        assert (await streamed(openai, max_tokens=tokens))[1] == "length"
+    async with says(TEXT[: TEXT.index('Köln"}')]) as (openai, _):
+        assert (await whole(openai)).finish_reason == "stop"
+
+
+async def test_log_probabilities_come_with_text_that_waits(says: Says) -> None:
+    async with says("a <tool") as (openai, _):
+        seen, text = 0, ""
+        asked = {"messages": ASKED, "tools": [WEATHER], "logprobs": True, "max_tokens": 50}
+        async for chunk in await openai.chat.completions.create(model="", stream=True, **asked):
+            text += chunk.choices[0].delta.content or ""
+            seen += len(chunk.choices[0].logprobs.content) if chunk.choices[0].logprobs else 0
+        assert text == "a <tool" and seen == len("a <tool") + 1
+
+
+async def test_a_marker_that_is_a_special_token_is_seen(says: Says) -> None:
+    call = f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}'
+    template = "{{ tools }}{{ messages }}{# <|python_tag|> #}"
+    async with says(f"So.{call}", template, special="<|python_tag|>") as (openai, _):
+        choice = await whole(openai)
+        assert choice.message.content == "So." and choice.message.tool_calls[0].function.arguments == ARGUMENTS
+        assert (await whole(openai, tools=[])).message.content == f"So.{call[len('<|python_tag|>') :]}"
+
+
+async def test_the_format_can_be_set(says: Says) -> None:
+    async with says(TEXT, answer_format="none") as (openai, _):
+        choice = await whole(openai)
+        assert choice.message.content == TEXT and choice.finish_reason == "stop"
+    async with says(f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", answer_format="mistral") as (openai, _):
+        (call,) = (await whole(openai)).message.tool_calls
+        assert call.function.arguments == ARGUMENTS and len(call.id) == 9 and call.id.isalnum()
+
+
+def test_the_setting_knows_every_format() -> None:
+    known = get_args(EdgeSettings.model_fields["serve_answer_format"].annotation)
+    assert set(known) == {"auto", *TOOL_FORMATS, "none"}
+
+
+async def test_reasoning_that_the_prompt_begins_is_reasoning(says: Says) -> None:
+    async with says("hm</think>Yes.", "{{ tools }}{{ messages | length }}<think>\n{# </think> #}") as (openai, _):
+        message = (await whole(openai)).message
+        assert (message.reasoning, message.content) == ("hm", "Yes.")
+
+
+# --- requests
+
+
+async def test_tools_calls_results_and_variables_reach_the_template(says: Says) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny <|end|>"}]},
+    ]
+    async with says(TEXT) as (openai, verifier):
+        kwargs = {"enable_thinking": False}
+        await whole(
+            openai, messages=messages, reasoning_effort="low", extra_body={"chat_template_kwargs": kwargs}, max_tokens=1
+        )
+        told = prompt_of(verifier)
+        assert told.startswith(f"<tools>{json.dumps(WEATHER, ensure_ascii=False)}</tools>")
+        function = json.dumps({"name": "weather", "arguments": json.loads(ARGUMENTS)}, ensure_ascii=False)
+        assert f"<assistant>hm|None<tool_call>{function}Kölnas text {ARGUMENTS}<|end|>" in told
+        assert "<tool>|sunny <|end|>call_1<|end|>lowFalse" in told
+        end = verifier.script.eos_token_ids[0]
+        # The template's own control tokens are three; those of the tool's text and of its result are spelt out.
+        assert verifier.opens[-1].attach.prompt.count(end) == len(messages)
+        assert told.count("<|end|>") == len(messages) + 2
+
+
+async def test_a_template_that_knows_no_tools_is_told_in_words(says: Says) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *ASKED,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "1", "content": "warm"},
+    ]
+    template = (
+        "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('role') }}"
+        "{% endif %}<{{ m.role }}>{{ m.content | trim }}<|end|>{% endfor %}"
+    )
+    said = f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]'
+    async with says(said, template) as (openai, verifier):
+        choice = await whole(openai, messages=messages)
+        assert choice.message.content is None and choice.message.tool_calls[0].function.arguments == ARGUMENTS
+        told = prompt_of(verifier)
+        assert told.startswith("<system>Be brief.\n\nYou can call functions.") and '"name": "weather"' in told
+        assert f"<assistant>{said}<|end|><user>sunny\nwarm<|end|>" in told
+
+
+def schema(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"properties": found}
+    return found
+
+
+def tool(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "said"),
+    [
+        ({"tools": [tool()] * 2}, "tools", "as another"),
+        ({"tools": [tool(name=f"f{i}") for i in range(129)]}, "tools", "at most 128"),
+        ({"tools": [tool(name="a b")]}, "tools", "tools[0].function.name"),
+        ({"tools": [tool(parameters=schema(40))]}, "tools", "levels"),
+        ({"tools": [tool(parameters={"x": "y" * 70_000})]}, "tools", "bytes"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is missing"),
+        ({"tools": {"type": "function"}}, "tools", "list"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "must be 'none' or 'auto'"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+        ({"chat_template_kwargs": {"x": "y" * 20_000}}, "chat_template_kwargs", "bytes"),
+        ({"chat_template_kwargs": schema(40)}, "chat_template_kwargs", "levels"),
+        ({"reasoning_effort": "most"}, "reasoning_effort", "reasoning_effort"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages", "arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "", "arguments": ""}}]}]},
+         "messages", "messages[0].tool_calls[0].function.name"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 40 + "]" * 40
+          }}]}]}, "messages", "levels"),
+        ({"messages": [{"role": "user", "content": "<|end|>" * 5000}]}, "messages", "4096 control tokens"),
+    ],
+)  # fmt: skip
+async def test_what_is_beyond_the_bounds_is_refused_by_name(
+    url: str, more: dict[str, Any], param: str, said: str
+) -> None:
+    async with httpx.AsyncClient(base_url=url) as web:
+        answer = await web.post("v1/chat/completions", json={"messages": ASKED, **more})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and said in error["message"]
+
+
+async def test_a_choice_that_would_constrain_the_target_is_refused(says: Says) -> None:
+    async with says(TEXT) as (openai, _):
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            with pytest.raises(BadRequestError, match="does not constrain") as caught:
+                await whole(openai, tool_choice=choice)
+            assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_parameter")
