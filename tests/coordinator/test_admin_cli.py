@@ -408,7 +408,7 @@ def test_a_coordinator_that_is_not_there_is_code_4_with_what_to_look_at(capsys):
         with pytest.raises(SystemExit) as ended:
             cli.main([*arguments, "--coordinator", "127.0.0.1:1"])
         assert ended.value.code == 4
-        assert "127.0.0.1:1 cannot be reached" in (err := capsys.readouterr().err)
+        assert "the coordinator at 127.0.0.1:1 (--coordinator) cannot be reached" in (err := capsys.readouterr().err)
         assert "is it running" in err
 
 
