@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where to make it: 3.5 GB for CPUs, more for GPUs")
     parser.add_argument("--gpu", action="store_true", help="for NVIDIA GPUs, with vLLM's own requirements")
     options = parser.parse_args(arguments)
+    for other in options.folder.glob(FINISHED.format("*", "*")):
+        if other.name.endswith("-gpu") != options.gpu:
+            kind = "CPUs" if options.gpu else "GPUs"
+            print(f"{options.folder} has an environment for {kind}; name another folder", file=sys.stderr)
+            return 1
     pins = "gpu" if options.gpu else hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]
     finished = options.folder / FINISHED.format(VLLM, pins)
     if not finished.exists():

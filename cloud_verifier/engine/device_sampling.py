@@ -110,7 +110,9 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
             chain, path = chains[index], paths[index]
             try:
                 path.append(chain.sampler.choose(row, chain.position + len(path), path))
-            except InternalError:
+            except Exception as error:  # one chain's alone: other sessions share the step
+                if not isinstance(error, InternalError):
+                    log.exception("a token cannot be chosen")
                 path.clear()
                 walking.remove(index)
     return paths

@@ -120,7 +120,11 @@ class Engine:
             self._close(older)
         self._ended.pop(session_id, None)
         if protocol.finish is Finish.NONE:
-            self._executor.begin(session)
+            try:
+                self._executor.begin(session)
+            except Exception:
+                self._executor.end(session, cache=False)
+                raise
         self.counters.prefix_hits += session.computed > 0
         self.counters.prefix_tokens += session.computed
         self._live[session_id] = session
@@ -304,30 +308,31 @@ class Engine:
                     log.warning("verification fails in session %s: %s", one.session.session_id, result)
                 self._fail_internally(one.session, str(result))
         verifications = [result if isinstance(result, Verified) else None for result in results]
-        known = [min(one.chain, count) for one, count in zip(rows, ran, strict=True)]
         sound = [not isinstance(result, OutriderError) for result in results]
-        self._commit(list(compress(rows, sound)), compress(known, sound), compress(verifications, sound))
+        self._commit(list(compress(rows, sound)), compress(ran, sound), compress(verifications, sound))
         self._profiler.lap()
         if any(ran):
             self._profiler.record_step(
                 rows=sum(ran),
                 sessions=sum(map(bool, ran)),
                 tokens=sum(len(verified.tokens) for verified in verifications if verified is not None),
-                prefilled=any(count > 1 for count in known),
+                prefilled=any(min(one.chain, count) > 1 for one, count in zip(rows, ran, strict=True)),
             )
 
     def _commit(
-        self, rows: Sequence[SessionRows], known: Iterable[int], verifications: Iterable[Verified | None]
+        self, rows: Sequence[SessionRows], ran: Iterable[int], verifications: Iterable[Verified | None]
     ) -> None:
         """Commit every session's path, count it, and keep the slots of what was computed on it.
 
-        known: how many of each session's known tokens were computed.
+        ran: how many rows each session had, which may be fewer than it was to have.
         """
         now, counters = self._clock(), self.counters
-        for one, computed, verified in zip(rows, known, verifications, strict=True):
+        for one, count, verified in zip(rows, ran, verifications, strict=True):
             session, batch = one.session, one.batch
-            if batch is None and verified is not None:
-                batch = session.batch(0)  # the target had more of the prompt in its cache than was known
+            computed = min(one.chain, count)
+            if verified is not None and (batch is None or len(batch.ids) > count - computed):
+                # The target left nodes out, or had more of the prompt in its cache than was known.
+                batch = session.batch(count - computed)
             counters.prefilled += computed - (verified is not None)
             if batch is None:
                 self._executor.keep(one, ())

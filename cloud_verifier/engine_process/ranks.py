@@ -155,9 +155,10 @@ class RankProcesses:
         first, *others = [str(sock.fileno()) for sock in (end, *more)]
         # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        python = str(self._config.engine_python or sys.executable)
         try:
             return await asyncio.create_subprocess_exec(
-                str(self._config.engine_python or sys.executable),
+                python,
                 "-m",
                 self.engine_module,
                 first,
@@ -166,6 +167,8 @@ class RankProcesses:
                 pass_fds=[sock.fileno() for sock in (end, *more)],
                 env=environment,
             )
+        except OSError as error:
+            raise ModelRefused(f"{python} cannot be started: {error.strerror}; {INSTALL_VLLM}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.step_profiler import describe
-from cloud_verifier.engine.vllm_backend import load
+from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.weights import hash_of
 from cloud_verifier.engine_process.ipc import EngineEnd
@@ -56,7 +56,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
         name=config.target_name,
         weights_hash=f"sha256:{digest}",
         dtype=str(model.dtype).removeprefix("torch."),
-        backend=f"vllm {load.SUPPORTED}" + (f" {model.quantization}" if model.quantization else ""),
+        backend=f"vllm {SUPPORTED}" + (f" {model.quantization}" if model.quantization else ""),
         hardware=current_platform.get_device_name(),
     )  # the front adds the tokenizer's hash
     capabilities = executor.capabilities

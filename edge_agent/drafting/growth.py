@@ -194,7 +194,8 @@ def choose_children(
     if depth > plan.depth or not plan.speculates:
         return []
     kept = [child for child in proposals[: plan.siblings] if child.path_acceptance >= plan.min_acceptance]
-    if spine and depth <= _SPINE_FLOOR and not any(child.leading for child in kept):
+    alone = plan.siblings == 1 and kept
+    if spine and depth <= _SPINE_FLOOR and not alone and not any(child.leading for child in kept):
         kept += [child for child in proposals if child.leading][:1]
     return kept
 

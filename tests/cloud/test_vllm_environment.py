@@ -60,6 +60,8 @@ def test_the_environment_has_the_version_that_the_engine_works_with(
     assert "--engine-python" in capsys.readouterr().out
     made = len(ran)
     assert vllm_environment.main(arguments) == 0  # it is there
+    assert vllm_environment.main([str(tmp_path / "v"), *([] if gpu else ["--gpu"])]) == 1
+    assert "name another folder" in capsys.readouterr().err
     assert len(ran) == made
 
 
@@ -145,20 +147,48 @@ def test_an_interpreter_that_is_not_there_is_refused_with_the_command_that_makes
         asyncio.run(started(config))
 
 
+async def loaded(config: VerifierConfig) -> None:
+    """Start the engine as the front does, and stop it."""
+    host = EngineHost(config)
+    try:
+        await host.start()
+    finally:
+        await host.stop()
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [("neither a script nor a binary", "cannot be started"), ("#!/bin/sh\nexit 3\n", "ended with exit status 3")],
+)
+def test_a_program_that_is_no_interpreter_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, temporary: Path, program: str, problem: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(program)
+    python.chmod(0o755)
+    with pytest.raises(ModelRefused, match=rf"{problem}.*python -m cloud_verifier\.vllm_environment FOLDER"):
+        asyncio.run(loaded(VerifierConfig(model=Path("m"), engine="vllm", engine_python=python)))
+
+
+def test_a_vllm_that_cannot_be_imported_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, temporary: Path
+) -> None:
+    stub = tmp_path / "stub" / "vllm" / "__init__.py"
+    stub.parent.mkdir(parents=True)
+    stub.write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{stub.parents[1]}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(ModelRefused, match=r"libcudart.*python -m cloud_verifier\.vllm_environment FOLDER"):
+        asyncio.run(loaded(VerifierConfig(model=Path("m"), engine="vllm", engine_python=python)))
+
+
 def test_an_environment_without_any_package_is_refused_with_the_command_that_makes_one(
     tmp_path: Path, temporary: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     config = VerifierConfig(model=Path("m"), engine="vllm", engine_python=tmp_path / "bare" / "bin" / "python")
-
-    async def load() -> None:
-        host = EngineHost(config)
-        try:
-            await host.start()
-        finally:
-            await host.stop()
-
     with pytest.raises(ModelRefused, match=r"python -m cloud_verifier\.vllm_environment FOLDER"):
-        asyncio.run(load())
+        asyncio.run(loaded(config))
     said = capfd.readouterr().err
     assert "No module named" in said and "Traceback" not in said

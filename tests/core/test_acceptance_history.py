@@ -40,6 +40,14 @@ def test_a_late_proposal_never_takes_an_outcome_back() -> None:
     assert history.outcomes() == bytes([HIT])
 
 
+def test_where_no_sibling_is_evaluated_one_that_would_have_been_accepted_is_a_miss() -> None:
+    history = AcceptanceHistory()
+    history.commit(1, [1, 2])
+    history.commit(2, [1, 2])
+    assert history.outcomes() == bytes([HIT, SIBLING])
+    assert history.outcomes(siblings=False) == bytes([HIT, MISS])
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(-5, 60)), max_size=80), st.integers(1, 8))
 def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
     calls: list[tuple[bool, int]], size: int

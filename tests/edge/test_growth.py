@@ -99,6 +99,14 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
     assert [g.token for g in choose_children(guesses, 1, False, PLAN)] == [5]
 
 
+def test_a_chain_gets_no_sibling() -> None:
+    chain = replace(PLAN, siblings=1)
+    guesses = [ChildProposal(5, 0.3, False), ChildProposal(1, 0.01, True)]
+    assert [g.token for g in choose_children(guesses, 1, True, chain)] == [5]
+    doubted = [ChildProposal(5, 0.01, False), ChildProposal(1, 0.005, True)]
+    assert [g.token for g in choose_children(doubted, 1, True, chain)] == [1]
+
+
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
     assert least_acceptance(PLAN, FLAT, tokens_per_step=3.0) == PLAN.min_acceptance
     slow = DecodeLatency(((1, 20e-3),))

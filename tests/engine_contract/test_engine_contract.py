@@ -310,17 +310,24 @@ def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refus
     assert served.devices["s"].received == expected and len(expected) == 12
 
 
-@pytest.mark.parametrize("drafting", [False, True])
-def test_a_session_whose_logits_are_not_finite_fails_alone(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, drafting: bool
-) -> None:
-    expected = alone(serve, prompt_of(30), "sampled")
+def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Let a session with seed 13 have logits that are not finite, or its sampling raise an error."""
     choose = Sampler.choose
 
     def spoilt(sampler: Sampler, row: Any, position: int, path: Sequence[int]) -> int:
+        if sampler.params.seed == 13 and fault == "an error":
+            raise IndexError("spoilt")
         return choose(sampler, row * float("nan") if sampler.params.seed == 13 else row, position, path)
 
     monkeypatch.setattr(Sampler, "choose", spoilt)
+
+
+@pytest.mark.parametrize(("fault", "drafting"), [("no number", False), ("no number", True), ("an error", True)])
+def test_a_session_for_which_no_token_can_be_chosen_fails_alone(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, fault: str, drafting: bool
+) -> None:
+    expected = alone(serve, prompt_of(30), "sampled")
+    spoil(monkeypatch, fault)
     served = serve()
     served.attach("neighbour", device_of(prompt_of(30), "sampled", ignore_eos=True), expected if drafting else ())
     served.turn()
@@ -330,6 +337,37 @@ def test_a_session_whose_logits_are_not_finite_fails_alone(
     assert isinstance(served.failures["victim"].error, InternalError)
     assert served.devices["neighbour"].received == expected
     assert served.engine.stats().verifier.kv_used == 0
+
+
+def test_nobody_begins_with_keys_and_values_of_a_session_that_failed(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, "no number")
+    served = serve()
+    params = SamplingParams(temperature=0.5, seed=13)
+    served.attach("victim", DeviceSession(prompt_of(100, seed=3), sampling=params, max_tokens=24), salt="failed")
+    served.run()
+    assert isinstance(served.failures["victim"].error, InternalError)
+    served.attach("next", device_of(prompt_of(100, seed=3), ignore_eos=True), salt="failed")
+    served.run()
+    assert len(served.devices["next"].received) == 24
+    assert served.engine.counters.prefix_tokens == 0
+
+
+def test_draft_tokens_that_the_target_has_not_computed_do_not_count_as_evaluated(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = alone(serve, prompt_of(20), "greedy")
+    observed: list[int] = []
+    monkeypatch.setattr(StepCost, "observe", lambda cost, rows, sessions, seconds: observed.append(rows))
+    served, device, parent = serve(), device_of(prompt_of(20), ignore_eos=True), 0
+    served.attach("early", device, salt="early")
+    for token in truth[:6]:
+        parent = device.add(parent, token)
+    served.turn()
+    evaluated = served.commits["early"][0].evaluated
+    assert observed == [20 + evaluated]
+    assert served.engine.counters.accepted <= served.engine.counters.evaluated == evaluated
 
 
 def test_only_rows_that_the_target_has_computed_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 import stand_in_race
-from engine_builds import CONFIG
+from engine_builds import BUILDS, CONFIG
 from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
@@ -30,9 +30,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
-from cloud_verifier.engine.vllm_backend import load
+from cloud_verifier.engine.vllm_backend import load, worker
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
+from cloud_verifier.engine_process import main
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded
 
 SHAPE: dict[str, Any] = {
@@ -357,10 +358,28 @@ def test_a_folder_that_vllm_cannot_load_is_refused_by_name(tmp_path: Path) -> No
         load.engine_core(tmp_path, CONFIG, nodes=8)
 
 
+def test_only_the_rows_of_sessions_that_ask_for_log_probabilities_pay_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    top_logprobs = worker.top_logprobs
+
+    def counted(values: torch.Tensor, top: int) -> Any:
+        counts.append(len(values))
+        return top_logprobs(values, top)
+
+    monkeypatch.setattr(worker, "top_logprobs", counted)
+    served = Served(Engine(BUILDS["vllm"](CONFIG), CONFIG))
+    for name in ("plain", "too"):
+        served.attach(name, device_of(prompt_of(20), max_tokens=8, ignore_eos=True))
+    served.attach("asks", device_of(prompt_of(30), max_tokens=8, ignore_eos=True, logprobs=2))
+    served.run()
+    assert counts == [1] * 8
+    assert all(commit.logprobs for commit in served.commits["asks"])
+
+
 def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load.vllm, "__version__", "0.33.1")
+    monkeypatch.setattr(main, "version", lambda name: "0.33.1")
     with pytest.raises(ModelRefused, match=r"has vllm 0\.33\.1, and outrider works with 0\.32"):
-        load.check_version()
+        main._check_vllm()
 
 
 def test_a_target_of_which_no_step_computes_anything_is_refused(

@@ -1,5 +1,8 @@
 """Run a target by vLLM: its model, kernels and KV cache under our sessions, scheduling and coupled sampling."""
 
+SUPPORTED = "0.32"
+"""The minor version of vLLM whose private interfaces these modules use."""
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core runs in the engine's own process
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # `worker` replaces a method of the first one

@@ -109,7 +109,7 @@ class VllmExecutor:
         self._recorded.clear()
 
     def prepare(self, rows: SessionRows) -> None:
-        """Nothing is to be laid out."""
+        """Do nothing: vLLM's scheduler lays out the rows."""
 
     def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
         self._scheduler.plan = {
@@ -137,6 +137,8 @@ class VllmExecutor:
     def end(self, session: EngineSession, *, cache: bool) -> None:
         request = self._requests.pop(session, None)
         if request is not None:
+            if not cache:
+                self._scheduler.evict_blocks(request)
             self._core.abort_requests([request.request_id])
             self._look_for_room()
 
@@ -213,7 +215,7 @@ class VllmExecutor:
         if output is None and request.num_computed_tokens < request.num_tokens:
             return None
         if output is None or output.new_token_ids[:1] in ([], [NO_TOKEN]):
-            return InternalError("the target's logits are not finite")
+            return InternalError("no token can be chosen: the target's logits are not finite, or sampling failed")
         try:
             verified = _verified(session, rows.batch, output.new_token_ids)
             if output.new_logprobs is not None:

@@ -40,8 +40,6 @@ QUIET_STEPS = 200
 """Steps in a row without a token after which the check gives up: many more than its prompts take to read."""
 TIE, HALF_TIE = 1e-3, 0.15
 """Differences of log-probabilities below which rounding may decide, in float32 and in half precision."""
-SUPPORTED = "0.32"
-"""The minor version of vLLM whose private interfaces these modules use."""
 OURS = {
     "scheduler_cls": "outrider schedules",
     "worker_cls": "outrider samples",
@@ -67,15 +65,6 @@ WHOLE_PROMPTS = (
 """Why a target is refused for which vLLM has switched chunked prefill off."""
 
 
-def check_version() -> None:
-    """Raise ModelRefused if this environment has another version of vLLM than the one that is supported."""
-    if not vllm.__version__.startswith(f"{SUPPORTED}."):
-        raise ModelRefused(
-            f"this environment has vllm {vllm.__version__}, and outrider works with {SUPPORTED}.*; make one with: "
-            "python -m cloud_verifier.vllm_environment FOLDER"
-        )
-
-
 def engine_core(
     model: Path,
     config: EngineConfig,
@@ -90,7 +79,6 @@ def engine_core(
     nodes: the most draft tokens of one session in a step. further: arguments of vLLM's EngineArgs that the operator
     sets. Raises ModelRefused or BadRequest.
     """
-    check_version()
     further = further or {}
     for name in further.keys() & OURS.keys():
         raise BadRequest(f"engine_args sets {name}, which must be left out: {OURS[name]}", field="engine_args")

@@ -1,6 +1,6 @@
 """Make vLLM's scheduler follow the engine's plan: which requests a step serves, with which draft tokens.
 
-Works on private interfaces of vLLM 0.32, see `load.SUPPORTED`. A request is a session in one epoch.
+Works on private interfaces of vLLM 0.32, see `vllm_backend.SUPPORTED`. A request is a session in one epoch.
 """
 
 from __future__ import annotations
@@ -112,6 +112,11 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         kept = {block.block_id for group in hit.blocks for block in group}
         held = [block for group in manager.get_blocks(request.request_id).blocks for block in group]
         return sum(1 for block in held if block.ref_cnt == 1 and not block.is_null and block.block_id not in kept)
+
+    def evict_blocks(self, request: Request) -> None:
+        """Take a request's blocks out of the prefix cache, so that no other request begins with them."""
+        held = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        self.kv_cache_manager.evict_blocks({block.block_id for group in held for block in group if not block.is_null})
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Return how many tokens a request gets: vLLM asks here last, for running requests and for waiting ones.

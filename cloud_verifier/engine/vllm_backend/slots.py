@@ -1,6 +1,6 @@
 """Count the memory of vLLM's KV cache in slots, as the settings of a verifier do.
 
-Works on private interfaces of vLLM 0.32, see `load.SUPPORTED`.
+Works on private interfaces of vLLM 0.32, see `vllm_backend.SUPPORTED`.
 """
 
 from __future__ import annotations

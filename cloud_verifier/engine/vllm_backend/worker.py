@@ -1,10 +1,11 @@
 """Sample in vLLM's worker as the engine does: the target's token is coupled to the session's noise.
 
-Works on private interfaces of vLLM 0.32, see `load.SUPPORTED`.
+Works on private interfaces of vLLM 0.32, see `vllm_backend.SUPPORTED`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
 else:
     from vllm.v1.worker.gpu_worker import Worker as _Worker
+
+log = logging.getLogger(__name__)
 
 SESSION = "outrider"
 """Key of a session's sampling parameters among the extra arguments of its request."""
@@ -111,20 +114,24 @@ class CoupledSampling:
                 # Nobody reads it, but a hybrid's layers take the number of tokens for how many were accepted.
                 tokens[index, 0] = 0
             else:
-                chains[index] = self._chain(request_id, row, drafts[draft : draft + count])
+                try:
+                    chains[index] = self._chain(request_id, row, drafts[draft : draft + count])
+                except Exception:  # a row without a token: the executor notices, and the session fails alone
+                    log.exception("the sampling parameters of request %s cannot be used", request_id)
             row += count + 1
             draft += count
         visited: list[tuple[int, int]] = []
         for (index, chain), path in zip(chains.items(), self._paths(logits, [*chains.values()]), strict=True):
             chain.sampler.commit(path)
-            tokens[index, : len(path)] = path  # a row without one: the executor notices
-            visited += [(index, chain.row + at) for at in range(len(path))]
+            tokens[index, : len(path)] = path
+            if self._runner.requests[request_ids[index]].sampling_params.logprobs is not None:
+                visited += [(index, chain.row + at) for at in range(len(path))]
         self._forget()
         sampled = torch.from_numpy(tokens)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(logits, tokens, visited))
 
     def _paths(self, logits: torch.Tensor, chains: Sequence[Chain]) -> list[list[int]]:
-        """Return the target's tokens along each chain; none if its logits are not finite."""
+        """Return the target's tokens along each chain; none if none can be chosen."""
         return verify_chains(logits, chains, self._device)
 
     def _chain(self, request_id: str, row: int, drafts: Sequence[int]) -> Chain:
@@ -157,7 +164,8 @@ class CoupledSampling:
     ) -> LogprobsTensors | None:
         """Return log-probabilities of the tokens and of the likeliest ids in the layout of vLLM's rejection sampler.
 
-        That is a row for every place of `tokens`, also for those without a token.
+        That is a row for every place of `tokens`, also for those without a token. visited: (index of the request, row
+        of the logits) of the tokens of requests that ask for them.
         """
         top = self._runner.input_batch.max_num_logprobs
         if top is None or not visited:

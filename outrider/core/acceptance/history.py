@@ -73,9 +73,13 @@ class AcceptanceHistory:
         elif before == MISS and accepted:
             self._kept[index] = SIBLING
 
-    def outcomes(self) -> bytes:
-        """Return the outcomes, oldest first, without positions for which nothing was proposed."""
-        return bytes(self._kept[-self._size :]).translate(None, bytes([UNKNOWN]))
+    def outcomes(self, siblings: bool = True) -> bytes:
+        """Return the outcomes, oldest first, without positions for which nothing was proposed.
+
+        siblings: whether the target evaluates other proposals than the first; if not, an accepted one is a miss.
+        """
+        outcomes = bytes(self._kept[-self._size :]).translate(None, bytes([UNKNOWN]))
+        return outcomes if siblings else outcomes.replace(bytes([SIBLING]), bytes([MISS]))
 
     def _count(self, accepted: bool) -> None:
         self.positions += 1
