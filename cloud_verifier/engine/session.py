@@ -20,6 +20,7 @@ from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry
+from outrider.core.text import counted
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
@@ -46,6 +47,12 @@ class Capabilities:
     """V, the number of logits of a row."""
     exact: bool = False
     """Whether a token's logits have the same bits in every batch."""
+
+    def __str__(self) -> str:
+        shape = "trees" if self.trees else "chains"
+        bits = "exact bits" if self.exact else "bits that depend on the batch"
+        nodes = counted(self.nodes_per_step, "node")
+        return f"a step takes {shape} of up to {nodes}, with {bits}; a session has up to {self.max_sequence} tokens"
 
 
 class DeviceTiming:

@@ -72,6 +72,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     progress(describe(cost))
     limits = engine_config(config)
     executor = TorchExecutor(model, limits, cost)
+    progress(str(executor.capabilities))
     engine = Engine(executor, limits, server_draft=_server_draft(config, model, progress))
     target = session_pb2.TargetIdentity(
         name=model.name,

@@ -51,6 +51,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
     progress("measuring what a step costs")
     executor.cost = load.profile(executor, config.token_budget, config.max_sessions)
     progress(describe(executor.cost))
+    progress(str(executor.capabilities))
     model: Any = core.vllm_config.model_config
     target = session_pb2.TargetIdentity(
         name=config.target_name,

@@ -70,6 +70,7 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
         assert ready.max_sequence == 256
         assert ready.target.weights_hash.startswith("sha256:")
         assert any("numerics check" in text for text in progress)
+        assert any("takes trees of up to" in text and "has up to 256 tokens" in text for text in progress)
         assert b"sesame" not in command_line(host._process.pid)
         assert "Loading weights" not in capfd.readouterr().err
 
