@@ -54,8 +54,12 @@ class EngineHost:
     async def start(self) -> pb.EngineReady:
         """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await self.ranks.start(theirs)
+        try:
+            with theirs:
+                self._process = await self.ranks.start(theirs)
+        except BaseException:
+            ours.close()
+            raise
         try:
             return await self._connect(ours)
         except Unavailable:

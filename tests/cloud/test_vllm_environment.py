@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,9 @@ def test_a_program_that_is_no_interpreter_is_refused_with_the_command_that_makes
     python.chmod(0o755)
     with pytest.raises(ModelRefused, match=rf"{problem}.*python -m cloud_verifier\.vllm_environment FOLDER"):
         asyncio.run(loaded(VerifierConfig(model=Path("m"), engine="vllm", engine_python=python)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # for a socket that was left open
+        gc.collect()
 
 
 def test_a_vllm_that_cannot_be_imported_is_refused_with_the_command_that_makes_one(
