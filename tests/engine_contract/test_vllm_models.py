@@ -15,7 +15,7 @@ import pytest
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 import stand_in_race
-from engine_builds import BUILDS, CONFIG
+from engine_builds import CONFIG
 from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
@@ -358,7 +358,9 @@ def test_a_folder_that_vllm_cannot_load_is_refused_by_name(tmp_path: Path) -> No
         load.engine_core(tmp_path, CONFIG, nodes=8)
 
 
-def test_only_the_rows_of_sessions_that_ask_for_log_probabilities_pay_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_rows_of_sessions_that_ask_for_log_probabilities_pay_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts: list[int] = []
     top_logprobs = worker.top_logprobs
 
@@ -367,13 +369,18 @@ def test_only_the_rows_of_sessions_that_ask_for_log_probabilities_pay_for_them(m
         return top_logprobs(values, top)
 
     monkeypatch.setattr(worker, "top_logprobs", counted)
-    served = Served(Engine(BUILDS["vllm"](CONFIG), CONFIG))
-    for name in ("plain", "too"):
-        served.attach(name, device_of(prompt_of(20), max_tokens=8, ignore_eos=True))
-    served.attach("asks", device_of(prompt_of(30), max_tokens=8, ignore_eos=True, logprobs=2))
-    served.run()
-    assert counts == [1] * 8
-    assert all(commit.logprobs for commit in served.commits["asks"])
+    core = load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8)
+    try:
+        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
+        served = Served(Engine(executor, CONFIG))
+        for name in ("plain", "too"):
+            served.attach(name, device_of(prompt_of(20), max_tokens=8, ignore_eos=True))
+        served.attach("asks", device_of(prompt_of(30), max_tokens=8, ignore_eos=True, logprobs=2))
+        served.run()
+        assert counts == [1] * 8
+        assert all(commit.logprobs for commit in served.commits["asks"])
+    finally:
+        core.shutdown()
 
 
 def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
