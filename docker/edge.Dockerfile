@@ -47,6 +47,6 @@ WORKDIR /var/lib/outrider
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s \
-    CMD ["python", "-m", "outrider.telemetry.healthcheck", "8080", "/health"]
+    CMD ["python", "-m", "outrider.telemetry.healthcheck", "8080", "/ready"]
 ENTRYPOINT ["outrider-edge"]
 CMD ["serve"]

@@ -24,6 +24,7 @@ from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response, refused
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.parsing.formats import AnswerFormat
+from edge_agent.http.readiness import Readiness
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.schema import (
@@ -32,6 +33,7 @@ from edge_agent.http.schema import (
     HealthResponse,
     ModelCard,
     ModelList,
+    ReadyResponse,
     responses,
 )
 from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
@@ -89,10 +91,21 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
         headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
         return Response(html, media_type="text/html; charset=utf-8", headers=headers)
 
-    @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}, 503: {"model": HealthResponse}})
+    readiness = Readiness(client)
+
+    @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}})
     async def health() -> Response:
-        """Return whether the target is known and its draft loaded."""
-        return json_response({"status": "ok"}) if client.ready else json_response({"status": "loading"}, 503)
+        """Return that this process lives, whatever has become of its cluster."""
+        return json_response({"status": "ok"})
+
+    @app.get("/ready", response_model=None, responses={200: {"model": ReadyResponse}, 503: {"model": ReadyResponse}})
+    async def ready() -> Response:
+        """Return whether a request would be served: target and draft are loaded, coordinator and verifier answer."""
+        why = await readiness.unready()
+        if not why and client.ready:
+            return json_response({"status": "ready", "reason": None})
+        status = "unreachable" if why else "loading"
+        return json_response({"status": status, "reason": why or "target and draft are being loaded"}, 503)
 
     @app.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def exposition() -> Response:

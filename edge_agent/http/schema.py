@@ -34,7 +34,12 @@ class ModelList(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    status: Literal["ok", "loading"]
+    status: Literal["ok"]
+
+
+class ReadyResponse(BaseModel):
+    status: Literal["ready", "loading", "unreachable"]
+    reason: str | None
 
 
 class _Choice(BaseModel):

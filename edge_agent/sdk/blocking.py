@@ -136,6 +136,13 @@ class Client:
         """
         return self._thread.run(self._client.prepare())
 
+    def probe(self) -> None:
+        """Ask the coordinator for a place, and its verifier for the target, without waiting or trying for long.
+
+        Raises what a request would raise now: Unavailable if either cannot be reached, Overloaded for a full cluster.
+        """
+        self._thread.run(self._client.probe())
+
 
 class BlockingStream:
     """A request that runs, as `Client.stream` returns it: iterate over it for chunks.

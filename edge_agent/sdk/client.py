@@ -213,6 +213,14 @@ class AsyncClient:
         """
         return await self._loaded(self._load_from_verifiers)
 
+    async def probe(self) -> None:
+        """Ask the coordinator for a place, and its verifier for the target, without waiting or trying for long.
+
+        Raises what a request would raise now: Unavailable if either cannot be reached, Overloaded for a full cluster.
+        """
+        self._tasks.check_open()
+        await self._sessions.probe()
+
     @property
     def ready(self) -> bool:
         """Return whether what the target needs is loaded."""

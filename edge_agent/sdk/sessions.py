@@ -26,6 +26,8 @@ from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
 from outrider.core.protocol.device import Delivery, DeviceSession
 
+PROBE_BUDGET_S = 1.0
+"""Seconds for which a probe looks for a verifier: enough to try a primary that has just died, and its standby."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -115,6 +117,17 @@ class Sessions:
         budget_s = min(self.settings.resume_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
         try:
             yield ArtifactClient(self.route(placement, budget_s), lambda target: self.dial(target, bulk=True))
+        finally:
+            if placement is not None:
+                self.close_session(placement)
+
+    async def probe(self) -> None:
+        """Place a session, ask its verifier for the target, and close it. Raises the error of what does not answer."""
+        placement = None
+        if self._coordinator_address:
+            placement = await self.coordinator().open(self._target, patient=False)
+        try:
+            await ArtifactClient(self.route(placement, PROBE_BUDGET_S), self.dial).describe()
         finally:
             if placement is not None:
                 self.close_session(placement)

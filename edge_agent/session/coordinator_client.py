@@ -89,6 +89,7 @@ class CoordinatorClient:
         prompt_tokens: int = 0,
         *,
         wait_s: float = 0.0,
+        patient: bool = True,
         draft_release: str = "",
         traffic_class: str = "",
     ) -> Placement:
@@ -96,7 +97,8 @@ class CoordinatorClient:
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
-        Overloaded is raised. If the caller is cancelled during the call, the session is closed once it has been opened.
+        Overloaded is raised. patient: whether a coordinator that cannot be reached is tried a second time, since it may
+        have just restarted. If the caller is cancelled during the call, the session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
@@ -104,7 +106,7 @@ class CoordinatorClient:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                reply = await self._open(request)
+                reply = await (self._open(request) if patient else self._open_once(request))
                 return Placement(reply.session_id, _grants(reply), reply.target, _prior(reply), reply.release_serial)
             except Overloaded as error:
                 delay_s = max(error.retry_after_s, _LEAST_DELAY_S)

@@ -1,6 +1,6 @@
 """Check a container's health: `python -m outrider.telemetry.healthcheck PORT [PATH]` asks whether a process is ready.
 
-It requests /healthz of the metrics server, or another path such as /health of `outrider-edge serve`. Both are plain
+It requests /healthz of the metrics server, or another path such as /ready of `outrider-edge serve`. Both are plain
 HTTP on loopback even if devices are served with TLS, and proxies that the environment names are not used.
 """
 

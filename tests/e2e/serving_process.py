@@ -50,7 +50,7 @@ async def ready_server(system: System, folder: Path) -> AsyncIterator[str]:
     async with server(system, folder) as (address, _):
         async with httpx.AsyncClient(base_url=address) as web:
             for _ in range(200):
-                if (await web.get("health")).status_code == 200:
+                if (await web.get("ready")).status_code == 200:
                     break
                 await asyncio.sleep(0.1)
         yield address

@@ -45,12 +45,12 @@ async def url_of(capsys: pytest.CaptureFixture[str]) -> str:
     pytest.fail(f"it does not serve: {said!r}")
 
 
-async def health_of(url: str, wanted: int) -> int:
-    """Return the answer of /health once it is as expected, or at the end of the wait."""
+async def readiness_of(url: str, wanted: int) -> int:
+    """Return the answer of /ready once it is as expected, or at the end of the wait."""
     status = 0
     async with httpx.AsyncClient(base_url=url) as web:
         for _ in range(1000):
-            status = (await web.get("health")).status_code
+            status = (await web.get("ready")).status_code
             if status == wanted:
                 break
             await asyncio.sleep(0.01)
@@ -92,9 +92,9 @@ async def test_a_verifier_that_is_not_there_yet_is_waited_for_until_a_signal_end
     async with AsyncClient(verifier=address, cache_dir=tmp_path, draft=None, settings=IMPATIENT) as client:
         running = asyncio.create_task(serve(client, ServeOptions(LOCAL)))
         url = await url_of(capsys)
-        assert await health_of(url, 503) == 503
+        assert await readiness_of(url, 503) == 503
         await late.start(address)
-        assert await health_of(url, 200) == 200
+        assert await readiness_of(url, 200) == 200
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(running, 10) is None
     await late.kill()
@@ -105,7 +105,7 @@ async def test_it_can_be_ended_while_it_waits_for_a_verifier(
 ) -> None:
     async with AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path, settings=IMPATIENT) as client:
         running = asyncio.create_task(serve(client, ServeOptions(LOCAL)))
-        assert await health_of(await url_of(capsys), 503) == 503
+        assert await readiness_of(await url_of(capsys), 503) == 503
         os.kill(os.getpid(), signal.SIGINT)
         assert await asyncio.wait_for(running, 10) is None
 

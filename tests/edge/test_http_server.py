@@ -194,13 +194,18 @@ async def test_the_target_is_the_one_model(openai: AsyncOpenAI, web: httpx.Async
     assert (await web.get("health")).json() == {"status": "ok"}
 
 
-async def test_health_is_not_well_before_the_target_is_known(tmp_path: Path, edge_settings: EdgeSettings) -> None:
+async def test_it_lives_but_is_not_ready_before_the_target_is_known(
+    tmp_path: Path, edge_settings: EdgeSettings
+) -> None:
     async with (
         AsyncClient(verifier="127.0.0.1:1", cache_dir=tmp_path, settings=edge_settings) as client,
         serving(client, ServeOptions(LOCAL)) as url,
         httpx.AsyncClient(base_url=url) as web,
     ):
-        assert (await web.get("health")).status_code == 503
+        assert (await web.get("health")).status_code == 200
+        answer = await web.get("ready")
+        assert answer.status_code == 503 and answer.json()["status"] == "unreachable"
+        assert answer.json()["reason"].startswith("the verifier at 127.0.0.1:1 (--verifier) cannot be reached")
         answer = await web.post("v1/completions", json={"prompt": "x"})
         assert answer.status_code == 503 and problem(answer)["code"] == "unavailable"
 

@@ -1,0 +1,111 @@
+"""Test that /ready says what became of the cluster, and /health only that the server lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_coordinator import FakeCoordinator
+from fake_verifier import FakeVerifier
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.http import readiness
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+from outrider.core.errors import Overloaded
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+
+
+@pytest.fixture
+async def coordinator(verifier: FakeVerifier) -> AsyncIterator[FakeCoordinator]:
+    async with FakeCoordinator(verifier) as running:
+        yield running
+
+
+@pytest.fixture
+async def web(
+    coordinator: FakeCoordinator, tmp_path: Path, edge_settings: EdgeSettings
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, settings=edge_settings) as client,
+        serving(client, ServeOptions("127.0.0.1:0")) as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as web,
+    ):
+        assert (await web.get("ready")).json()["status"] == "loading"
+        await client.prepare()
+        yield web
+
+
+async def unready(web: httpx.AsyncClient) -> str:
+    """Return the reason, after checking that the server says that it lives."""
+    assert (await web.get("health")).json() == {"status": "ok"}
+    answer = await web.get("ready")
+    assert answer.status_code == 503 and answer.json()["status"] == "unreachable"
+    return str(answer.json()["reason"])
+
+
+async def test_it_is_ready_while_both_answer_and_leaves_no_session_behind(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    for _ in range(3):
+        answer = await web.get("ready")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ready", "reason": None})
+    for _ in range(500):
+        if len(coordinator.closed) == coordinator.opened:
+            break
+        await asyncio.sleep(0.01)
+    assert len(coordinator.closed) == coordinator.opened >= 4
+
+
+async def test_a_dead_verifier_is_named_and_one_that_is_back_is_found(
+    web: httpx.AsyncClient, verifier: FakeVerifier
+) -> None:
+    address = verifier.address
+    await verifier.kill()
+    assert f"at {address}, which the coordinator named, cannot be reached" in await unready(web)
+    await verifier.start(address)
+    for _ in range(200):
+        if (answer := await web.get("ready")).status_code == 200:
+            break
+        await asyncio.sleep(0.05)
+    assert answer.status_code == 200
+
+
+async def test_a_dead_coordinator_is_named(web: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
+    await coordinator.__aexit__()
+    assert (await unready(web)).startswith(
+        f"the coordinator at {coordinator.address} (--coordinator) cannot be reached"
+    )
+
+
+async def test_a_coordinator_that_hangs_does_not_keep_a_health_check_waiting(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "PROBE_S", 0.2)
+    coordinator.answering.clear()
+    assert await unready(web) == "the cluster has not answered within 0.2 s"
+    coordinator.answering.set()
+
+
+async def test_a_full_cluster_is_ready_since_requests_wait_for_room(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    coordinator.refuse = Overloaded("no room")
+    assert (await web.get("ready")).status_code == 200
+
+
+async def test_those_who_ask_within_seconds_share_one_probe(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "FRESH_S", 60.0)
+    before = coordinator.opened
+    answers = await asyncio.gather(*(web.get("ready") for _ in range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert coordinator.opened == before + 1
