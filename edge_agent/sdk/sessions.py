@@ -24,10 +24,13 @@ from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
+from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
-PROBE_BUDGET_S = 1.0
-"""Seconds for which a probe looks for a verifier: enough to try a primary that has just died, and its standby."""
+DESCRIBE_S = 1.0
+"""Seconds that a verifier may take to answer a probe; it does so beside its steps."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -122,15 +125,34 @@ class Sessions:
                 self.close_session(placement)
 
     async def probe(self) -> None:
-        """Place a session, ask its verifier for the target, and close it. Raises the error of what does not answer."""
+        """Place a session, ask its verifiers once for the target until one answers, and close it.
+
+        Raises the error of what does not answer, Overloaded for a full cluster.
+        """
         placement = None
+        targets = [AttachTarget(self._verifier_address, 0, self._tls)]
         if self._coordinator_address:
             placement = await self.coordinator().open(self._target, patient=False)
+            targets = [AttachTarget(g.address, 0, g.tls, verifier_id=g.verifier_id) for g in placement.grants]
+        failure: OutriderError = Unavailable("the coordinator named no verifier; is one registered for this target?")
         try:
-            await ArtifactClient(self.route(placement, PROBE_BUDGET_S), self.dial).describe()
+            for target in targets:
+                try:
+                    return await self._describe(target)
+                except OutriderError as error:
+                    failure = error
+            raise failure
         finally:
             if placement is not None:
                 self.close_session(placement)
+
+    async def _describe(self, target: AttachTarget) -> None:
+        """Ask a verifier once for its target. Raises core errors."""
+        verifier = session_pb2_grpc.VerifierStub(self.dial(target))  # type: ignore[no-untyped-call]
+        try:
+            await verifier.Describe(session_pb2.DescribeRequest(), timeout=DESCRIBE_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, target.peer, target.advice) from error
 
     def coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
