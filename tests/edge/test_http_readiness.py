@@ -78,6 +78,17 @@ async def test_a_dead_verifier_is_named_and_one_that_is_back_is_found(
     assert answer.status_code == 200
 
 
+async def test_it_is_ready_by_the_standby_while_the_primary_is_dead(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator, verifier: FakeVerifier
+) -> None:
+    async with FakeVerifier(verifier.script) as standby:
+        coordinator.verifiers = (verifier, standby)
+        await verifier.kill()
+        assert (await web.get("ready")).status_code == 200
+    assert f"at {standby.address}, which the coordinator named, cannot be reached" in await unready(web)
+    assert not coordinator.resumed  # each was asked once
+
+
 async def test_a_dead_coordinator_is_named(web: httpx.AsyncClient, coordinator: FakeCoordinator) -> None:
     await coordinator.__aexit__()
     assert (await unready(web)).startswith(
