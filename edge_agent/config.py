@@ -54,7 +54,7 @@ class EdgeSettings(BaseSettings):
     """Folder for what was fetched: tokenizers, templates, drafts. $XDG_CACHE_HOME moves the default."""
 
     draft_workers: int = Field(default=2, ge=1, le=64)
-    """Sessions that may draft at the same time; further ones run without a draft instead of waiting."""
+    """Sessions that may draft with the model at the same time; further ones draft by look-up alone, without waiting."""
     draft_threads: int = Field(default=1, ge=1, le=256)
     """CPU threads of a decode; keep it below the number of cores, since the threads spin."""
     cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -32,6 +32,7 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
     "reattaches": ("Streams opened by a request that had one before", lambda one: max(0, one.attaches - 1)),
     "failovers": ("Streams reopened at another verifier", lambda one: one.failovers),
     "draft_failures": ("Requests whose draft failed", lambda one: int(bool(one.draft_failure))),
+    "draft_busy": ("Requests that got no draft worker, since all were in use", lambda one: int(one.draft_busy)),
     "draft_swaps": ("Drafts replaced while a request ran", lambda one: len(one.swaps_s)),
 }
 """Metrics that only grow: the text of each, and its share of one request."""

@@ -16,6 +16,7 @@ from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftWorker
+from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.core.tree import ROOT
@@ -49,7 +50,9 @@ class DraftSession:
         self.release = self._current[0].release if self._current is not None else None
         """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
         self.failure = ""
-        """Why drafting ended, if it did."""
+        """Why drafting ended, or could not begin with the draft that the session should have."""
+        self.busy = False
+        """Whether all workers of the draft that the session should have were in use when it began."""
         self.vocabulary_size = MAX_VOCABULARY
         """Token ids at or beyond it are not the target's, and are never proposed."""
         self._plan: SpeculationPlan | None = None
@@ -143,8 +146,9 @@ class DraftSession:
         if pool is self.pool:
             self._drop_successor()
             return
-        successor = _lease(pool, await pool.take()) if pool is not None else None
-        if pool is not None and successor is None:
+        try:
+            successor = _lease(pool, await pool.take()) if pool is not None else None
+        except (ModelRefused, Overloaded):
             return
         if self._ended or self._session.finished or self._requested is not pool:
             _give_back(successor)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.pool import DraftPool
+from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import DeviceSession
 
 log = logging.getLogger(__name__)
@@ -22,14 +23,16 @@ class DraftManager:
         """The draft of new sessions."""
         self._sessions: set[DraftSession] = set()
         self._changes: set[asyncio.Task[None]] = set()
+        self._fallback: DraftPool | None = None
+        """Drafts for sessions that get no worker of `pool`; made when the first one needs it."""
         self._retired: dict[DraftPool, asyncio.Task[None]] = {}
         """Replaced drafts, each with the task that frees it when its last session has left it."""
 
     @contextlib.asynccontextmanager
     async def session(self, session: DeviceSession) -> AsyncIterator[DraftSession]:
-        """Give a session a worker; it gets none where all are in use or the draft cannot start."""
+        """Give a session a worker, of the fallback if all are in use or the draft cannot start."""
         pool = self.pool
-        draft = DraftSession(session, pool, await pool.take() if pool is not None else None)
+        draft = await self._begun(session, pool)
         self._sessions.add(draft)
         try:
             if pool is not self.pool:  # it was replaced while the worker started
@@ -42,7 +45,7 @@ class DraftManager:
     def replace(self, pool: DraftPool | None) -> None:
         """Give new sessions this draft at once, and live ones when it has read their text; free the old one then."""
         old, self.pool = self.pool, pool
-        for draft in sorted(self._sessions, key=lambda draft: not draft.drafting):  # those without a draft come last
+        for draft in sorted(self._sessions, key=self._by_turn):
             self._change(draft)
         if old is not None and old is not pool:
             self._retired[old] = asyncio.create_task(self._free(old))
@@ -66,10 +69,30 @@ class DraftManager:
         """Free all drafts. The sessions must have ended."""
         for task in [*self._changes, *self._retired.values()]:
             task.cancel()
-        for pool in [*self._retired, *([self.pool] if self.pool is not None else [])]:
-            await pool.close()
+        for pool in (*self._retired, self.pool, self._fallback):
+            if pool is not None:
+                await pool.close()
         self._retired.clear()
-        self.pool = None
+        self.pool = self._fallback = None
+
+    async def _begun(self, session: DeviceSession, pool: DraftPool | None) -> DraftSession:
+        """Return a session's draft, and log if it is not the one that the session should have."""
+        if pool is None:
+            return DraftSession(session, None, None)
+        try:
+            return DraftSession(session, pool, await pool.take())
+        except (ModelRefused, Overloaded) as error:
+            self._fallback = fallback = self._fallback or pool.fallback()
+            worker = await fallback.take() if fallback is not None else None
+            draft = DraftSession(session, fallback, worker)
+            draft.busy = isinstance(error, Overloaded)
+            draft.failure = "" if draft.busy else str(error)
+            log.info("a session drafts %s: %s", "by lookup alone" if draft.drafting else "nothing", error)
+            return draft
+
+    def _by_turn(self, draft: DraftSession) -> int:
+        """Return in which order sessions change to another draft: those with a model's worker, lookup alone, none."""
+        return 2 if not draft.drafting else int(draft.pool is self._fallback)
 
     async def _free(self, pool: DraftPool) -> None:
         await pool.unused()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.drafting.worker import DraftWorker
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
 from outrider.core.tree import ROOT
@@ -45,7 +47,7 @@ class DraftOptions:
     """The resources that a client's drafts may use on this device."""
 
     workers: int = 2
-    """Sessions that may draft at once; further ones run without a draft rather than wait."""
+    """Sessions that may draft with a model at once; further ones draft by lookup alone rather than wait."""
     threads: int = 1
     """CPU threads of a decode."""
     context: int = 4096
@@ -83,6 +85,8 @@ class DraftPool:
         self._latency: DecodeLatency | None = None
         self._workers: list[DraftWorker] = []
         self._idle: list[DraftWorker] = []
+        self._start_failure = ""
+        """Why a worker could not start; such a worker keeps its place, so that not every session tries again."""
         self._offline_thread: ThreadPoolExecutor | None = None
         self._users = 0
         self._unused = asyncio.Event()
@@ -114,27 +118,37 @@ class DraftPool:
 
     @classmethod
     def lookup_only(cls, options: DraftOptions) -> Self:
-        """Make a draft without a model, which proposes what the text repeats."""
-        return cls("lookup", options, release="lookup")
+        """Make a draft without a model, which proposes what the text repeats, in any number of sessions at once."""
+        return cls("lookup", dataclasses.replace(options, workers=sys.maxsize), release="lookup")
 
     @property
     def has_model(self) -> bool:
         """Return whether a model drafts, rather than lookup alone."""
         return self._model is not None
 
+    def fallback(self) -> DraftPool | None:
+        """Return a new draft for sessions that get no worker of this one: lookup alone, if this one has a model."""
+        wanted = self.has_model and self._options.prompt_lookup
+        return DraftPool.lookup_only(self._options) if wanted else None
+
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
         for calibrator in self._lookup_calibrators if self._model is None else self._model_calibrators:
             calibrator.start_from(prior)
 
-    async def take(self) -> DraftWorker | None:
-        """Borrow a worker until `give_back`; None where all are in use or the draft cannot start."""
+    async def take(self) -> DraftWorker:
+        """Borrow a worker until `give_back`.
+
+        Raises ModelRefused if no worker can start, Overloaded if all are in use.
+        """
         if self._idle:
             worker = self._idle.pop()
         elif len(self._workers) < self._options.workers:
             self._workers.append(worker := self._worker())
+        elif self._start_failure:
+            raise ModelRefused(self._start_failure)
         else:
-            return None
+            raise Overloaded(f"all draft workers are in use; draft_workers is {self._options.workers}")
         self._add_user()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
@@ -142,9 +156,10 @@ class DraftPool:
             self.give_back(worker)
             raise
         except Exception as error:
-            log.warning("the draft %s cannot start: %s", self.name, error)
+            self._start_failure = f"the draft {self.name} cannot start: {error}"
+            log.warning("%s", self._start_failure)
             self._remove_user()
-            return None
+            raise ModelRefused(self._start_failure) from error
         return worker
 
     def give_back(self, worker: DraftWorker) -> None:
@@ -187,10 +202,9 @@ class DraftPool:
             self._remove_user()
 
     async def warm_up(self) -> None:
-        """Start the first worker now rather than in the first request."""
-        worker = await self.take()
-        if worker is not None:
-            self.give_back(worker)
+        """Start the first worker now rather than in the first request. Each session is told of a failure."""
+        with contextlib.suppress(ModelRefused, Overloaded):
+            self.give_back(await self.take())
 
     async def unused(self) -> None:
         """Return once no session uses the draft."""

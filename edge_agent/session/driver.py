@@ -222,6 +222,7 @@ class SessionDriver:
 
     def _note_draft(self) -> None:
         self._statistics.uses(self._draft.name, self._draft.release or "", self._draft.failure)
+        self._statistics.draft_busy = self._draft.busy
 
     def _announce_draft(self) -> None:
         """Announce another release to the verifier, after the nodes that the former one has proposed."""

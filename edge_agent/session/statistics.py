@@ -66,7 +66,9 @@ class Statistics:
     release: str = ""
     """SHA-256 of the draft's file, where it has one."""
     draft_failure: str = ""
-    """Why drafting ended early, if it did."""
+    """Why drafting ended early, or did not begin with the draft that it should have begun with."""
+    draft_busy: bool = False
+    """Whether all draft workers were in use when the request began, so that it drafts by lookup alone or not at all."""
     swaps_s: list[float] = field(default_factory=list, repr=False)
     """Seconds from the last update of each replaced draft to the first one of its successor."""
     _first_tokens: int = field(default=0, init=False, repr=False)
@@ -142,5 +144,6 @@ class Statistics:
             f"{self.drafted} sent; {self.bytes_up} bytes up, {self.bytes_down} down; {self.attaches} attach"
             f"{'' if self.attaches == 1 else 'es'}"
             + (f"; draft replaced {len(self.swaps_s)} times" if self.swaps_s else "")
-            + (f"; drafting ended: {self.draft_failure}" if self.draft_failure else "")
+            + ("; all draft workers were in use" if self.draft_busy else "")
+            + (f"; draft failed: {self.draft_failure}" if self.draft_failure else "")
         )

@@ -56,7 +56,7 @@ class ManualPool(DraftPool):
         self.manual = ManualWorker()
         self.in_use = 0
 
-    async def take(self) -> DraftWorker | None:
+    async def take(self) -> DraftWorker:
         self.in_use += 1
         return cast(DraftWorker, self.manual)
 

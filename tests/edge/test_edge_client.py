@@ -262,12 +262,54 @@ async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(
     assert releases == {hashlib.sha256(content).hexdigest()}
 
 
-async def test_more_sessions_than_workers_run_without_a_draft(verifier: FakeVerifier, tmp_path: Path) -> None:
-    settings = EdgeSettings(draft_workers=1)
+@pytest.mark.parametrize("lookup", [True, False])
+async def test_more_sessions_than_workers_draft_by_lookup_alone_and_it_is_said(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, lookup: bool
+) -> None:
+    caplog.set_level("INFO", "edge_agent.drafting")
+    settings = EdgeSettings(draft_workers=1, prompt_lookup=lookup)
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
         completions = await asyncio.gather(*(made.generate("x", max_tokens=60) for _ in range(4)))
+        metrics = made.metrics.render().decode()
     assert len({completion.token_ids for completion in completions}) == 1
-    assert sorted(bool(completion.statistics.draft) for completion in completions) == [False, False, False, True]
+    first, *others = sorted((one.statistics for one in completions), key=lambda one: one.draft_busy)
+    assert first.draft not in ("", "lookup") and not first.draft_busy
+    assert [one.draft for one in others] == 3 * ["lookup" if lookup else ""]
+    assert [one.release for one in others] == 3 * ["lookup" if lookup else ""]
+    assert all(one.draft_busy and not one.draft_failure for one in others)
+    assert "all draft workers were in use" in others[0].summary()
+    assert "outrider_edge_draft_busy_total 3.0" in metrics and "outrider_edge_draft_failures_total 0.0" in metrics
+    what = "by lookup alone" if lookup else "nothing"
+    said = [
+        line for line in caplog.messages if line.startswith(f"a session drafts {what}: all draft workers are in use")
+    ]
+    assert len(said) == 3 and "draft_workers is 1" in said[0]
+
+
+async def test_a_draft_whose_worker_cannot_start_is_a_failure_of_every_request(
+    verifier: FakeVerifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room for a context")
+
+    monkeypatch.setattr("edge_agent.drafting.pool.DraftPool._model_source", broken)
+    settings = EdgeSettings(draft_workers=1)
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
+        completions = [await made.generate("x", max_tokens=30) for _ in range(3)]
+        metrics = made.metrics.render().decode()
+    assert all(one.text == TEXT[: len(one.text)] != "" for one in completions)
+    for statistics in (one.statistics for one in completions):
+        assert "cannot start: no room for a context" in statistics.draft_failure
+        assert (statistics.draft, statistics.draft_busy) == ("lookup", False)
+    assert "outrider_edge_draft_failures_total 3.0" in metrics
+
+
+async def test_lookup_drafts_for_any_number_of_sessions(verifier: FakeVerifier, tmp_path: Path) -> None:
+    settings = EdgeSettings(draft_workers=1)
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, draft="lookup") as made:
+        completions = await asyncio.gather(*(made.generate("x", max_tokens=60) for _ in range(4)))
+    assert [one.statistics.draft for one in completions] == 4 * ["lookup"]
+    assert not any(one.statistics.draft_busy for one in completions)
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,27 @@ async def test_settings_reach_the_target_and_empty_ones_are_the_servers(
     assert (attach.sampling.temperature, attach.sampling.top_p, attach.sampling.seed) == (0.0, 0.5, 9)
     assert attach.max_tokens == 3
     assert "most tokens" in await page.text(".answer:last-child .after")
+    assert await page.text(".answer:last-child .seed") == "seed 9"
     await page.set("temperature", "")
+    await page.set("seed", "")
     await page.click(".answer:last-child .again")
     await page.answered()
-    assert verifier.opens[-1].attach.sampling.temperature == 1.0
+    sampling = verifier.opens[-1].attach.sampling
+    assert sampling.temperature == 1.0
+    assert await page.text(".answer:last-child .seed") == f"seed {sampling.seed}"
+    for name, wrong, bounds in (
+        ("temperature", 2.1, "from 0 to 2"),
+        ("top_p", 1.5, "from 0 to 1"),
+        ("max_tokens", 0, "at least 1"),
+        ("seed", 2**53, f"from 0 to {2**53 - 1}"),
+    ):
+        before = await page.run("const box = document.getElementById(arguments[0]); return box.value", name)
+        await page.set(name, wrong)
+        await page.ask("y")
+        await page.until("document.querySelector('.answer:last-child [role=alert]')")
+        assert await page.text(".answer:last-child [role=alert]") == f"{name} is {wrong}, must be {bounds}"
+        await page.set(name, before)
+    assert len(verifier.opens) == 2  # nothing of this was sent
     await page.set("temperature", -1)
     await page.click(".answer:last-child .again")
     await page.answered()
