@@ -4,8 +4,8 @@
 `context` is the base of all contexts, and reads known texts and extends many sequences at once.
 """
 
-from outrider.llama.context import ChainContext, TextReader
+from outrider.llama.context import ChainContext, TextContext
 from outrider.llama.model import LlamaModel
 from outrider.llama.tree_context import ContextFull, TreeContext, TreeFull, measure_widths
 
-__all__ = ["ChainContext", "ContextFull", "LlamaModel", "TextReader", "TreeContext", "TreeFull", "measure_widths"]
+__all__ = ["ChainContext", "ContextFull", "LlamaModel", "TextContext", "TreeContext", "TreeFull", "measure_widths"]

@@ -142,7 +142,7 @@ class LlamaContext:
         self.close()
 
 
-class TextReader(LlamaContext):
+class TextContext(LlamaContext):
     """One llama.cpp context that reads one text after another, used on one thread."""
 
     def __init__(self, model: LlamaModel, *, length: int, batch: int = 64, threads: int = 1) -> None:

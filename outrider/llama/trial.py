@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.core.errors import ModelRefused, OutriderError
-from outrider.llama.context import TextReader
+from outrider.llama.context import TextContext
 from outrider.llama.model import LlamaModel
 from outrider.processes import tied_to_this_process
 
@@ -46,7 +46,7 @@ def try_draft(file: Path, name: str = "--draft") -> str:
 
 def _decode(file: Path) -> None:
     """Decode the vocabulary's first token. Raises ModelRefused, ImportError."""
-    with LlamaModel.load(file) as model, TextReader(model, length=1, batch=1) as reader:
+    with LlamaModel.load(file) as model, TextContext(model, length=1, batch=1) as reader:
         (logits,) = reader.read([0])
         if not np.isfinite(logits).any():
             raise ModelRefused("its first logits are no numbers")

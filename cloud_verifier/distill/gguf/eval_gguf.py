@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.distill.data.texts import Text
-from outrider.llama import LlamaModel, TextReader, TreeContext, measure_widths
+from outrider.llama import LlamaModel, TextContext, TreeContext, measure_widths
 
 CHAIN = 6
 """Nodes of the chain, and levels of the tree."""
@@ -87,8 +87,8 @@ def compare(candidate: Path, incumbent: Path, texts: Iterable[Text], threads: in
         length, ids = min(CONTEXT, new.n_ctx_train, old.n_ctx_train), min(new.vocab_size, old.vocab_size)
         compared = []
         with (
-            TextReader(new, length=length, threads=threads) as new_reader,
-            TextReader(old, length=length, threads=threads) as old_reader,
+            TextContext(new, length=length, threads=threads) as new_reader,
+            TextContext(old, length=length, threads=threads) as old_reader,
         ):
             for text in texts:
                 tokens, first = text.tokens[:length].tolist(), max(text.first, UNPROMPTED)
@@ -115,7 +115,7 @@ def steps(ranks: TokenRanks, levels: int, width: int) -> int:
     return taken
 
 
-def _counts(tokens: Sequence[int], first: int, reader: TextReader) -> DraftCounts:
+def _counts(tokens: Sequence[int], first: int, reader: TextContext) -> DraftCounts:
     """Count what a draft predicts of the tokens from `first` on; of equal logits the lower id is its earlier choice."""
     found: list[TokenRanks] = []
     position = 1

@@ -15,7 +15,7 @@ from cloud_verifier.distill.config import GateRule
 from cloud_verifier.distill.gguf.eval_gguf import CHAIN, TREE, UNPROMPTED, compare, steps
 from cloud_verifier.distill.publishing.gate import decide
 from outrider.core.errors import BadRequest
-from outrider.llama import LlamaModel, TextReader, TreeContext
+from outrider.llama import LlamaModel, TextContext, TreeContext
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 SUMS = (
@@ -106,7 +106,7 @@ def test_only_tokens_after_the_context_count(sums: list[HeldOutText]) -> None:
 def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: list[HeldOutText]) -> None:
     tokens = sums[0].tokens.tolist()
     with LlamaModel.load(MODELS / "draft.gguf") as model:
-        with TextReader(model, length=128, batch=16) as reader:
+        with TextContext(model, length=128, batch=16) as reader:
             list(reader.read(tokens[::-1]))
             read = np.concatenate(list(reader.read(tokens)))
         with TreeContext(model, n_ctx=128) as context:
@@ -120,7 +120,7 @@ def test_a_text_read_at_once_has_the_logits_of_one_read_token_by_token(sums: lis
 
 
 def test_a_reader_refuses_what_would_kill_the_process() -> None:
-    with LlamaModel.load(MODELS / "draft.gguf") as model, TextReader(model, length=16) as reader:
+    with LlamaModel.load(MODELS / "draft.gguf") as model, TextContext(model, length=16) as reader:
         for tokens in ([], [0] * 17, [-1], [model.vocab_size]):
             with pytest.raises(BadRequest):
                 list(reader.read(tokens))
