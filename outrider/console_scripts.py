@@ -19,6 +19,9 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def run(module: str) -> None:
     """Import a module and exit with what its `main` returns, or with 130 and no traceback if Ctrl-C comes first."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "ERROR"
+    )  # read as gRPC is imported; else it tells of every broken connection
     try:
         with EndedByInterrupt():
             # `outrider chat` holds SIGINT back while it replaces itself by this program, which inherits the mask.

@@ -52,6 +52,7 @@ def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
     return PlacementRequest(
         target=request.target,
         rtt_ms=_rtts(request.rtt_ms),
+        prompt_tokens=request.prompt_tokens,
         draft=label("draft_release", request.draft_release),
         traffic=label("traffic_class", request.traffic_class),
     )

@@ -167,14 +167,16 @@ class Handlers:
                 claims.session_id, claims.tenant, request, among, claims.epoch_last, self.config
             )
             if not isinstance(placed, int):
-                return self._opened(claims, placed)
+                return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
             alive += placed
         raise placement.refusal(fleet, request, alive)
 
-    def _opened(self, claims: Claims, placed: Placement) -> OpenedSession:
+    def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
         epoch, primary, standby = placed
         logs.note(session=claims.session_id)
-        log.info("placed on %s with epochs from %d", primary.verifier_id, epoch)
+        # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
+        level = logging.DEBUG if quiet else logging.INFO
+        log.log(level, "placed on %s with epochs from %d", primary.verifier_id, epoch)
         self.counters.placed["resume" if claims.epoch_last else "open", "yes" if standby else "no"] += 1
         expires_unix = time.time() + self.config.ticket_ttl_s
         return OpenedSession(

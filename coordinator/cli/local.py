@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
-from coordinator.config import CoordinatorConfig
+from coordinator.config import EMBEDDED, CoordinatorConfig
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, Unavailable
@@ -41,6 +41,7 @@ _LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\w+(?: \d+)?) (?P<
 """A line of `outrider.telemetry.logs` for people."""
 _log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
 """How this command writes lines of its own and those of its children."""
+_STORES = ("redis://", "rediss://", "unix://")
 QUIET_S = 30.0
 """Seconds of loading after which a line says that it goes on."""
 
@@ -176,8 +177,19 @@ def _check_files(options: argparse.Namespace, file: Path | None) -> None:
     ):
         if path is not None and not path.is_file():
             raise BadRequest(f"{flag} {path}: {'this is no file' if path.exists() else 'no such file'}")
-    if config.state_dir.exists() and not config.state_dir.is_dir():
-        raise BadRequest(f"--state-dir {config.state_dir}: this is a file; give a folder")
+    own = not (options.engine_python or _is_set("verifier", "engine_python", file))
+    if options.engine == "vllm" and own and importlib.util.find_spec("vllm") is None:
+        raise BadRequest(
+            "--engine vllm: there is no vllm beside this command; make an environment for it with `python -m"
+            " cloud_verifier.vllm_environment FOLDER`, and give --engine-python FOLDER/bin/python"
+        )
+    state = config.state_dir.expanduser()
+    held = next(folder for folder in (state, *state.absolute().parents) if folder.exists())
+    if not held.is_dir() or not os.access(held, os.W_OK):
+        why = "is a file" if not held.is_dir() else "may not be written to"
+        raise BadRequest(f"--state-dir {state}: {'this' if held == state else held} {why}; give another folder")
+    if config.redis != EMBEDDED and not config.redis.startswith(_STORES):  # it may have a password, so it is not shown
+        raise BadRequest(f"--redis: must be {EMBEDDED} or a URL that begins with {', '.join(_STORES)}")
     try:
         check_free(config.listen)
     except Unavailable as error:  # no peer is away: the command line is wrong

@@ -39,7 +39,7 @@ WINDOW_COLUMNS = (
     Column("BOUNDS", lambda w: _bounds(w["bounds"]) if w["bounds"] else "-"),
     Column("REASON", lambda w: w["reason"]),
 )
-_NO_SESSIONS = "no sessions"
+NO_SESSIONS = "no sessions"
 _UNDECIDED = "no window is decided, since too little is known of such a session yet"
 
 
@@ -75,7 +75,7 @@ async def show_windows(options: argparse.Namespace, call: AdminCall) -> Result:
     head = f"bounds for all: {_bounds(default_bounds) if default_bounds else 'none'}"
     none = _UNDECIDED
     if not found and not (await call("ListSessions", pb.ListSessionsRequest(limit=1))).sessions:
-        none = _NO_SESSIONS
+        none = NO_SESSIONS
     notice = ""
     if len(found) < answer.total:
         notice = f"{len(found)} of {answer.total} decisions are shown; name a session to see its own"

@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def _step_cost(rows: int) -> Column:
-    return number(f"{rows} ROWS", lambda v: ms(v["step_cost_ms"].get(str(rows))))
+    return number(f"{rows} ROW{'S' if rows > 1 else ''}", lambda v: ms(v["step_cost_ms"].get(str(rows))))
 
 
 STEP_COSTS = (
@@ -37,6 +37,7 @@ STEP_COSTS = (
     number("SESSION", lambda v: f"{v['session_cost_ms']:.2f} ms"),
 )
 """Columns of a step's cost by the verifier's cost model: this many rows of one session, and each further session."""
+_NO_VERIFIER = "no verifier is registered"
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
     "uncordon": "sessions are placed there again",
@@ -56,20 +57,20 @@ async def status(options: argparse.Namespace, call: AdminCall) -> Result:
         for what, shown, total in parts
         if shown < total
     ]
+    verifiers = known["verifiers"]
     return Result(
         known,
         lambda: stacked(
             head,
-            table(COLUMNS, known["verifiers"]),
-            table(STEP_COSTS, known["verifiers"]),
-            table(sessions.COLUMNS, known["sessions"]),
+            *([table(COLUMNS, verifiers), table(STEP_COSTS, verifiers)] if verifiers else [_NO_VERIFIER]),
+            table(sessions.COLUMNS, known["sessions"]) if known["sessions"] else sessions.NO_SESSIONS,
         ),
         "; ".join(left_out),
     )
 
 
 async def list_verifiers(options: argparse.Namespace, call: AdminCall) -> Result:
-    request, none = pb.ListVerifiersRequest(after=options.after), "no verifier is registered"
+    request, none = pb.ListVerifiersRequest(after=options.after), _NO_VERIFIER
     found, _ = await listing(call, "ListVerifiers", request, options.limit, json_views.verifier, COLUMNS, none)
     return found
 

@@ -177,6 +177,7 @@ def _figures(statistics: Statistics) -> dict[str, Any]:
     return {
         "draft": statistics.draft,
         "draft_busy": statistics.draft_busy,
+        "draft_failure": statistics.draft_failure or None,
         **{name: round(getattr(statistics, name), digits or None) for name, digits in _FIGURES},
         "rtt_ms": round(statistics.rtt_ms, 3) or None,
         "first_token_ms": None if first is None else round(1000 * first, 2),

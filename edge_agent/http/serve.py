@@ -51,7 +51,7 @@ async def serving(client: AsyncClient, options: ServeOptions) -> AsyncIterator[s
     """
     options.check()
     config = web.config(app_of(client, options), timeout_graceful_shutdown=options.stop_s)
-    async with web.serving(config, options.listen, "the HTTP server") as port:
+    async with web.serving(config, options.listen, "the HTTP server (--listen)") as port:
         yield web.url(options.listen, port)
 
 

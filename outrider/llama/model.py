@@ -16,6 +16,8 @@ from outrider.llama.library import errors_collected, library
 QuantKind = Literal["Q8_0", "Q4_0", "Q4_K_M", "Q6_K", "F16"]
 
 _MAGIC = b"GGUF"
+_MAX_ERRORS = 3
+"""Most lines of llama.cpp's in an error: it has one for each damaged tensor, of which there may be hundreds."""
 
 
 class LlamaModel:
@@ -54,7 +56,9 @@ class LlamaModel:
         with errors_collected() as errors:
             handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
-            raise ModelRefused(f"{path} cannot be loaded: {'; '.join(errors) or 'llama.cpp gave no reason'}")
+            raise ModelRefused(
+                f"{path} cannot be loaded: {'; '.join(errors[:_MAX_ERRORS]) or 'llama.cpp gave no reason'}"
+            )
         model = cls(handle, path, threads)
         try:
             model._check_kind()

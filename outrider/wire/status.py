@@ -60,6 +60,7 @@ _REASONS = (
     ("connection refused", "nothing listens there (connection refused)"),
     ("resolving", "its host name cannot be resolved"),
     ("lookup", "its host name cannot be resolved"),
+    ("wrong_version_number", "it does not speak TLS"),
     ("certificate", "its TLS certificate is not trusted"),
     ("handshake", "the TLS handshake failed; does it speak TLS?"),
     ("http1", "another program listens there, an HTTP server"),

@@ -96,6 +96,8 @@ async def test_what_there_is_none_of_is_said(outrider):
     code, out, err = await outrider("tenants", "list")
     assert (code, out) == (0, "no tenants\n")
     assert "callers need no key" in err
+    code, out, _ = await outrider("status")
+    assert code == 0 and out.splitlines()[1:] == ["", "no verifier is registered", "", "no sessions"]
     assert (await outrider("window", "show"))[:2] == (0, "bounds for all: none\n\nno sessions\n")
 
 

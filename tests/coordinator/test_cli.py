@@ -285,6 +285,15 @@ def test_an_address_that_is_none_is_named_by_its_flag(arguments, said, capsys):
         (["--model", TARGET, "--engine-python", "{tmp}/py"], "--engine-python {tmp}/py: no such file"),
         (["--model", TARGET, "--listen", "7700"], "--listen: must be HOST:PORT"),
         (["--model", TARGET, "--state-dir", "{tmp}/damaged.gguf"], "--state-dir {tmp}/damaged.gguf: this is a file"),
+        (
+            ["--model", TARGET, "--state-dir", "{tmp}/damaged.gguf/x"],
+            "--state-dir {tmp}/damaged.gguf/x: {tmp}/damaged.gguf is a file",
+        ),
+        (
+            ["--model", TARGET, "--redis", "secret@nowhere"],
+            "--redis: must be embedded or a URL that begins with redis://",
+        ),
+        (["--model", TARGET, "--engine", "vllm"], "--engine vllm: there is no vllm beside this command"),
     ],
 )
 def test_up_names_the_flag_of_what_is_not_there_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):

@@ -135,29 +135,37 @@ async def test_a_store_that_is_away_is_reported_and_its_figures_are_left_out(scr
 
 
 class PlacementLog(logging.Handler):
-    """Keep the context of each log line of a placement."""
+    """Keep the level and the context of each log line of a placement."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.logged: list[tuple[str, str]] = []
+        self.logged: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith("placed on"):
-            self.logged.append((logs.session_id.get(), logs.request_id.get()))
+            self.logged.append((record.levelno, logs.session_id.get(), logs.request_id.get()))
 
 
-async def test_a_placement_is_logged_under_its_request_and_session(scraped) -> None:
+async def test_a_placement_is_logged_under_its_request_and_session_and_one_without_a_prompt_for_debugging(scraped):
     peer, _ = scraped
     await peer.join("v1")
     handler = PlacementLog()
     logger = logging.getLogger("coordinator.api.handlers")
     logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
     try:
-        request = ((logs.REQUEST_HEADER, "req-1"),)
-        opened = await peer.sessions.OpenSession(pb.OpenSessionRequest(), metadata=request)
+        opened = [
+            await peer.sessions.OpenSession(
+                pb.OpenSessionRequest(prompt_tokens=tokens), metadata=((logs.REQUEST_HEADER, "req-1"),)
+            )
+            for tokens in (3, 0)
+        ]
     finally:
+        logger.setLevel(logging.NOTSET)
         logger.removeHandler(handler)
-    assert handler.logged == [(opened.session_id, "req-1")]
+    assert handler.logged == [
+        (level, one.session_id, "req-1") for level, one in zip((logging.INFO, logging.DEBUG), opened, strict=True)
+    ]
 
 
 async def test_a_releases_trial_is_reported_with_its_evidence(scraped) -> None:

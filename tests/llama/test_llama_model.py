@@ -75,8 +75,9 @@ def test_a_truncated_file_is_refused_with_the_reason(tiny_path: Path, tmp_path: 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "nan.gguf", nan=True)
-    with pytest.raises(ModelRefused, match=r"blk\.0\.ffn_up"):
+    with pytest.raises(ModelRefused, match=r"blk\.0\.ffn_up") as refused:
         LlamaModel.load(path)
+    assert str(refused.value).count("; ") < 3
 
 
 def test_more_threads_than_cores_are_refused(tiny_path: Path) -> None:

@@ -20,6 +20,7 @@ from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels
 from outrider.wire.channels import ClientTls, ServerTls, check_bind, is_loopback
+from outrider.wire.status import error_from_rpc
 
 HUNG_SERVER = """
 import asyncio
@@ -92,12 +93,24 @@ async def test_a_client_that_trusts_the_certificate_gets_through(serving, certif
         assert await healthy(channel)
 
 
-async def test_a_client_that_does_not_trust_the_certificate_is_cut_off(serving, certificate):
-    address = await serving(tls=certificate)
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_client_that_does_not_trust_the_certificate_or_finds_none_is_cut_off(serving, certificate, plain):
+    address = await serving(tls=None if plain else certificate)
     async with channels.channel(address, tls=ClientTls()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await healthy(channel)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    why = "it does not speak TLS" if plain else "its TLS certificate is not trusted"
+    assert f"cannot be reached: {why}" in str(error_from_rpc(caught.value))
+
+
+async def test_a_command_says_in_one_line_that_its_peer_speaks_no_tls(serving):
+    command = (sys.executable, "-c", "from outrider.console_scripts import operator; operator()")
+    arguments = ("status", "--tls", "--coordinator", await serving())
+    process = await asyncio.create_subprocess_exec(*command, *arguments, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 4
+    assert len(said.splitlines()) == 1 and b"cannot be reached: it does not speak TLS" in said
 
 
 async def test_a_first_connection_over_tls_survives_a_long_round_trip(serving, certificate):
