@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import functools
@@ -21,12 +20,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from edge_agent.http.access import AccessMiddleware
-from edge_agent.http.errors import ApiError, api_error, invalid_body, invalid_value, json_response, refused
+from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.readiness import Readiness
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
+from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.schema import (
     ChatCompletionResponse,
     CompletionResponse,
@@ -36,11 +35,10 @@ from edge_agent.http.schema import (
     ReadyResponse,
     responses,
 )
+from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.generation import CompletionStream
 from edge_agent.target.bundle import TargetBundle
-from edge_agent.target.detokenizer import Detokenizer
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.telemetry.logs import REQUEST_HEADER
@@ -59,6 +57,7 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     for expected in (ApiError, OutriderError, ClientGone):
         app.add_exception_handler(expected, _error)
     _add_completions(app, client, options)
+    add_responses(app, client, options)
     _add_models(app, client)
     _add_state(app, client)
     return app
@@ -67,11 +66,19 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
 def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
     @app.post("/v1/completions", response_model=None, responses=responses(CompletionResponse, streams=True))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await unless_gone(request, _answer(body, _start_texts(client, body, options), options))
+        async def start() -> CompletionWriter:
+            streams, bundle, prefixes = await start_texts(client, body, options)
+            return CompletionWriter(body, bundle, streams, prefixes)
+
+        return await unless_gone(request, _answer(body, start(), options))
 
     @app.post("/v1/chat/completions", response_model=None, responses=responses(ChatCompletionResponse, streams=True))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await unless_gone(request, _answer(body, _start_chat(client, body, options), options))
+        async def start() -> CompletionWriter:
+            streams, bundle, form = await start_chat(client, body, options)
+            return CompletionWriter(body, bundle, streams, [""] * len(streams), form)
+
+        return await unless_gone(request, _answer(body, start(), options))
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
@@ -81,7 +88,7 @@ def _add_models(app: FastAPI, client: AsyncClient) -> None:
 
     @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
-        return json_response(_model_card(await _bundle_of(client, name)))
+        return json_response(_model_card(await bundle_of(client, name)))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
@@ -115,49 +122,6 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 # --- completions
 
 
-async def _start_texts(client: AsyncClient, body: CompletionRequest, options: ServeOptions) -> CompletionWriter:
-    body.refuse_unsupported()
-    _check_choices(body, len(body.prompts), options.max_choices)
-    streams: list[CompletionStream] = []
-    for prompt in body.prompts:
-        streams.append(await client.stream(prompt, **body.options(len(streams))))
-        await _add_choices(client, body, streams)
-    bundle = await _bundle_of(client, body.model)
-    echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
-    return CompletionWriter(body, bundle, streams, [echo for echo in echoes for _ in range(body.choices)])
-
-
-async def _start_chat(client: AsyncClient, body: ChatCompletionRequest, options: ServeOptions) -> CompletionWriter:
-    body.refuse_unsupported()
-    _check_choices(body, 1, options.max_choices)
-    streams = [await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))]
-    await _add_choices(client, body, streams)
-    bundle = await _bundle_of(client, body.model)
-    source = bundle.template.source if bundle.template is not None else ""
-    form = AnswerFormat.of(source, options.answer_format)
-    for stream in streams:
-        stream.show_special(form.markers(calls=bool(body.usable_tools)))
-    return CompletionWriter(body, bundle, streams, [""] * len(streams), form)
-
-
-def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
-    """Raise ApiError for a request that would take so many slots that others wait."""
-    if prompts * body.choices > most:
-        raise invalid_value(
-            "n" if body.choices > 1 else "prompt",
-            f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
-            "once; ask in several requests, or serve with more --max-sessions",
-        )
-
-
-async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[CompletionStream]) -> None:
-    """Add the other choices of the last stream's prompt, which is tokenised only once."""
-    ids = streams[-1].prompt_token_ids
-    for choice in range(len(streams), len(streams) + body.choices - 1):
-        await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
-        streams.append(await client.stream(ids, **body.options(choice)))
-
-
 async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter], options: ServeOptions) -> Response:
     """Return the whole answer, or its first event with the rest to come."""
     writer = await starting
@@ -189,24 +153,7 @@ async def _events(writer: CompletionWriter, *, includes_usage: bool) -> Events:
     yield DONE
 
 
-def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    detokenizer = Detokenizer(bundle.tokenizer.table, bundle.tokenizer.special)
-    return "".join(detokenizer.feed(token) for token in prompt if token >= 0) + detokenizer.flush()
-
-
 # --- the target as a model
-
-
-async def _bundle_of(client: AsyncClient, name: str | None) -> TargetBundle:
-    """Return the target. Raises ApiError for the name of another model; no name means this one."""
-    bundle = await client.prepare()
-    known = bundle.description.target.name
-    if name and name != known:
-        message = f"the model {name[:200]!r} does not exist here; this server has {known!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
-    return bundle
 
 
 def _model_card(bundle: TargetBundle) -> dict[str, Any]:
@@ -256,7 +203,7 @@ def _middleware(client: AsyncClient, options: ServeOptions) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=options.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=[REQUEST_HEADER],
     )

@@ -55,6 +55,7 @@ def _integral(value: object) -> object:
 
 
 JsonInteger = Annotated[int, BeforeValidator(_integral)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(BaseModel, extra="allow", strict=True):
@@ -188,13 +189,18 @@ class ChatCompletionRequest(RequestBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; where not, only the first is told."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def usable_tools(self) -> list[ToolDefinition]:
         """Return the tools that the answer may call."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def function_names(self) -> list[str]:
+        """Return the names of the functions that the answer may call."""
+        return [tool.function.name for tool in self.usable_tools if tool.function is not None]
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

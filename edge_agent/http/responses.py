@@ -51,7 +51,7 @@ class CompletionWriter:
         self._tokenizer = bundle.tokenizer
         self._begun: set[int] = set()
         """Choices of which something was written."""
-        self._messages = [MessageWriter(body, form, self._prompt_end(stream)) for stream in streams]
+        self._messages = [MessageWriter(body, form, prompt_end(stream, bundle)) for stream in streams]
         table, silent = bundle.tokenizer.table, bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
         self._head = {
@@ -81,7 +81,7 @@ class CompletionWriter:
                 if delta := self._messages[index].delta("", ended=True):
                     yield self._piece(index, delta)
                 reason = self._messages[index].reason(completion.finish_reason)
-            yield self._piece(index, {} if self.chat else "", reason, outrider=_about(completion))
+            yield self._piece(index, {} if self.chat else "", reason, outrider=about(completion))
             return
         text: Any = self._messages[index].delta(chunk.text) if self.chat else chunk.text
         # Half a character is no event, and neither is half a marker.
@@ -114,7 +114,7 @@ class CompletionWriter:
             **answer,
             "logprobs": self._logprobs[index].write(completion.token_ids, completion.logprobs),
             "finish_reason": reason,
-            "outrider": _about(completion),
+            "outrider": about(completion),
         }
 
     def _piece(
@@ -130,12 +130,6 @@ class CompletionWriter:
         if outrider:
             choice["outrider"] = outrider
         return {**self._head, "object": self._chunk_kind, "choices": [choice]}
-
-    def _prompt_end(self, stream: CompletionStream) -> str:
-        """Return the text of the prompt's last tokens, which may have begun the reasoning."""
-        table = self._tokenizer.table
-        ids = stream.prompt_token_ids[-_PROMPT_END:]
-        return b"".join(table[token] for token in ids if token < len(table)).decode(errors="replace")
 
     def _provenance_of(self, index: int, chunk: Chunk) -> dict[str, Any]:
         """Return the origin of each token of a chunk, with its bytes, and the statistics so far.
@@ -160,7 +154,14 @@ class CompletionWriter:
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _about(completion: Completion) -> dict[str, Any]:
+def prompt_end(stream: CompletionStream, bundle: TargetBundle) -> str:
+    """Return the text of the prompt's last tokens, which may have begun the reasoning."""
+    table = bundle.tokenizer.table
+    ids = stream.prompt_token_ids[-_PROMPT_END:]
+    return b"".join(table[token] for token in ids if token < len(table)).decode(errors="replace")
+
+
+def about(completion: Completion) -> dict[str, Any]:
     """Return what a choice's session was, and what its speculation did."""
     return {
         "seed": completion.seed,
@@ -191,11 +192,11 @@ class MessageWriter:
     """
 
     def __init__(self, body: RequestBody, form: AnswerFormat, prompt: str) -> None:
-        tools = body.usable_tools if isinstance(body, ChatCompletionRequest) else []
-        names = [tool.function.name for tool in tools if tool.function is not None]
-        self._parser = AnswerParser(form, names, prompt)
+        self._parser = AnswerParser(
+            form, body.function_names if isinstance(body, ChatCompletionRequest) else (), prompt
+        )
         self._one_call = isinstance(body, ChatCompletionRequest) and body.parallel_tool_calls is False
-        self._id_of = _mistral_id if form.tools == "mistral" else _call_id
+        self._form = form
         self._calls = 0
 
     def delta(self, text: str, *, ended: bool = False) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class MessageWriter:
                 call["function"]["arguments"] += one.text
                 if one.name:
                     self._calls += 1
-                    call |= {"id": self._id_of(), "type": "function"}
+                    call |= {"id": call_id(self._form), "type": "function"}
                     call["function"] = {"name": one.name, **call["function"]}
         return {**delta, "tool_calls": list(calls.values())} if calls else delta
 
@@ -236,13 +237,9 @@ class MessageWriter:
         return "tool_calls" if whole else REASONS[finish]
 
 
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _mistral_id() -> str:
-    """Return an id of nine letters and digits, which is all that Mistral's templates take."""
-    return secrets.token_hex(5)[:9]
+def call_id(form: AnswerFormat) -> str:
+    """Return an id for a call: nine letters and digits for Mistral, whose templates take no other."""
+    return secrets.token_hex(5)[:9] if form.tools == "mistral" else f"call_{secrets.token_hex(12)}"
 
 
 class LogprobsWriter:

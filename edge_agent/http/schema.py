@@ -101,6 +101,34 @@ class ChatCompletionResponse(_Response):
     choices: list[ChatCompletionChoice]
 
 
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    previous_response_id: str | None
+    incomplete_details: dict[str, str] | None
+    usage: dict[str, Any]
+    warnings: list[str]
+    outrider: dict[str, Any]
+
+
+class ResponseItemList(BaseModel):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 RouteResponses = dict[int | str, dict[str, Any]]
 
 _EVENTS: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}

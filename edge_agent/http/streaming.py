@@ -90,8 +90,14 @@ async def _forward(
 # --- events
 
 
-def event(content: object) -> bytes:
-    return b"data: " + json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n\n"
+def event(content: object, name: str = "") -> bytes:
+    """Return a server-sent event. name: its type; without one it has no `event` field."""
+    return (
+        (f"event: {name}\n".encode() if name else b"")
+        + b"data: "
+        + json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        + b"\n\n"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -47,22 +47,29 @@ class CalledTool(BaseModel, extra="allow", strict=True):
 
 def check_tools(tools: Sequence[ToolDefinition]) -> None:
     """Raise ApiError for tools that are not functions, are too many or too large, or share a name."""
-    if len(tools) > MAX_TOOLS:
-        raise invalid_value("tools", f"tools has {len(tools)} items, must have at most {MAX_TOOLS}")
-    names = set[str]()
+    functions = []
     for i, tool in enumerate(tools):
-        field = f"tools[{i}]"
         if tool.type != "function":
-            raise unsupported(f"{field}.type", f" unless it is 'function'; it is {tool.type[:40]!r}")
+            raise unsupported(f"tools[{i}].type", f" unless it is 'function'; it is {tool.type[:40]!r}")
         if tool.function is None:
-            raise invalid_value("tools", f"{field}.function is missing")
-        check_name(f"{field}.function.name", tool.function.name, "tools")
-        if tool.function.name in names:
-            raise invalid_value("tools", f"{field}.function.name is {tool.function.name!r}, as another tool's is")
-        names.add(tool.function.name)
-        if tool.function.strict:
-            raise unsupported(f"{field}.function.strict", f" where it is true{_CANNOT_CONSTRAIN}")
-        check_json("tools", field, tool.function.model_dump(), MAX_TOOL_BYTES)
+            raise invalid_value("tools", f"tools[{i}].function is missing")
+        functions.append((f"tools[{i}].function", tool.function))
+    check_functions(functions)
+
+
+def check_functions(functions: Sequence[tuple[str, FunctionDefinition]]) -> None:
+    """Raise ApiError for functions that are too many or too large, or share a name; each has its place's name."""
+    if len(functions) > MAX_TOOLS:
+        raise invalid_value("tools", f"tools has {len(functions)} items, must have at most {MAX_TOOLS}")
+    names = set[str]()
+    for field, function in functions:
+        check_name(f"{field}.name", function.name, "tools")
+        if function.name in names:
+            raise invalid_value("tools", f"{field}.name is {function.name!r}, as another tool's is")
+        names.add(function.name)
+        if function.strict:
+            raise unsupported(f"{field}.strict", f" where it is true{_CANNOT_CONSTRAIN}")
+        check_json("tools", field, function.model_dump(), MAX_TOOL_BYTES)
 
 
 def template_tool(tool: ToolDefinition) -> dict[str, Any]:
@@ -87,17 +94,21 @@ def check_calls(field: str, calls: Sequence[CalledTool]) -> None:
     for i, call in enumerate(calls):
         if call.type not in (None, "function"):
             raise unsupported(f"{field}[{i}].type", f" unless it is 'function'; it is {call.type[:40]!r}")
-        check_name(f"{field}[{i}].function.name", call.function.name, "messages")
-        if len(call.function.arguments) > MAX_TOOL_BYTES:
-            message = f"{field}[{i}].function.arguments has {len(call.function.arguments)} characters"
-            raise invalid_value("messages", f"{message}, must have at most {MAX_TOOL_BYTES}")
-        try:
-            arguments = json.loads(call.function.arguments)
-        except ValueError:
-            continue  # a call that broke off; the template gets its text
-        except RecursionError:
-            raise invalid_value("messages", f"{field}[{i}].function.arguments is nested too deeply") from None
-        check_json("messages", f"{field}[{i}].function.arguments", arguments, MAX_TOOL_BYTES)
+        check_call(f"{field}[{i}].function", call.function, "messages")
+
+
+def check_call(field: str, function: CalledFunction, param: str) -> None:
+    """Raise ApiError for a call whose name cannot be a function's, or whose arguments are too large or too deep."""
+    check_name(f"{field}.name", function.name, param)
+    if (size := len(function.arguments)) > MAX_TOOL_BYTES:
+        raise invalid_value(param, f"{field}.arguments has {size} characters, must have at most {MAX_TOOL_BYTES}")
+    try:
+        arguments = json.loads(function.arguments)
+    except ValueError:
+        return  # a call that broke off; the template gets its text
+    except RecursionError:
+        raise invalid_value(param, f"{field}.arguments is nested too deeply") from None
+    check_json(param, f"{field}.arguments", arguments, MAX_TOOL_BYTES)
 
 
 def check_name(field: str, name: str, param: str) -> None:

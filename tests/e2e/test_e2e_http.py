@@ -70,6 +70,34 @@ async def test_streams_are_the_whole_answer_in_pieces(settled: System, openai: A
     assert final.choices[0].message.content == text[: text.index(text[8:10])]
 
 
+async def test_a_response_says_what_a_chat_says_and_continues_an_earlier_one(
+    settled: System, openai: AsyncOpenAI
+) -> None:
+    asked = {"model": "", "temperature": 0, "max_output_tokens": TOKENS}
+    chat = await openai.chat.completions.create(
+        model="", messages=[{"role": "user", "content": "What is 6 times 7?"}], max_tokens=TOKENS, temperature=0
+    )
+    first = await openai.responses.create(**asked, input="What is 6 times 7?")  # type: ignore[call-overload]
+    assert first.output_text == chat.choices[0].message.content != ""
+    assert first.usage.output_tokens == chat.usage.completion_tokens  # type: ignore[union-attr]
+    assert first.outrider["statistics"]["accepted"] > 0
+    async with openai.responses.stream(**asked, input="And 7 times 7?", previous_response_id=first.id) as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+    chat = await openai.chat.completions.create(
+        model="",
+        messages=[
+            {"role": "user", "content": "What is 6 times 7?"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "And 7 times 7?"},
+        ],
+        max_tokens=TOKENS,
+        temperature=0,
+    )
+    assert "".join(deltas) == chat.choices[0].message.content != ""
+    items = await openai.responses.input_items.list(first.id)
+    assert [item.type for item in items.data] == ["message"]
+
+
 async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is_the_likeliest(
     settled: System, openai: AsyncOpenAI
 ) -> None:

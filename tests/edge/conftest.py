@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_verifier import FakeVerifier
 from reciter import recital
+from saying import Says, saying
 
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
@@ -56,3 +57,9 @@ async def url(client: AsyncClient) -> AsyncIterator[str]:
     async with serving(client, ServeOptions("127.0.0.1:0")) as address:
         await client.prepare()
         yield address
+
+
+@pytest.fixture
+def says(tmp_path: Path, edge_settings: EdgeSettings) -> Says:
+    """Return what serves a target that says a text, and then ends."""
+    return saying(tmp_path, edge_settings)

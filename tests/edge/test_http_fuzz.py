@@ -62,7 +62,7 @@ def shortened(body: Any) -> Any:
     """Return the body with few tokens, if it asks for many."""
     if not isinstance(body, dict):
         return body
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value = body.get(name)
         if value is None or (isinstance(value, int) and value > SHORT):
             body[name] = SHORT
@@ -92,6 +92,7 @@ def test_nothing_that_is_sent_is_the_servers_fault(url: str, mode: GenerationMod
     operations = [found.ok() for found in schema.get_all_operations()]
     statuses = {one.label: statuses_of(one, mode) for one in operations if mode is GenerationMode.POSITIVE or one.body}
     if mode is GenerationMode.POSITIVE:
-        assert 200 in statuses["POST /v1/completions"] and 200 in statuses["GET /v1/models"]
+        assert 200 in statuses["POST /v1/completions"] and 200 in statuses["POST /v1/responses"]
+        assert 200 in statuses["GET /v1/models"]
     else:
-        assert statuses["POST /v1/completions"] >= {400}
+        assert statuses["POST /v1/completions"] >= {400} and statuses["POST /v1/responses"] >= {400}

@@ -1,0 +1,276 @@
+"""Check the body of POST /v1/responses, and turn it into the chat that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from edge_agent.http.errors import invalid_body, invalid_value, unsupported
+from edge_agent.http.requests import ChatCompletionRequest, JsonInteger, ReasoningEffort, RequestBody
+from edge_agent.http.tools import CalledFunction, FunctionDefinition, check_call, check_functions
+
+_M = TypeVar("_M", bound=BaseModel)
+
+_LOGPROBS = "message.output_text.logprobs"
+_REFUSED = ("background", "conversation", "prompt", "top_logprobs")
+"""Fields that would change the answer unless they are null, false or 0."""
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_SCHEMA_FIELDS = ("name", "description", "schema", "strict")
+RENAMED = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""A chat's names of fields, and those of this API."""
+
+
+class Part(BaseModel, extra="allow", strict=True):
+    """A part of a content: text, or something else that is refused."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def _parts(value: object) -> object:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+def _items(value: object) -> object:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
+
+
+class Item(BaseModel, extra="allow", strict=True):
+    """An item of a conversation: a message, a call of a function, its output, or reasoning."""
+
+    type: str | None = None
+    """None: a message."""
+    id: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Parts | None = None
+    summary: Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Parts | None = None
+
+
+class Tool(BaseModel, extra="allow", strict=True):
+    """A tool; what a function has beside its type is checked as a chat's function is."""
+
+    type: str
+
+
+class TextOptions(BaseModel, extra="allow", strict=True):
+    format: dict[str, Any] | None = None
+
+
+class Reasoning(BaseModel, extra="allow", strict=True):
+    effort: ReasoningEffort | None = None
+
+
+class ResponseRequest(RequestBody):
+    """The body that POST /v1/responses takes."""
+
+    input: Annotated[list[Item], BeforeValidator(_items, json_schema_input_type=str | list[Item])]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: JsonInteger | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        for name, value in (self.model_extra or {}).items():
+            if name in _REFUSED and value not in (None, False, 0):
+                raise unsupported(name)
+        if self.choices > 1:
+            raise unsupported("n", " beyond 1")
+        if _LOGPROBS in (self.include or ()):
+            raise unsupported("include", f" with {_LOGPROBS!r}")
+        check_functions(list(self._functions()))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return a sentence on each thing that is ignored although it might have been meant."""
+        found = [
+            f"tools[{i}] is ignored: this server calls functions alone, and its type is {tool.type[:40]!r}"
+            for i, tool in enumerate(self.tools or ())
+            if tool.type != "function"
+        ]
+        if self.truncation == "auto":
+            found.append("truncation is 'disabled': an input that is too long is refused")
+        return found
+
+    @property
+    def functions(self) -> list[FunctionDefinition]:
+        """Return the functions among the tools, without those that `tool_choice` leaves out."""
+        allowed = self._allowed()
+        return [found for _, found in self._functions() if allowed is None or found.name in allowed]
+
+    def chat(self, context: Sequence[Item] = ()) -> ChatCompletionRequest:
+        """Return the chat that this stands for, after the items of an earlier conversation. Raises ApiError."""
+        self.refuse_unsupported()
+        extra = self.model_extra or {}
+        fields = {name: getattr(self, name) for name in RequestBody.model_fields}
+        fields |= {name: value for name, value in extra.items() if name not in ChatCompletionRequest.model_fields}
+        earlier = (("an earlier item", item) for item in context)
+        given = ((f"input[{i}]", item) for i, item in enumerate(self.input))
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        fields |= {
+            "messages": _messages(self.instructions, itertools.chain(earlier, given)),
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": [
+                {"type": "function", "function": found.model_dump(exclude_unset=True)} for found in self.functions
+            ],
+            "tool_choice": self._choice(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": effort,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "response_format": self._format() or extra.get("response_format"),
+        }
+        return _checked(ChatCompletionRequest, fields)
+
+    def _functions(self) -> Iterator[tuple[str, FunctionDefinition]]:
+        """Yield the functions among the tools, each with the name of its place."""
+        for i, tool in enumerate(self.tools or ()):
+            if tool.type == "function":
+                yield f"tools[{i}]", _checked(FunctionDefinition, tool.model_extra or {}, "tools", i)
+
+    def _allowed(self) -> set[str] | None:
+        """Return the names that `tool_choice` allows; None for all."""
+        choice = self.tool_choice
+        if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+            return None
+        tools = choice.get("tools")
+        return {tool["name"] for tool in tools if _names_function(tool)} if isinstance(tools, list) else set()
+
+    def _choice(self) -> str | dict[str, Any] | None:
+        """Return a chat's `tool_choice`. Raises ApiError for a tool that is no function."""
+        choice = self.tool_choice
+        if not isinstance(choice, dict):
+            return choice
+        if choice.get("type") == "allowed_tools":
+            mode = choice.get("mode")
+            return mode if isinstance(mode, str) else "auto"
+        if not _names_function(choice):
+            raise unsupported(
+                "tool_choice", f" unless it names a function; its type is {str(choice.get('type'))[:40]!r}"
+            )
+        return {"type": "function", "function": {"name": choice["name"]}}
+
+    def _format(self) -> dict[str, Any] | None:
+        """Return a chat's `response_format`; None where the text is free."""
+        given = self.text.format if self.text is not None else None
+        if given is None or given.get("type") != "json_schema":
+            return given
+        return {"type": "json_schema", "json_schema": {name: given[name] for name in _SCHEMA_FIELDS if name in given}}
+
+
+def _names_function(value: object) -> bool:
+    return isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("name"), str)
+
+
+def _checked(model: type[_M], value: object, *place: str | int) -> _M:
+    """Return the value as this model. Raises ApiError naming the field below `place`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid_body([{**found, "loc": ("body", *place, *found["loc"])} for found in error.errors()]) from None
+
+
+# --- items to messages
+
+
+def _messages(instructions: str | None, items: Iterable[tuple[str, Item]]) -> list[dict[str, Any]]:
+    """Return a chat's messages for items, each with its place's name.
+
+    System messages at the beginning become one, and so do an assistant's reasoning, text and calls: most templates know
+    no others. Raises ApiError for an item that is none of a message, a call, an output or reasoning.
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for field, item in items:
+        match item.type:
+            case None | "message":
+                _add_message(messages, field, item)
+            case "reasoning":
+                if text := _text(f"{field}.content", item.content) or _text(f"{field}.summary", item.summary):
+                    turn = _turn(messages)
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case "function_call":
+                function = CalledFunction(
+                    name=_present(f"{field}.name", item.name), arguments=_present(f"{field}.arguments", item.arguments)
+                )
+                check_call(field, function, "input")
+                call = {"id": _present(f"{field}.call_id", item.call_id), "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                call_id, text = _present(f"{field}.call_id", item.call_id), _text(f"{field}.output", item.output)
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            case other:
+                raise unsupported(
+                    f"{field}.type", f" as {other[:40]!r}: items are messages, calls, outputs and reasoning"
+                )
+    return messages
+
+
+def _add_message(messages: list[dict[str, Any]], field: str, item: Item) -> None:
+    role, text = _present(f"{field}.role", item.role), _text(f"{field}.content", item.content)
+    if role == "assistant":
+        turn = _turn(messages)
+        turn["content"] = (turn["content"] or "") + text
+    elif role == "user":
+        messages.append({"role": role, "content": text})
+    elif len(messages) == 1 and messages[0]["role"] == "system":
+        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
+    else:
+        messages.append({"role": "system", "content": text})
+
+
+def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the assistant's message at the end, a new one if there is none."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(field: str, parts: Sequence[Part] | None) -> str:
+    """Return the text of all parts. Raises ApiError for one that is not text."""
+    texts = []
+    for i, part in enumerate(parts or ()):
+        text = part.refusal if part.type == "refusal" else part.text if part.type in _TEXT_PARTS else None
+        if text is None:
+            raise unsupported(f"{field}[{i}]", f" unless it is text; its type is {part.type[:40]!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _present(field: str, value: str | None) -> str:
+    """Return the value of an item's field. Raises ApiError where it is missing."""
+    if value is None:
+        raise invalid_value("input", f"{field} is missing")
+    return value

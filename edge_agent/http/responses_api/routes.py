@@ -1,0 +1,169 @@
+"""Define the routes of the Responses API."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge_agent.http.errors import ApiError, api_error, invalid_value, json_response, unsupported
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.responses import prompt_end
+from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
+from edge_agent.http.responses_api.store import ResponseStore
+from edge_agent.http.responses_api.writer import ResponseWriter, status_of
+from edge_agent.http.schema import DeletedResponse, ResponseItemList, ResponseObject, responses
+from edge_agent.http.starting import start_chat
+from edge_agent.http.streaming import Events, EventStream, drained, event, merged, unless_gone
+from edge_agent.sdk.client import AsyncClient
+from edge_agent.sdk.generation import CompletionStream
+from outrider.core.errors import OutriderError
+
+OPEN_END = 4096
+"""Most tokens of a response without `max_output_tokens`: agents write whole files."""
+_PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Beginnings of the ids of items that are no messages."""
+_PATH = "/v1/responses/{response_id}"
+
+
+def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
+    store = ResponseStore(options.max_stored, options.max_stored_bytes, options.stored_s)
+
+    def stored(name: str) -> dict[str, Any]:
+        if (found := store.get(name)) is None:
+            message = f"there is no response {name[:80]!r} here, or no longer: this server keeps the latest alone"
+            raise ApiError(404, message, param="response_id", code="not_found")
+        return found
+
+    @app.post("/v1/responses", response_model=None, responses=responses(ResponseObject, streams=True))
+    async def create(body: ResponseRequest, request: Request) -> Response:
+        try:
+            return await unless_gone(request, _answer(client, body, options, store))
+        except (ApiError, OutriderError) as error:
+            raise _renamed(error) from error
+
+    @app.get(_PATH, response_model=None, responses=responses(ResponseObject))
+    async def retrieve(response_id: str, stream: bool = False) -> Response:
+        if stream:
+            raise unsupported("stream", " for a response that has ended")
+        return json_response(stored(response_id)["response"])
+
+    @app.delete(_PATH, response_model=None, responses=responses(DeletedResponse))
+    async def delete(response_id: str) -> Response:
+        stored(response_id)
+        store.remove(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @app.get(f"{_PATH}/input_items", response_model=None, responses=responses(ResponseItemList))
+    async def input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        items = stored(response_id)["input"]
+        return json_response(_page(items if order == "asc" else items[::-1], limit, after))
+
+
+async def _answer(client: AsyncClient, body: ResponseRequest, options: ServeOptions, store: ResponseStore) -> Response:
+    """Return the whole response, or its first event with the rest to come."""
+    context = _context(body, store)
+    chat = body.chat(context)
+    (stream,), bundle, form = await start_chat(client, chat, options, OPEN_END)
+    writer = ResponseWriter(body, chat, bundle, form, prompt_end(stream, bundle))
+
+    def ended() -> dict[str, Any]:
+        """Return the response, which has ended, and keep it where the request allows that."""
+        completion = stream.completion
+        response = writer.response(status_of(completion), completion)
+        if response["store"]:
+            items = [*context, *body.input]
+            store.keep(response["id"], {"response": response, "input": [_with_id(item) for item in items]})
+        return response
+
+    if not body.stream:
+        (completion,) = await drained([stream])
+        for _ in (*writer.feed(completion.text), *writer.finish(completion)):
+            pass
+        return json_response(ended())
+    events = _events(stream, writer, ended)
+    try:
+        return EventStream(await anext(events), events, options.stall_s)
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _events(stream: CompletionStream, writer: ResponseWriter, ended: Callable[[], dict[str, Any]]) -> Events:
+    """Yield the response's events. An error before the first token is raised, a later one is the last event."""
+    begun = False
+    try:
+        async with contextlib.aclosing(merged([stream])) as chunks:
+            async for _, chunk in chunks:
+                if not begun:
+                    begun = True
+                    for one in writer.begin():
+                        yield _event(one)
+                for one in writer.finish(stream.completion) if chunk is None else writer.feed(chunk.text):
+                    yield _event(one)
+        yield _event(writer.last(ended()))
+    except Exception as error:
+        if not begun:
+            raise
+        yield _event(writer.last(writer.response("failed", error=_renamed(error))))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return event(content, content["type"])
+
+
+# --- earlier responses
+
+
+def _context(body: ResponseRequest, store: ResponseStore) -> list[Item]:
+    """Return the items of the conversation that the request continues. Raises ApiError if it is not kept."""
+    if (name := body.previous_response_id) is None:
+        return []
+    if (found := store.get(name)) is None:
+        message = (
+            f"previous_response_id is {name[:80]!r}, which this server does not keep, or no longer; send all items"
+        )
+        raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+    return [Item.model_validate(item) for item in (*found["input"], *found["response"]["output"])]
+
+
+def _with_id(item: Item) -> dict[str, Any]:
+    """Return an item as JSON, with the type and the id that it may lack."""
+    given = item.model_dump(exclude_unset=True)
+    kind = given.get("type") or "message"
+    return {**given, "type": kind, "id": given.get("id") or f"{_PREFIXES.get(kind, 'msg')}_{secrets.token_hex(12)}"}
+
+
+def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    """Return a page of items, from the one after `after` on. Raises ApiError if no item has that id."""
+    begin = 0
+    if after is not None:
+        begin = next((i + 1 for i, item in enumerate(items) if item["id"] == after), 0)
+        if not begin:
+            raise invalid_value("after", f"after is {after[:80]!r}, which is no item of this response")
+    page = items[begin : begin + limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": page, **ends, "has_more": begin + limit < len(items)}
+
+
+def _renamed(error: Exception) -> ApiError:
+    """Return the answer to an error, with this API's name of the field where it is a chat's."""
+    found = api_error(error, chat=True)
+    name = next((one for one in RENAMED if found.param is not None and re.match(rf"{one}\b", found.param)), None)
+    if name is None or found.param is None:
+        return found
+    renamed = RENAMED[name]
+    message = renamed + found.message.removeprefix(name) if found.message.startswith(name) else found.message
+    return dataclasses.replace(found, param=renamed + found.param.removeprefix(name), message=message)
