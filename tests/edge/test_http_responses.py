@@ -212,6 +212,7 @@ async def test_a_choice_of_tools_is_followed_where_it_constrains_nothing(says: S
     async with says(TEXT) as (openai, verifier):
         allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]}
         response = await openai.responses.create(model="", input="x", tools=[TOOL, other], tool_choice=allowed)
+        assert len(response.tools) == 2
         assert '"name": "other"' in prompt_of(verifier) and '"name": "weather"' not in prompt_of(verifier)
         response = await openai.responses.create(model="", input="x", tools=[TOOL], tool_choice="none")
         assert "<tools>" not in prompt_of(verifier)

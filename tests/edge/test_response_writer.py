@@ -123,7 +123,7 @@ def test_items_are_reasoning_messages_and_calls_in_the_order_of_the_text() -> No
 
 
 def test_without_parallel_calls_the_first_one_is_told_alone_and_whole() -> None:
-    items = said(written("hermes", TEXT[: -len("}\n</tool_call>")], parallel_tool_calls=False))
+    items = said(written("hermes", TEXT[: -len('n"}}\n</tool_call>')], parallel_tool_calls=False))
     assert [item[:2] for item in items] == [
         ("reasoning", "completed"),
         ("message", "completed"),

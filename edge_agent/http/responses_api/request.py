@@ -128,9 +128,8 @@ class ResponseRequest(RequestBody):
 
     @property
     def functions(self) -> list[FunctionDefinition]:
-        """Return the functions among the tools, without those that `tool_choice` leaves out."""
-        allowed = self._allowed()
-        return [found for _, found in self._functions() if allowed is None or found.name in allowed]
+        """Return the functions among the tools."""
+        return [function for _, function in self._functions()]
 
     def chat(self, context: Sequence[Item] = ()) -> ChatCompletionRequest:
         """Return the chat that this stands for, after the items of an earlier conversation. Raises ApiError."""
@@ -140,12 +139,15 @@ class ResponseRequest(RequestBody):
         fields |= {name: value for name, value in extra.items() if name not in ChatCompletionRequest.model_fields}
         earlier = (("an earlier item", item) for item in context)
         given = ((f"input[{i}]", item) for i, item in enumerate(self.input))
+        allowed = self._allowed()
         effort = self.reasoning.effort if self.reasoning is not None else None
         fields |= {
             "messages": _messages(self.instructions, itertools.chain(earlier, given)),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [
-                {"type": "function", "function": found.model_dump(exclude_unset=True)} for found in self.functions
+                {"type": "function", "function": function.model_dump(exclude_unset=True)}
+                for function in self.functions
+                if allowed is None or function.name in allowed
             ],
             "tool_choice": self._choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
