@@ -38,6 +38,9 @@ class DraftSession:
     hangs below a dropped node is dropped.
     """
 
+    busy = False
+    """Whether all workers of the draft that the session should have were in use when it began."""
+
     def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
         self._session = session
         self._current = _lease(pool, worker)
@@ -51,8 +54,6 @@ class DraftSession:
         """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
         self.failure = ""
         """Why drafting ended, or could not begin with the draft that the session should have."""
-        self.busy = False
-        """Whether all workers of the draft that the session should have were in use when it began."""
         self.vocabulary_size = MAX_VOCABULARY
         """Token ids at or beyond it are not the target's, and are never proposed."""
         self._plan: SpeculationPlan | None = None
