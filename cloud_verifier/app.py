@@ -11,9 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
+from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.processes import leave_after
+from outrider.settings.layers import flag_of
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
@@ -74,14 +76,27 @@ def trim_freed_memory() -> bool:
 async def _serve(config: VerifierConfig) -> int:
     """Serve until the first SIGTERM or SIGINT, which drains, or a second one, which hurries; return the exit code."""
     with EndedByInterrupt():
-        from cloud_verifier.verifier import VerifierProcess  # needs the extra; `main` says so if it is missing
+        from cloud_verifier.verifier import VerifierProcess, check_settings  # needs the extra; `main` says so
 
+    check_settings(config)
+    config = _fetched(config)
     traces.configure("verifier")
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, lambda: (at_once if stop.is_set() else stop).set())
     return await VerifierProcess(config).run(stop, at_once)
+
+
+def _fetched(config: VerifierConfig) -> VerifierConfig:
+    """Return the settings with paths for ids of the hub. Raises ModelRefused, Unavailable, or ImportError."""
+    paths: dict[str, object] = {}
+    for name in ("draft", "server_draft"):  # before the target, which is larger
+        if (draft := getattr(config, name)) is not None:
+            paths[name] = fetch_draft(draft, flag_of(VerifierConfig, name))
+    if on_hub := hub_id(config.model):
+        paths |= {"model": fetch_target(config.model), "name": config.name or on_hub[0]}
+    return config.model_copy(update=paths)
 
 
 def _refused(reason: object) -> SystemExit:

@@ -35,11 +35,13 @@ class VerifierConfig(BaseSettings):
     )
 
     model: Path
-    """Directory of the target: a Hugging Face causal LM with safetensors weights and tokenizer.json."""
+    """Directory of the target: a Hugging Face causal LM with safetensors weights and tokenizer.json; or its id on the
+    Hugging Face hub, as org/name or org/name@revision."""
     name: str = ""
-    """The target's name in the cluster; if empty, the directory's name."""
+    """The target's name in the cluster; if empty, org/name of its id on the hub, or the directory's name."""
     draft: Path | None = None
-    """GGUF file that devices are offered as the draft for this target."""
+    """GGUF file that devices are offered as the draft for this target, or its id on the hub, as
+    org/name@revision:file.gguf."""
     listen: Address = "127.0.0.1:0"
     """HOST:PORT to serve devices at; port 0 takes a free one."""
     advertise: Address = ""
@@ -101,7 +103,8 @@ class VerifierConfig(BaseSettings):
     """Seconds after which a device that confirms no token, while tokens wait for it, loses its place; it may attach
     again for them. If other sessions find no room it loses its place after a few seconds."""
     server_draft: Path | None = None
-    """GGUF file of a draft that the verifier itself runs, in llama.cpp, for devices that draft nothing."""
+    """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for devices that draft
+    nothing."""
     server_draft_depth: int = Field(default=4, ge=1, le=32)
     """Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
     server_draft_siblings: int = Field(default=1, ge=0, le=8)

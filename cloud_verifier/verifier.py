@@ -63,14 +63,12 @@ class VerifierProcess:
         order does. at_once: do not wait for live sessions. Raises OutriderError if it cannot start.
         """
         config = self._config
-        check_bind(config.listen, config.tls, config.insecure)
-        self._check_reachability()
-        for tls in (config.tls, config.coordinator_tls):
-            if tls is not None:
-                tls.credentials()  # a missing file is reported before a model is loaded
+        check_settings(config)
         check_target(config.model, needs_weights=config.engine == "torch")
         if config.draft is not None:
             check_gguf(config.draft)
+        if config.server_draft is not None:
+            check_gguf(config.server_draft, "--server-draft")
         catalogue = Catalogue.of_target(config.model, config.draft)
         self._collector.recorder = self._recorder = self._traffic_recorder()
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
@@ -106,24 +104,6 @@ class VerifierProcess:
                 await asyncio.to_thread(self._recorder.close)
                 if unrecorded := self._host.stats.unrecorded:
                     log.warning("%d tokens went unrecorded: the front did not keep up", unrecorded)
-
-    def _check_reachability(self) -> None:
-        """Raise BadRequest if strangers could open sessions from other machines, or if devices would get an address
-        that they cannot connect to. Only tickets tell customers from strangers; TLS does not."""
-        config = self._config
-        if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
-            raise BadRequest(
-                f"--listen {config.listen} is beyond this machine and without a coordinator there are no tickets; give"
-                " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
-                field="coordinator",
-            )
-        host, _ = split_address(config.listen)
-        if config.coordinator and not config.advertise and host in _ANY:
-            raise BadRequest(
-                f"--listen {config.listen} is every interface; say with --advertise HOST:PORT under which"
-                " address devices reach this verifier",
-                field="advertise",
-            )
 
     def _traffic_recorder(self) -> TrafficRecorder | None:
         """Return the recorder, None if nothing is to be recorded. Raises BadRequest if the settings allow none."""
@@ -261,6 +241,31 @@ class VerifierProcess:
                 self._drain_ordered.set()
             service.announce(self._registry.release_serial)
             await self._registry.pause()
+
+
+def check_settings(config: VerifierConfig) -> None:
+    """Raise BadRequest for settings that cannot be, before a model is fetched or loaded.
+
+    Strangers must not open sessions from other machines, and devices must not get an address that they cannot connect
+    to. Only tickets tell customers from strangers; TLS does not.
+    """
+    check_bind(config.listen, config.tls, config.insecure)
+    if not (config.coordinator or config.open_to_all or is_loopback(config.listen)):
+        raise BadRequest(
+            f"--listen {config.listen} is beyond this machine and without a coordinator there are no tickets; give"
+            " --coordinator HOST:PORT, or --open-to-all to serve everybody who can reach it",
+            field="coordinator",
+        )
+    host, _ = split_address(config.listen)
+    if config.coordinator and not config.advertise and host in _ANY:
+        raise BadRequest(
+            f"--listen {config.listen} is every interface; say with --advertise HOST:PORT under which"
+            " address devices reach this verifier",
+            field="advertise",
+        )
+    for tls in (config.tls, config.coordinator_tls):
+        if tls is not None:
+            tls.credentials()  # a missing file is named here
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
+from outrider.artifacts.hub import Tell, fetch_draft
 from outrider.artifacts.model_files import check_gguf
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from edge_agent.sdk.types import Options
     from edge_agent.target.chat_template import Message
     from outrider.telemetry.logs import LogFormat
+
+log = logging.getLogger(__name__)
 
 PROGRAM = "outrider-edge"
 EXIT_FAILED = 1
@@ -108,7 +112,7 @@ async def _serve(args: argparse.Namespace) -> None:
     options.check()
     timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
     async with _client(
-        settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
+        settings, log.info, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
     ) as client:
         await serve(client, options)
 
@@ -185,15 +189,22 @@ def _logging(args: argparse.Namespace) -> tuple[LogFormat, str]:
     return form, "DEBUG" if args.verbose else level
 
 
-def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
-    """Make the client. defaults: options of all its requests. Raises BadRequest."""
+def _say(text: str) -> None:
+    """Say on stderr how far a command is."""
+    print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
+
+
+def _client(settings: EdgeSettings, tell: Tell = _say, **defaults: Any) -> AsyncClient:
+    """Make the client, for whose draft the hub may be asked. tell: called with how far that is. defaults: options of
+    all requests. Raises BadRequest, ModelRefused or Unavailable."""
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
         from edge_agent.target.bundle import AUTO, LOOKUP
 
     draft = None if settings.draft in ("", _NONE) else settings.draft
     if draft not in (None, AUTO, LOOKUP):
-        check_gguf(Path(str(draft)), others="auto, lookup or none")
+        draft = str(fetch_draft(str(draft), tell=tell))
+        check_gguf(Path(draft), others="auto, lookup or none")
     if not settings.coordinator and not settings.verifier:
         settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)

@@ -41,7 +41,8 @@ class EdgeSettings(BaseSettings):
     """Name of the target; empty if the cluster serves only one."""
     draft: str = "auto"
     """auto takes the draft that the verifier offers, lookup proposes tokens from the text alone, none is plain
-    streaming; anything else is the path of a GGUF file."""
+    streaming; anything else is the path of a GGUF file, or for `outrider-edge` its id on the Hugging Face hub, as
+    org/name@revision:file.gguf."""
     api_key: SecretStr | None = None
     """The tenant's API key, for a coordinator that asks for one."""
     tls_ca: Path | None = None

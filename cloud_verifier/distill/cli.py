@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from cloud_verifier.distill.config import INSTALL, DistillConfig
 from cloud_verifier.distill.errors import StageFailed
+from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
@@ -62,13 +63,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_loop(commands: Any) -> None:
     run = commands.add_parser("run", help="run the loop until SIGTERM or Ctrl-C")
-    run.set_defaults(run=lambda options: asyncio.run(_run(_config(options))))
+    run.set_defaults(run=lambda options: asyncio.run(_run(_fetched(_config(options)))))
     once = commands.add_parser(
         "once",
         help="do one turn of the loop, for cron",
         epilog="Exit status: 0 published or nothing to do, 1 failed, 2 wrong settings, 3 the draft was refused.",
     )
-    once.set_defaults(run=lambda options: asyncio.run(_once(_config(options))))
+    once.set_defaults(run=lambda options: asyncio.run(_once(_fetched(_config(options)))))
     status = commands.add_parser("status", help="show the loop's stage, its past runs, and the releases")
     status.set_defaults(run=lambda options: asyncio.run(_status(_config(options))))
     for command in (run, once, status):
@@ -118,7 +119,7 @@ def _add_publishing(commands: Any) -> None:
     publish.add_argument(
         "--verdict", type=Path, metavar="JSON", help="output of `gate`, for the manifest's metrics [default: none]"
     )
-    publish.set_defaults(run=lambda options: asyncio.run(_publish(_config(options), options)))
+    publish.set_defaults(run=lambda options: asyncio.run(_publish(_fetched(_config(options)), options)))
     # Its own option says how the file is quantized.
     _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
 
@@ -140,6 +141,12 @@ def _add_settings(command: argparse.ArgumentParser, names: Collection[str], oper
 def _config(options: argparse.Namespace) -> DistillConfig:
     """Return the settings. Raises BadRequest, without the values of secrets."""
     return settle(DistillConfig, options, PROGRAM)
+
+
+def _fetched(config: DistillConfig) -> DistillConfig:
+    """Return the settings with paths for ids of the hub. Raises ModelRefused, Unavailable, or ImportError."""
+    paths = {"draft": fetch_draft(config.draft), "target": fetch_target(config.target, "--target")}
+    return config.model_copy(update=paths)
 
 
 def _log_format(options: argparse.Namespace) -> LogFormat:

@@ -46,9 +46,10 @@ class DistillConfig(BaseSettings):
     traffic: str
     """Directory or fsspec URL of the traffic log that verifiers write."""
     target: Path
-    """Directory of the target, as verifiers serve it."""
+    """Directory of the target, as verifiers serve it, or its id on the Hugging Face hub."""
     draft: Path
-    """GGUF file of the draft to train first, which stands in as long as no release is stable."""
+    """GGUF file, or its id on the Hugging Face hub, of the draft to train first, which stands in as long as no release
+    is stable."""
     artifacts: Path
     """Folder from which the coordinator, or a web server, serves drafts."""
     key: Path = Path("~/.outrider/distill/publisher-key.pem")

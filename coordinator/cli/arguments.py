@@ -133,8 +133,10 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_pair(made: argparse.ArgumentParser) -> None:
-    _option(made, "--model", "DIR", "directory of the target", "the shipped demo target", kind=Path)
-    _option(made, "--draft", "FILE", "GGUF file of the draft", "the shipped one, with the shipped target", kind=Path)
+    text = "directory of the target, or its id on the Hugging Face hub: org/name[@revision]"
+    _option(made, "--model", "DIR", text, "the shipped demo target", kind=Path)
+    text = "GGUF file of the draft, or its id there: org/name[@revision][:file.gguf]"
+    _option(made, "--draft", "FILE", text, "the shipped one, with the shipped target", kind=Path)
 
 
 # --- commands that ask a coordinator

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.config import EMBEDDED, CoordinatorConfig
+from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, Unavailable
@@ -56,7 +57,7 @@ def up(options: argparse.Namespace) -> int:
     _check_files(options, file)
     given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
     _log_format.set("json" if given == "json" else "text")
-    _check_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
+    pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
     return asyncio.run(_up(options, pair, file))
 
 
@@ -64,7 +65,7 @@ def demo(options: argparse.Namespace) -> int:
     """Run a small cluster and the device's demonstration. Raises what `up` does."""
     pair = _pair(options)
     _check_extras("coordinator", "verifier", "edge")
-    _check_pair(pair)
+    pair = _checked_pair(pair, flags_alone=True)
     return asyncio.run(_demo(options, pair))
 
 
@@ -143,25 +144,40 @@ def _setting(process: str, name: str, file: Path | None) -> tuple[str, Any]:
 # --- what is looked at before anything starts
 
 
-def _check_pair(pair: Sequence[str], file: Path | None = None, *, needs_weights: bool = True) -> None:
-    """Look at the files of target and draft, and decode a token with the draft. pair: the verifier's flags for them.
+def _checked_pair(
+    pair: Sequence[str], file: Path | None = None, *, needs_weights: bool = True, flags_alone: bool = False
+) -> list[str]:
+    """Fetch what target and draft have on the hub, look at their files, and decode a token with the draft.
 
-    Raises ModelRefused that names the file, and the flag, the variable or the setting that named it.
+    pair: the verifier's flags for them. Return these with paths for ids of the hub, so that several verifiers share one
+    download, and with the target's name where its id names it. flags_alone: its environment and `file` do not count.
+    Raises ModelRefused that names the file, and the flag, the variable or the setting that named it, and Unavailable
+    for the hub.
     """
     from outrider.llama.trial import try_draft  # numpy, for which `chat` does not wait
 
     given = dict(zip(pair[::2], pair[1::2], strict=True))
-    for name in ("model", "draft"):
-        flag = f"--{name}"
-        where, path = (flag, given[flag]) if flag in given else _setting("verifier", name, file)
+    found: dict[str, tuple[str, Path]] = {}
+    for name, fetch in (("draft", fetch_draft), ("server_draft", fetch_draft), ("model", fetch_target)):
+        flag = f"--{name.replace('_', '-')}"
+        by_flag = flag in given or flags_alone
+        where, path = (flag, given.get(flag)) if by_flag else _setting("verifier", name, file)
         if not isinstance(path, str) or not path:
             continue
-        if name == "model":
-            check_target(Path(path), where, needs_weights=needs_weights)
-            continue
-        check_gguf(Path(path), where)
-        if why := try_draft(Path(path), where):
+        if on_hub := hub_id(path):
+            given[flag] = path = str(fetch(path, where, tell=_progress))
+            if name == "model" and (flags_alone or not _is_set("verifier", "name", file)):
+                given["--name"] = on_hub[0]
+        found[name] = where, Path(path)
+    if "model" in found:
+        where, folder = found["model"]
+        check_target(folder, where, needs_weights=needs_weights)
+    if "draft" in found:
+        where, draft = found["draft"]
+        check_gguf(draft, where)
+        if why := try_draft(draft, where):
             _progress(f"the draft was not tried: {why}")
+    return [word for flag, value in given.items() for word in (flag, value)]
 
 
 def _check_files(options: argparse.Namespace, file: Path | None) -> None:

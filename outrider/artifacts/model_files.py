@@ -25,11 +25,11 @@ def check_target(folder: Path, name: str = "--model", *, needs_weights: bool = T
     for wanted in ("config.json", "tokenizer.json"):
         if not (folder / wanted).is_file():
             raise ModelRefused(f"{name} {folder}: it has no {wanted}; {mend}")
-        _read_json(folder / wanted, name)
+        read_json(folder / wanted, name)
     shards = set(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = _read_json(index, name).get("weight_map")
+        files = read_json(index, name).get("weight_map")
         shards |= {folder / str(file) for file in files.values()} if isinstance(files, dict) else set()
     if needs_weights and not shards:
         raise ModelRefused(f"{name} {folder}: it has no *.safetensors; {mend}")
@@ -79,7 +79,7 @@ def _damage(shard: Path) -> str:
     return ""
 
 
-def _read_json(file: Path, name: str) -> dict[str, object]:
+def read_json(file: Path, name: str) -> dict[str, object]:
     try:
         found = json.loads(file.read_bytes())
     except OSError as error:

@@ -21,6 +21,11 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"\. \.venv/bin/activate", INSTALLS),
     (ANY, r"(\S+/)?python -m cloud_verifier\.vllm_environment .*", INSTALLS),
     (ANY, r"outrider up --engine vllm .*", "it needs vLLM; make test-vllm runs such verifiers"),
+    (
+        ANY,
+        r"outrider up --model Qwen/.*",
+        "it needs the Hugging Face hub; tests/e2e/test_e2e_hub.py has a hub of its own",
+    ),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),

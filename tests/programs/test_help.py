@@ -19,7 +19,18 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scrip
 SETTINGS = {"pydantic", "pydantic_settings"}
 HEAVY = {
     *SETTINGS,
-    *("cryptography", "fastapi", "google.protobuf", "grpc", "httpx", "jinja2", "llama_cpp", "numpy", "peft"),
+    *(
+        "cryptography",
+        "fastapi",
+        "google.protobuf",
+        "grpc",
+        "httpx",
+        "huggingface_hub",
+        "jinja2",
+        "llama_cpp",
+        "numpy",
+        "peft",
+    ),
     *("prometheus_client", "pyarrow", "redis", "rich", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
     "yaml",
 }
