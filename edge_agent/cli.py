@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from edge_agent.config import EdgeSettings
 from edge_agent.releases.commands import add_commands
 from outrider import __version__
-from outrider.artifacts.hub import Tell, fetch_draft
+from outrider.artifacts.hub import Tell, fetch_draft, hub_id
 from outrider.artifacts.model_files import check_gguf
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _generate(args: argparse.Namespace) -> None:
-    settings = settle(EdgeSettings, args, PROGRAM)
+    settings = _fetched(settle(EdgeSettings, args, PROGRAM))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     async with _client(settings) as client:
         await _print(await client.stream(prompt, **_options(args)), args)
@@ -89,7 +89,7 @@ async def _generate(args: argparse.Namespace) -> None:
 
 async def _chat(args: argparse.Namespace) -> None:
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    async with _client(settle(EdgeSettings, args, PROGRAM)) as client:
+    async with _client(_fetched(settle(EdgeSettings, args, PROGRAM))) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
@@ -110,9 +110,10 @@ async def _serve(args: argparse.Namespace) -> None:
     settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
     options = ServeOptions.of(settings)
     options.check()
+    settings = _fetched(settings, log.info)
     timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
     async with _client(
-        settings, log.info, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
+        settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
     ) as client:
         await serve(client, options)
 
@@ -194,17 +195,23 @@ def _say(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 
-def _client(settings: EdgeSettings, tell: Tell = _say, **defaults: Any) -> AsyncClient:
-    """Make the client, for whose draft the hub may be asked. tell: called with how far that is. defaults: options of
-    all requests. Raises BadRequest, ModelRefused or Unavailable."""
+def _fetched(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings:
+    """Return the settings with a path for a draft on the hub. tell: called with how far that is. Raises ModelRefused,
+    Unavailable, or ImportError."""
+    if hub_id(settings.draft) is None:
+        return settings
+    return settings.model_copy(update={"draft": str(fetch_draft(settings.draft, tell=tell))})
+
+
+def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
+    """Make the client. defaults: options of all its requests. Raises BadRequest or ModelRefused."""
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
         from edge_agent.target.bundle import AUTO, LOOKUP
 
     draft = None if settings.draft in ("", _NONE) else settings.draft
     if draft not in (None, AUTO, LOOKUP):
-        draft = str(fetch_draft(str(draft), tell=tell))
-        check_gguf(Path(draft), others="auto, lookup or none")
+        check_gguf(Path(str(draft)), others="auto, lookup or none")
     if not settings.coordinator and not settings.verifier:
         settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)

@@ -24,7 +24,7 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (
         ANY,
         r"outrider up --model Qwen/.*",
-        "it needs the Hugging Face hub; tests/e2e/test_e2e_hub.py has a hub of its own",
+        "it needs the Hugging Face hub; tests/e2e has one of its own",
     ),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\.\w+.*", MEASURES),
