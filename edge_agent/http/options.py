@@ -30,7 +30,7 @@ class ServeOptions:
     max_choices: int = 32
     """Most choices of a request, over all its prompts: half of all slots, so that others find one, too."""
     max_stored: int = 1000
-    """Most responses that are kept for `previous_response_id`."""
+    """Most responses that are kept for `previous_response_id`, and items of their outputs that references may mean."""
     max_stored_bytes: int = 64 << 20
     """Most bytes that they take as JSON, each with the whole conversation before it."""
     stored_s: float = 86_400.0

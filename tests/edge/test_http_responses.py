@@ -246,7 +246,9 @@ async def test_what_chat_refuses_is_refused_with_this_apis_names(says: Says) -> 
          "input[0].content[0]", "'input_image'"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]},
          "input[0].output[0]", "'input_image'"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "'item_reference'"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "input[0] refers to 'msg_1'"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type", "'web_search_call'"),
+        ({"provenance": True}, "provenance", "provenance"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", "call_id is missing"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "a b", "arguments": ""}]},
          "input", "input[0].name"),
@@ -317,6 +319,35 @@ async def test_a_response_continues_an_earlier_one_without_its_instructions(says
         assert newest.data[0].id == items[-1].id and newest.has_more
         again = await openai.responses.create(model="", previous_response_id=first.id, input="Or else?")
         assert "sunny" not in prompt_of(verifier) and again.status == "completed"
+
+
+async def test_an_item_may_be_referred_to_as_long_as_its_response_is_kept(says: Says) -> None:
+    async with says(TEXT) as (openai, verifier):
+        first = await openai.responses.create(model="", input="Köln?", tools=[TOOL])
+        asked = {"role": "user", "content": "Köln?"}
+        calls = [item.call_id for item in first.output if item.type == "function_call"]
+        outputs = [{"type": "function_call_output", "call_id": call, "output": "sunny"} for call in calls]
+        whole: list[Any] = [asked, *(item.to_dict() for item in first.output), *outputs]
+        await openai.responses.create(model="", input=whole, tools=[TOOL])
+        told = prompt_of(verifier)
+        names = [item.id for item in first.output]
+        referred: list[Any] = [
+            asked,
+            {"id": names[0]},
+            *({"type": "item_reference", "id": n} for n in names[1:]),
+            *outputs,
+        ]
+        second = await openai.responses.create(model="", input=referred, tools=[TOOL])
+        assert prompt_of(verifier) == told
+        items = await openai.responses.input_items.list(second.id, order="asc")
+        assert [item.id for item in items.data][1:5] == names
+        with pytest.raises(NotFoundError):
+            await openai.responses.retrieve(str(names[1]))
+        with pytest.raises(BadRequestError, match="refers to"):
+            await openai.responses.create(model="", input=[{"type": "item_reference", "id": first.id}])
+        await openai.responses.delete(first.id)
+        with pytest.raises(BadRequestError, match="refers to"):
+            await openai.responses.create(model="", input=[{"type": "item_reference", "id": names[1]}])
 
 
 async def test_a_response_can_be_read_again_and_deleted(says: Says) -> None:

@@ -108,6 +108,8 @@ class ResponseRequest(RequestBody):
         for name, value in (self.model_extra or {}).items():
             if name in _REFUSED and value not in (None, False, 0):
                 raise unsupported(name)
+        if self.provenance:
+            raise unsupported("provenance", " for a response")
         if self.choices > 1:
             raise unsupported("n", " beyond 1")
         if _LOGPROBS in (self.include or ()):

@@ -37,7 +37,7 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
     store = ResponseStore(options.max_stored, options.max_stored_bytes, options.stored_s)
 
     def stored(name: str) -> dict[str, Any]:
-        if (found := store.get(name)) is None:
+        if (found := store.get(name)) is None or "response" not in found:
             message = f"there is no response {name[:80]!r} here, or no longer: this server keeps the latest alone"
             raise ApiError(404, message, param="response_id", code="not_found")
         return found
@@ -57,8 +57,8 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
 
     @app.delete(_PATH, response_model=None, responses=responses(DeletedResponse))
     async def delete(response_id: str) -> Response:
-        stored(response_id)
-        store.remove(response_id)
+        for name in (response_id, *(item["id"] for item in stored(response_id)["response"]["output"])):
+            store.remove(name)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @app.get(f"{_PATH}/input_items", response_model=None, responses=responses(ResponseItemList))
@@ -75,6 +75,7 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
 async def _answer(client: AsyncClient, body: ResponseRequest, options: ServeOptions, store: ResponseStore) -> Response:
     """Return the whole response, or its first event with the rest to come."""
     context = _context(body, store)
+    body.input = [_referred(f"input[{i}]", item, store) for i, item in enumerate(body.input)]
     chat = body.chat(context)
     (stream,), bundle, form = await start_chat(client, chat, options, OPEN_END)
     writer = ResponseWriter(body, chat, bundle, form, prompt_end(stream, bundle))
@@ -84,8 +85,10 @@ async def _answer(client: AsyncClient, body: ResponseRequest, options: ServeOpti
         completion = stream.completion
         response = writer.response(status_of(completion), completion)
         if response["store"]:
-            items = [*context, *body.input]
-            store.keep(response["id"], {"response": response, "input": [_with_id(item) for item in items]})
+            for item in response["output"]:
+                store.keep(item["id"], item)
+            read = [_with_id(item) for item in (*context, *body.input)]
+            store.keep(response["id"], {"response": response, "input": read})
         return response
 
     if not body.stream:
@@ -137,6 +140,18 @@ def _context(body: ResponseRequest, store: ResponseStore) -> list[Item]:
         )
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
     return [Item.model_validate(item) for item in (*found["input"], *found["response"]["output"])]
+
+
+def _referred(field: str, item: Item, store: ResponseStore) -> Item:
+    """Return the item of an earlier output that a reference means; another item as it is. Raises ApiError."""
+    if item.type != "item_reference" and (item.type is not None or item.role is not None or item.id is None):
+        return item
+    if (found := store.get(item.id or "")) is None or "response" in found:
+        message = (
+            f"{field} refers to {str(item.id)[:80]!r}, which this server does not keep, or no longer; send the item"
+        )
+        raise invalid_value("input", message)
+    return Item.model_validate(found)
 
 
 def _with_id(item: Item) -> dict[str, Any]:
