@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
-from outrider.telemetry.prometheus import counter, gauge, histogram, registry
+from outrider.telemetry.prometheus import counter, gauge, histogram, registry, vllm_speculation
 
 _PREFIX = "outrider_edge_"
 
@@ -47,16 +47,43 @@ _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
 """Histograms over the requests that have ended: the text of each, and its buckets."""
 
 
+_PROVIDER = "outrider"
+_SERVER_TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "request_duration": (
+        "Duration of ended requests",
+        (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    "time_to_first_token": (
+        "Time from the call to the first token, of requests that ended without an error",
+        (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    ),
+    "time_per_output_token": (
+        "Mean time between tokens of a request that ended without an error",
+        (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    ),
+}
+"""Histograms of OpenTelemetry's semantic conventions for generative AI: the text of each, and the buckets they name."""
+_SERVER_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+_POSITIONS = 32
+"""Positions of a step for which accepted tokens are counted one by one."""
+
+
 class EdgeMetrics(Collector):
     """The metrics of one client, which are used on its event loop alone."""
 
     def __init__(self) -> None:
+        self.model = ""
+        """The target's name, once it is known."""
         self._running: dict[int, Statistics] = {}
         self._counts: Counter[str] = Counter()
         """The sums of _COUNTERS over the requests that have ended."""
         self._link_bytes: Counter[str] = Counter()
+        self._accepted_per_step: Counter[int] = Counter()
+        """Number of accepted draft tokens -> steps with evaluated ones that accepted so many."""
         self._finishes: Counter[str] = Counter()
         self._times = {name: Histogram(buckets) for name, (_, buckets) in _TIMES.items()}
+        self._server_times: dict[str, dict[tuple[str, ...], Histogram]] = {name: {} for name in _SERVER_TIMES}
+        """Name -> (operation, and of the duration the error's class or "") -> times."""
         self._http: Counter[tuple[str, str]] = Counter()
         self._registry = registry(self)
 
@@ -76,16 +103,16 @@ class EdgeMetrics(Collector):
             raise
         finally:
             del self._running[id(statistics)]
-            self._add(statistics, error_name or finish())
+            self._add(statistics, error_name or finish(), error_name)
 
     def answered(self, path: str, status: int) -> None:
         """Count an HTTP request. path: its route's, since a client could make up any number of others."""
         self._http[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        counts, link_bytes = Counter(self._counts), Counter(self._link_bytes)
+        counts, link_bytes, steps = Counter(self._counts), Counter(self._link_bytes), Counter(self._accepted_per_step)
         for one in self._running.values():
-            _add_counts(one, counts, link_bytes)
+            _add_counts(one, counts, link_bytes, steps)
         yield gauge(f"{_PREFIX}requests_running", "Requests under way", len(self._running))
         text = "Requests that have ended, by finish reason or error"
         yield counter(f"{_PREFIX}requests", text, {**self._finishes}, "finish")
@@ -97,12 +124,29 @@ class EdgeMetrics(Collector):
         yield counter(f"{_PREFIX}http_requests", text, {**self._http}, "path", "code")
         for name, (text, _) in _TIMES.items():
             yield histogram(f"{_PREFIX}{name}", text, self._times[name])
+        yield from self._under_others_names(counts, steps)
 
-    def _add(self, one: Statistics, finish: str) -> None:
+    def _under_others_names(self, counts: Counter[str], steps: Counter[int]) -> Iterator[Metric]:
+        """Yield what vLLM and OpenTelemetry's conventions have names for."""
+        drafted, accepted = counts["spec_decode_num_evaluated_tokens"], counts["spec_decode_num_accepted_tokens"]
+        by_position = [sum(count for n, count in steps.items() if n > position) for position in range(_POSITIONS)]
+        yield from vllm_speculation(self.model, steps.total(), drafted, accepted, by_position)
+        for name, (text, _) in _SERVER_TIMES.items():
+            labels = (*_SERVER_LABELS, "error_type") if name == "request_duration" else _SERVER_LABELS
+            times = self._server_times[name].items()
+            of_model = {(operation, _PROVIDER, self.model, *error): one for (operation, *error), one in times}
+            yield histogram(f"gen_ai_server_{name}_seconds", text, of_model, *labels)
+
+    def _add(self, one: Statistics, finish: str, error_name: str) -> None:
         self._finishes[finish] += 1
-        _add_counts(one, self._counts, self._link_bytes)
-        times = self._times
-        times["request_seconds"].add(one.clock() - one.begun)
+        _add_counts(one, self._counts, self._link_bytes, self._accepted_per_step)
+        times, duration_s = self._times, one.clock() - one.begun
+        self._add_server_time("request_duration", duration_s, one.operation, error_name)
+        if not error_name and one.first_token_s is not None:
+            self._add_server_time("time_to_first_token", one.first_token_s, one.operation)
+        if not error_name and one.tokens_per_s:
+            self._add_server_time("time_per_output_token", 1.0 / one.tokens_per_s, one.operation)
+        times["request_seconds"].add(duration_s)
         if one.first_token_s is not None:
             times["time_to_first_token_seconds"].add(one.first_token_s)
         if one.tokens_per_s:
@@ -112,7 +156,11 @@ class EdgeMetrics(Collector):
         for seconds in one.answers_s:
             times["answer_seconds"].add(seconds)
 
+    def _add_server_time(self, name: str, seconds: float, *labels: str) -> None:
+        self._server_times[name].setdefault(labels, Histogram(_SERVER_TIMES[name][1])).add(seconds)
 
-def _add_counts(one: Statistics, counts: Counter[str], link_bytes: Counter[str]) -> None:
+
+def _add_counts(one: Statistics, counts: Counter[str], link_bytes: Counter[str], steps: Counter[int]) -> None:
     counts.update({name: share(one) for name, (_, share) in _COUNTERS.items()})
     link_bytes.update({"up": one.bytes_up, "down": one.bytes_down})
+    steps.update(dict(enumerate(one.accepted_per_step)))

@@ -17,7 +17,7 @@ from cloud_verifier.front.service import VerifierService
 from cloud_verifier.traffic.passage_builder import RecordingCounts
 from cloud_verifier.traffic.recorder import TrafficRecorder
 from outrider.core.histogram import ROWS, STEP_S, WAIT_S, Histogram
-from outrider.telemetry.prometheus import counter, gauge, histogram
+from outrider.telemetry.prometheus import counter, gauge, histogram, vllm_speculation
 from outrider.wire.v1 import engine_pb2 as pb
 
 
@@ -55,6 +55,13 @@ class VerifierCollector(Collector):
         text = "Accepted nodes by position after the last committed token; the first position is 0"
         by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position)}
         yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
+        yield from vllm_speculation(
+            self.service.target_name if self.service is not None else "",
+            counters.drafts,
+            counters.evaluated,
+            counters.accepted,
+            counters.accepted_by_position,
+        )
         text = "Nodes of the server draft that the target evaluated"
         yield counter(f"{server}_tokens", text, counters.server_evaluated)
         yield counter(

@@ -95,6 +95,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._release_serial = 0
         """The coordinator's latest serial of the draft releases; 0 if there are none."""
 
+    @property
+    def target_name(self) -> str:
+        return self._target.name
+
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
             verifier_id=self._verifier_id,

@@ -19,6 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from edge_agent.http import tokenization
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.options import ServeOptions
@@ -59,6 +60,7 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     _add_completions(app, client, options)
     add_responses(app, client, options)
     _add_models(app, client)
+    _add_tokenizer(app, client)
     _add_state(app, client)
     return app
 
@@ -89,6 +91,28 @@ def _add_models(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
         return json_response(_model_card(await bundle_of(client, name)))
+
+
+def _add_tokenizer(app: FastAPI, client: AsyncClient) -> None:
+    slots = asyncio.Semaphore(tokenization.AT_ONCE)
+
+    @app.post("/tokenize", response_model=None, responses=responses(tokenization.TokenizeResponse))
+    async def tokenize(body: tokenization.TokenizeRequest, request: Request) -> Response:
+        """Return the target's tokens of a text or of a chat, as vLLM does."""
+        body.refuse_unsupported()
+        bundle = await _bundle_of(client, body.model)
+        return json_response(await unless_gone(request, tokenization.tokenize(bundle, body, slots)))
+
+    @app.post("/detokenize", response_model=None, responses=responses(tokenization.DetokenizeResponse))
+    async def detokenize(body: tokenization.DetokenizeRequest, request: Request) -> Response:
+        """Return the text of the target's tokens, as vLLM does."""
+        bundle = await _bundle_of(client, body.model)
+        return json_response(await unless_gone(request, tokenization.detokenize(bundle, body, slots)))
+
+    @app.get("/tokenizer_info", response_model=None, responses=responses(tokenization.TokenizerInfoResponse))
+    async def tokenizer_info() -> Response:
+        """Return the target's special tokens and chat template, as vLLM does."""
+        return json_response(tokenization.tokenizer_info(await client.prepare()))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:
@@ -127,7 +151,7 @@ async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter], opti
     writer = await starting
     if not body.stream:
         return json_response(writer.whole(await drained(writer.streams)))
-    events = _events(writer, includes_usage=body.includes_usage)
+    events = _events(writer, includes_usage=body.includes_usage, continuous=body.continuous_usage)
     try:
         return EventStream(await anext(events), events, options.stall_s)
     except BaseException:
@@ -135,16 +159,20 @@ async def _answer(body: RequestBody, starting: Awaitable[CompletionWriter], opti
         raise
 
 
-async def _events(writer: CompletionWriter, *, includes_usage: bool) -> Events:
-    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own."""
-    begun, usage = False, {"usage": None} if includes_usage else {}  # every event has the field then
+async def _events(writer: CompletionWriter, *, includes_usage: bool, continuous: bool) -> Events:
+    """Yield the answer's events. An error before the first one is raised, a later one is an event of its own.
+
+    includes_usage: every event has the field `usage`, the last one with a value. continuous: all have a value.
+    """
+    begun = False
     try:
         async with contextlib.aclosing(merged(writer.streams)) as choices:
             async for choice, chunk in choices:
                 for content in writer.chunks(choice, chunk):
                     begun = True
+                    usage = {"usage": writer.usage_so_far(choice) if continuous else None} if includes_usage else {}
                     yield event({**content, **usage})
-        if usage:
+        if includes_usage:
             yield event(writer.usage())
     except Exception as error:
         if not begun:

@@ -60,6 +60,8 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 class StreamOptions(BaseModel, extra="allow", strict=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Whether each chunk has the usage so far; only with `include_usage`."""
 
 
 class RequestBody(BaseModel, extra="allow", strict=True):
@@ -94,6 +96,10 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def refuse_unsupported(self) -> None:
         """Raise ApiError for a field that this server cannot honour, by its name."""

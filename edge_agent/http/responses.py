@@ -51,6 +51,8 @@ class CompletionWriter:
         self._tokenizer = bundle.tokenizer
         self._begun: set[int] = set()
         """Choices of which something was written."""
+        self._written = [0] * len(streams)
+        """Tokens of each choice that were written."""
         self._messages = [MessageWriter(body, form, prompt_end(stream, bundle)) for stream in streams]
         table, silent = bundle.tokenizer.table, bundle.tokenizer.special
         self._logprobs = [LogprobsWriter(table, silent, chat=chat, offset=len(prefix)) for prefix in prefixes]
@@ -65,11 +67,18 @@ class CompletionWriter:
         """Return the answer with all choices."""
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": self._usage(completions)}
+        return {
+            **self._head,
+            "object": kind,
+            "choices": choices,
+            "usage": self._usage(completions),
+            **_metrics(completions),
+        }
 
     def chunks(self, index: int, chunk: Chunk | None) -> Iterator[dict[str, Any]]:
         """Write one chunk of a choice, or its end (None)."""
         prefix = self._prefixes[index]
+        self._written[index] += len(chunk.token_ids) if chunk is not None else 0
         if index not in self._begun:
             self._begun.add(index)
             if self.chat or prefix:
@@ -96,8 +105,13 @@ class CompletionWriter:
 
     def usage(self) -> dict[str, Any]:
         """Return the chunk that ends a stream whose client asks for its usage."""
-        usage = self._usage([stream.completion for stream in self.streams])
-        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage}
+        completions = [stream.completion for stream in self.streams]
+        usage = self._usage(completions)
+        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage, **_metrics(completions)}
+
+    def usage_so_far(self, index: int) -> dict[str, int]:
+        """Return the usage of one choice, up to the last chunk of it that was written."""
+        return _usage(len(self.streams[index].prompt_token_ids), self._written[index])
 
     @property
     def _chunk_kind(self) -> str:
@@ -151,7 +165,35 @@ class CompletionWriter:
         """Count the tokens written, and those of each prompt once, however many choices it has."""
         written = sum(one.usage.completion_tokens for one in completions)
         read = sum(one.usage.prompt_tokens for one in completions[:: self._body.choices])
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return _usage(read, written)
+
+
+def _usage(read: int, written: int) -> dict[str, int]:
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _metrics(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return what vLLM tells of a request's speculation; nothing of several choices, or where nothing was drafted.
+
+    A step is a commit for which the target evaluated draft tokens. It accepts between 0 and n of them, where n has no
+    fixed bound.
+    """
+    statistics = completions[0].statistics
+    if len(completions) > 1 or not (statistics.draft or statistics.accepted_per_step):
+        return {}
+    histogram = statistics.accepted_per_step or [0]
+    steps, accepted = sum(histogram), sum(n * count for n, count in enumerate(histogram))
+    drafted = max(statistics.evaluated, accepted)
+    speculation = {
+        "mean_acceptance_length": 1.0 + (accepted / steps if steps else 0.0),
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": None,
+    }
+    return {"metrics": {"speculative_decoding": speculation}}
 
 
 def prompt_end(stream: CompletionStream, bundle: TargetBundle) -> str:

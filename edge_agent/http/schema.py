@@ -89,6 +89,8 @@ class _Response(BaseModel):
     model: str
     system_fingerprint: str
     usage: UsageResponse
+    metrics: dict[str, Any] | None = None
+    """`speculative_decoding` as vLLM has it, of an answer with one choice."""
 
 
 class CompletionResponse(_Response):

@@ -174,7 +174,7 @@ class AsyncClient:
         async def encoded(bundle: TargetBundle) -> Sequence[int]:
             return await asyncio.to_thread(bundle.encode_prompt, given) if isinstance(given, str) else given
 
-        return await self._started(options, encoded)
+        return await self._started(options, encoded, Statistics())
 
     async def chat(
         self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
@@ -190,13 +190,17 @@ class AsyncClient:
     ) -> CompletionStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
         given, variables = check_messages(messages), check_variables(template)
-        return await self._started(options, lambda bundle: asyncio.to_thread(bundle.encode_chat, given, variables))
+
+        async def encoded(bundle: TargetBundle) -> Sequence[int]:
+            return await asyncio.to_thread(bundle.encode_chat, given, variables)
+
+        return await self._started(options, encoded, Statistics(operation="chat"))
 
     async def _started(
-        self, options: Options, encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]]
+        self, options: Options, encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]], statistics: Statistics
     ) -> CompletionStream:
         merged: Options = {**self._defaults, **options}
-        request, statistics = Request.of(**merged), Statistics()
+        request = Request.of(**merged)
         deadline = Deadline(request.timeout)
         bundle = await self._bundle_for(request, deadline)
         ids = await encoded(bundle)
@@ -250,6 +254,7 @@ class AsyncClient:
 
     async def _keep(self, load: Callable[[], Coroutine[Any, Any, TargetBundle]]) -> TargetBundle:
         bundle = self._bundle = await load()
+        self.metrics.model = bundle.description.target.name
         self._sessions.drafts = DraftManager(bundle.drafts)
         if self.updates is not None:
             self.updates.run(self._sessions.drafts, self._offered_draft)

@@ -206,7 +206,8 @@ class SessionDriver:
             return
         self._statistics.evaluated += commit.evaluated
         if delivery.tokens:
-            self._statistics.delivered(len(delivery.tokens), sum(delivery.accepted), sum(delivery.proposed))
+            accepted, proposed = sum(delivery.accepted), sum(delivery.proposed)
+            self._statistics.delivered(len(delivery.tokens), accepted, proposed, evaluated=bool(commit.evaluated))
         if delivery.tokens or delivery.finish:
             self._deliveries.put_nowait(delivery)
         if not self._session.finished:

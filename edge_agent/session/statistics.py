@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 _DIGEST = 64
 """Hex digits of a SHA-256: shorter ones are no release that was published."""
@@ -27,6 +28,8 @@ class Statistics:
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
+    operation: Literal["chat", "text_completion"] = "text_completion"
+    """What was asked for, in OpenTelemetry's words."""
     session_id: str = ""
     """Id of the session at coordinator and verifier, once it has been placed."""
     tokens: int = 0
@@ -39,6 +42,8 @@ class Statistics:
     """Draft tokens sent to the verifier."""
     accepted: int = 0
     """Tokens delivered that the target accepted from the draft."""
+    accepted_per_step: list[int] = field(default_factory=list, repr=False)
+    """Index n: commits for which the target evaluated draft tokens and accepted n of them."""
     proposed: int = 0
     """Tokens delivered that the draft had proposed, evaluated by the target or not."""
     unverified: int = 0
@@ -78,8 +83,11 @@ class Statistics:
     def __post_init__(self) -> None:
         self.begun = self.clock()
 
-    def delivered(self, count: int, accepted: int, proposed: int = 0) -> None:
-        """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed."""
+    def delivered(self, count: int, accepted: int, proposed: int = 0, *, evaluated: bool = False) -> None:
+        """Count the tokens of one commit: all, those accepted from the draft, and those that the draft had proposed.
+
+        evaluated: whether the target evaluated draft tokens for it.
+        """
         now = self.clock() - self.begun
         if self.first_token_s is None:
             self.first_token_s, self._first_tokens = now, count
@@ -88,6 +96,9 @@ class Statistics:
         self.accepted += accepted
         self.proposed += proposed
         self.steps += 1
+        if evaluated or accepted:
+            self.accepted_per_step += [0] * (accepted + 1 - len(self.accepted_per_step))
+            self.accepted_per_step[accepted] += 1
 
     def attached(self, address: str) -> None:
         """Count a stream opened to the verifier at this address."""

@@ -35,7 +35,8 @@ class ChatTemplate:
 
     def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
         self._source = source
-        self._variables = dict(variables or {})
+        self.special_tokens = dict(variables or {})
+        """Texts of the target's special tokens, by their names in templates."""
 
     @functools.cached_property
     def source(self) -> str:
@@ -64,7 +65,7 @@ class ChatTemplate:
         template = self._template
         from edge_agent.target.jinja import rendered
 
-        given = {"tools": None, "documents": None, **self._variables, **(variables or {})}
+        given = {"tools": None, "documents": None, **self.special_tokens, **(variables or {})}
         if "tools" not in self.source:
             messages, given["tools"] = _told(messages, given["tools"] or ()), None
         turns = [_turn(message, self.source) for message in messages]

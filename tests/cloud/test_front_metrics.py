@@ -121,6 +121,10 @@ async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     assert found["spec_decode_num_accepted_tokens_total"] == 4
     assert found['spec_decode_num_accepted_tokens_per_pos_total{position="0"}'] == 3
     assert found['spec_decode_num_accepted_tokens_per_pos_total{position="1"}'] == 1
+    of = 'engine="0",model_name="t"'
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert found[f"vllm:spec_decode_num_{name}_total{{{of}}}"] == found[f"spec_decode_num_{name}_total"]
+    assert found[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{of},position="1"}}'] == 1
     assert found['sessions{state="decode"}'] == 2
     assert found['step_part_seconds_total{part="forward"}'] == 0.5
     assert found['time_to_first_token_seconds_bucket{le="0.005"}'] == 0

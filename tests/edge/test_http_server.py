@@ -89,6 +89,55 @@ async def test_chat_streams_in_openais_order(openai: AsyncOpenAI) -> None:
     assert all(chunk.usage is None for chunk in (*rest, ending)) and len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_continuous_usage_counts_up_with_the_chunks_and_without_usage_there_is_none(
+    web: httpx.AsyncClient,
+) -> None:
+    async def usages(**options: bool) -> list[Any]:
+        body = {"prompt": "x", "max_tokens": 20, "n": 2, "stream": True, "stream_options": options}
+        lines = (await web.post("v1/completions", json=body)).text.split("\n\n")
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+        assert all("metrics" not in event for event in events)  # of several choices
+        return [([choice["index"] for choice in event["choices"]], event.get("usage")) for event in events]
+
+    *chunks, (none, total) = await usages(include_usage=True, continuous_usage_stats=True)
+    for index in (0, 1):
+        counts = [usage["completion_tokens"] for choices, usage in chunks if choices == [index]]
+        assert counts == sorted(counts) and 0 < counts[0] < counts[-1] == 20
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for _, usage in chunks)
+    assert none == [] and total["completion_tokens"] == 40
+    assert {usage for _, usage in await usages(continuous_usage_stats=True)} == {None}
+    *plain, (_, last) = await usages(include_usage=True)
+    assert {usage for _, usage in plain} == {None} and last["completion_tokens"] == 40
+
+
+async def test_an_answer_tells_what_its_speculation_did_as_vllm_does(web: httpx.AsyncClient) -> None:
+    body = {"prompt": "x", "max_tokens": 60, "temperature": 0}
+    whole = (await web.post("v1/completions", json=body)).json()
+    streamed = await web.post(
+        "v1/chat/completions",
+        json={
+            **body,
+            "messages": [{"role": "user", "content": "x"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+    *chunks, usage = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line and "[DONE]" not in line]
+    assert all("metrics" not in chunk for chunk in chunks)
+    for told, statistics in (
+        (whole["metrics"], whole["choices"][0]["outrider"]["statistics"]),
+        (usage["metrics"], chunks[-1]["choices"][0]["outrider"]["statistics"]),
+    ):
+        found = told["speculative_decoding"]
+        counts = found["acceptance_histogram"]
+        assert sum(counts) == found["num_spec_steps"] > 0
+        accepted = sum(n * count for n, count in enumerate(counts))
+        assert accepted == found["num_accepted_draft_tokens"] == statistics["accepted"] > 0
+        assert found["num_draft_tokens"] == statistics["evaluated"] >= accepted
+        assert found["mean_acceptance_length"] == 1 + accepted / sum(counts)
+        assert found["draft_acceptance_rate"] == accepted / found["num_draft_tokens"]
+
+
 async def test_a_stop_string_ends_a_stream_and_frees_the_verifier(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
     stream = await openai.completions.create(
         model="fake", prompt="x", max_tokens=900, stop=["🙂"], stream=True, temperature=0

@@ -25,6 +25,13 @@ def test_one_delivery_alone_has_no_rate() -> None:
     assert statistics.tokens_per_s == 0.0
 
 
+def test_steps_are_counted_by_the_draft_tokens_that_the_target_accepted_of_those_it_evaluated() -> None:
+    statistics = Statistics(clock=lambda: 1.0)
+    for count, accepted, evaluated in ((1, 0, False), (4, 3, True), (1, 0, True), (2, 1, True), (4, 3, True)):
+        statistics.delivered(count, accepted, evaluated=evaluated)
+    assert statistics.accepted_per_step == [1, 1, 0, 2]
+
+
 def test_what_the_draft_wrote_alone_is_no_token_of_a_step() -> None:
     statistics = Statistics(clock=lambda: 1.0)
     statistics.delivered(5, 4)

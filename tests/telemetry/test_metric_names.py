@@ -17,7 +17,7 @@ DASHBOARD = ROOT / "docker" / "grafana" / "outrider.json"
 ADDED = {"job", "instance", "le"}
 """Labels that Prometheus, or a histogram, adds."""
 UNBOUNDED = {"session", "session_id", "tenant", "user", "prompt", "traffic_class", "class", "request", "draft"}
-_ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `([\w:]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 
 
 def families() -> dict[str, Any]:
@@ -121,7 +121,9 @@ def test_no_label_is_something_that_users_or_tenants_make_up() -> None:
 
 def test_no_two_processes_export_the_same_metric() -> None:
     names = [family.name for group in exported().values() for family in group]
-    assert len(names) == len(set(names))
+    twice = {name for name in names if names.count(name) > 1}
+    own = {name for name in twice if not name.startswith("vllm:spec_decode_num_")}  # a verifier's and a device's
+    assert own == set() and len(twice) == 4
 
 
 def _sections(text: str) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""Answer /tokenize, /detokenize and /tokenizer_info in vLLM's shapes, which lm-eval reads, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field
+
+from edge_agent.http.errors import invalid_value, unsupported
+from edge_agent.http.requests import ChatCompletionRequest, ChatMessage, JsonInteger
+from edge_agent.sdk.request import check_ids
+from edge_agent.target.bundle import TargetBundle
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
+
+_A = TypeVar("_A")
+
+AT_ONCE = 2
+"""Texts that are tokenised at once: long ones take seconds on a thread, and completions use the same threads."""
+
+
+class TokenizeRequest(ChatCompletionRequest):
+    """The body that POST /tokenize takes: a prompt, or messages with what shapes a chat's prompt."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] = Field(default_factory=list)
+    add_special_tokens: bool | None = None
+    """Whether to begin with the target's BOS token, if it has one; for a prompt alone, where it is the default."""
+    return_token_strs: bool | None = None
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if (self.prompt is None) == (not self.messages):
+            raise invalid_value("prompt", "give either prompt or messages, a text or a chat to tokenise")
+        if self.messages and self.add_special_tokens:
+            raise unsupported("add_special_tokens", " with messages, whose template has all that the target needs")
+
+
+class DetokenizeRequest(BaseModel, extra="allow", strict=True):
+    """The body that POST /detokenize takes."""
+
+    model: str | None = None
+    tokens: list[JsonInteger] = Field(max_length=MAX_PROMPT_TOKENS)
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+class TokenizerInfoResponse(BaseModel):
+    tokenizer_class: str
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    additional_special_tokens: list[str]
+    chat_template: str | None
+
+
+async def tokenize(bundle: TargetBundle, body: TokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
+    """Return the ids of a text or of a chat's prompt. Raises ApiError, BadRequest, ModelRefused."""
+    ids = await _on_thread(slots, lambda: _ids(bundle, body))
+    if len(ids) > MAX_PROMPT_TOKENS:
+        field = "messages" if body.messages else "prompt"
+        raise invalid_value(field, f"{field} has {len(ids)} tokens, must have at most {MAX_PROMPT_TOKENS}; send parts")
+    names = [bundle.tokenizer.name(token) for token in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": bundle.description.max_sequence, "tokens": ids, "token_strs": names}
+
+
+async def detokenize(bundle: TargetBundle, body: DetokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
+    """Return the text of token ids, control tokens spelt out. Raises BadRequest for an id that the target lacks."""
+    check_ids("tokens", body.tokens, bundle.description.vocabulary_size)
+    return {"prompt": await _on_thread(slots, lambda: bundle.tokenizer.decode(body.tokens))}
+
+
+def tokenizer_info(bundle: TargetBundle) -> dict[str, Any]:
+    """Return what the target's tokenizer_config.json says of its special tokens, and its chat template."""
+    template, tokenizer = bundle.template, bundle.tokenizer
+    named = template.special_tokens if template is not None else {}
+    ends = [tokenizer.name(token) for token in bundle.description.eos_token_ids]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": bundle.description.max_sequence,
+        "bos_token": named.get("bos_token") or None,
+        "eos_token": named.get("eos_token") or (ends[0] if ends else None),
+        "pad_token": named.get("pad_token") or None,
+        "additional_special_tokens": list(tokenizer.controls),
+        "chat_template": template.source if template is not None else None,
+    }
+
+
+def _ids(bundle: TargetBundle, body: TokenizeRequest) -> list[int]:
+    if body.prompt is None:
+        return bundle.encode_chat(body.template_messages(), body.template_variables())
+    return bundle.encode_text(body.prompt, begun=body.add_special_tokens is not False)
+
+
+async def _on_thread(slots: asyncio.Semaphore, work: Callable[[], _A]) -> _A:
+    async with slots:
+        return await asyncio.to_thread(work)

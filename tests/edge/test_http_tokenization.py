@@ -1,0 +1,123 @@
+"""Test that /tokenize, /detokenize and /tokenizer_info say what transformers says of the demo target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_verifier import FakeVerifier, Script
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.http import tokenization
+from edge_agent.http.options import ServeOptions
+from edge_agent.http.serve import serving
+
+TARGET = Path(__file__).resolve().parents[2] / "models" / "target"
+TEXTS = ["", "How many hens?", " grüße 🙂\n\tdef f(): return 1_000", "a <|end|> b<|user|>", "\x00é" * 50]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many hens? <|end|>"}]
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(TARGET)
+
+
+@pytest.fixture
+async def web(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    special = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    artifacts = {
+        "template": (TARGET / "chat_template.jinja").read_bytes(),
+        "special_tokens": json.dumps(special).encode(),
+    }
+    data = (TARGET / "tokenizer.json").read_bytes()
+    size = json.loads((TARGET / "config.json").read_text())["vocab_size"]
+    script = Script(lambda _: 9, vocabulary_size=size, tokenizer_json=data, artifacts=artifacts, eos_token_ids=(0,))
+    async with (
+        FakeVerifier(script) as verifier,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None, settings=EdgeSettings()) as client,
+        serving(client, ServeOptions("127.0.0.1:0", api_key="secret")) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, headers={"authorization": "Bearer secret"}) as made,
+    ):
+        await client.prepare()
+        yield made
+
+
+async def asked(web: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    answer = await web.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=["none", "words", "bytes", "control", "long"])
+@pytest.mark.parametrize("added", [True, False])
+async def test_a_texts_tokens_are_those_of_transformers(
+    web: httpx.AsyncClient, reference: PreTrainedTokenizerBase, text: str, added: bool
+) -> None:
+    body = await asked(web, "tokenize", prompt=text, add_special_tokens=added, return_token_strs=True)
+    ids = reference.encode(text, add_special_tokens=added)
+    names = reference.convert_ids_to_tokens(ids)
+    assert body == {"count": len(ids), "max_model_len": 8192, "tokens": ids, "token_strs": names}
+    assert (await asked(web, "detokenize", tokens=ids))["prompt"] == reference.decode(ids) == text
+
+
+async def test_a_chats_tokens_are_those_that_its_completion_would_read(
+    web: httpx.AsyncClient, reference: PreTrainedTokenizerBase
+) -> None:
+    plain = [{**message, "content": str(message["content"]).removesuffix(" <|end|>")} for message in CHAT]
+    body = await asked(web, "tokenize", model="fake", messages=plain)
+    assert body["tokens"] == reference.apply_chat_template(plain, add_generation_prompt=True)["input_ids"]
+    assert body["token_strs"] is None
+    spelt = await asked(web, "tokenize", messages=CHAT)
+    usage = (await asked(web, "v1/chat/completions", messages=CHAT, max_tokens=1))["usage"]
+    assert spelt["count"] == usage["prompt_tokens"] > body["count"] + 1  # what a caller spells out is no control token
+
+
+async def test_the_special_tokens_and_the_template_are_told(web: httpx.AsyncClient) -> None:
+    info = (await web.get("tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == (None, "<|end|>", "<|pad|>")
+    assert info["chat_template"] == (TARGET / "chat_template.jinja").read_text()
+    assert info["additional_special_tokens"][:2] == ["<|end|>", "<|pad|>"]
+    ending = await asked(web, "tokenize", prompt=info["eos_token"], add_special_tokens=False)
+    assert ending["tokens"] == [0]  # so lm-eval finds the id
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("tokenize", {}, "prompt", "give either prompt or messages"),
+        ("tokenize", {"prompt": "x", "messages": CHAT}, "prompt", "give either prompt or messages"),
+        ("tokenize", {"prompt": 3}, "prompt", "prompt: Input should be a valid string"),
+        ("tokenize", {"messages": [{"role": "nobody"}]}, "messages", "messages[0].role"),
+        ("tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", "not supported"),
+        ("tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt", "not supported"),
+        ("tokenize", {"messages": CHAT, "chat_template": "x"}, "chat_template", "not supported"),
+        ("detokenize", {"tokens": [0, 5_000_000]}, "tokens", "a token id in tokens is 5000000, must be between 0 and "),
+        ("detokenize", {"tokens": [-1]}, "tokens", "a token id in tokens is -1"),
+        ("detokenize", {"tokens": [1.5]}, "tokens", "tokens[0]: Input should be a valid integer"),
+        ("detokenize", {"tokens": "x"}, "tokens", "tokens: Input should be a valid list"),
+        ("detokenize", {"tokens": [0] * 131_073}, "tokens", "at most 131072 items"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    web: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, said: str
+) -> None:
+    answer = await web.post(path, json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+async def test_another_model_a_missing_key_and_too_many_tokens_are_refused(
+    web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, body in (("tokenize", {"prompt": "x"}), ("detokenize", {"tokens": [5]})):
+        assert (await web.post(path, json={**body, "model": "other"})).status_code == 404
+        assert (await web.post(path, json=body, headers={"authorization": ""})).status_code == 401
+    assert (await web.get("tokenizer_info", headers={"authorization": ""})).status_code == 401
+    monkeypatch.setattr(tokenization, "MAX_PROMPT_TOKENS", 10)
+    answer = await web.post("tokenize", json={"prompt": "word " * 50})
+    assert answer.status_code == 400 and "must have at most 10; send parts" in answer.json()["error"]["message"]
