@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from edge_agent.http import tokenization
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.options import ServeOptions
@@ -38,6 +37,7 @@ from edge_agent.http.schema import (
 )
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
+from edge_agent.http.tokenization import add_tokenizer
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.target.bundle import TargetBundle
 from outrider import __version__
@@ -60,7 +60,7 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     _add_completions(app, client, options)
     add_responses(app, client, options)
     _add_models(app, client)
-    _add_tokenizer(app, client)
+    add_tokenizer(app, client)
     _add_state(app, client)
     return app
 
@@ -91,28 +91,6 @@ def _add_models(app: FastAPI, client: AsyncClient) -> None:
     @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
     async def model(name: str) -> Response:
         return json_response(_model_card(await bundle_of(client, name)))
-
-
-def _add_tokenizer(app: FastAPI, client: AsyncClient) -> None:
-    slots = asyncio.Semaphore(tokenization.AT_ONCE)
-
-    @app.post("/tokenize", response_model=None, responses=responses(tokenization.TokenizeResponse))
-    async def tokenize(body: tokenization.TokenizeRequest, request: Request) -> Response:
-        """Return the target's tokens of a text or of a chat, as vLLM does."""
-        body.refuse_unsupported()
-        bundle = await _bundle_of(client, body.model)
-        return json_response(await unless_gone(request, tokenization.tokenize(bundle, body, slots)))
-
-    @app.post("/detokenize", response_model=None, responses=responses(tokenization.DetokenizeResponse))
-    async def detokenize(body: tokenization.DetokenizeRequest, request: Request) -> Response:
-        """Return the text of the target's tokens, as vLLM does."""
-        bundle = await _bundle_of(client, body.model)
-        return json_response(await unless_gone(request, tokenization.detokenize(bundle, body, slots)))
-
-    @app.get("/tokenizer_info", response_model=None, responses=responses(tokenization.TokenizerInfoResponse))
-    async def tokenizer_info() -> Response:
-        """Return the target's special tokens and chat template, as vLLM does."""
-        return json_response(tokenization.tokenizer_info(await client.prepare()))
 
 
 def _add_state(app: FastAPI, client: AsyncClient) -> None:

@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from edge_agent.http.errors import invalid_value, unsupported
+from edge_agent.http.errors import invalid_value, json_response, unsupported
 from edge_agent.http.requests import ChatCompletionRequest, ChatMessage, JsonInteger
+from edge_agent.http.schema import responses
+from edge_agent.http.starting import bundle_of
+from edge_agent.http.streaming import unless_gone
+from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.request import check_ids
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 
 _A = TypeVar("_A")
 
-AT_ONCE = 2
+_AT_ONCE = 2
 """Texts that are tokenised at once: long ones take seconds on a thread, and completions use the same threads."""
 
 
@@ -65,7 +72,29 @@ class TokenizerInfoResponse(BaseModel):
     chat_template: str | None
 
 
-async def tokenize(bundle: TargetBundle, body: TokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
+def add_tokenizer(app: FastAPI, client: AsyncClient) -> None:
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    @app.post("/tokenize", response_model=None, responses=responses(TokenizeResponse))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """Return the target's tokens of a text or of a chat, as vLLM does."""
+        body.refuse_unsupported()
+        bundle = await bundle_of(client, body.model)
+        return json_response(await unless_gone(request, _tokens(bundle, body, slots)))
+
+    @app.post("/detokenize", response_model=None, responses=responses(DetokenizeResponse))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """Return the text of the target's tokens, as vLLM does."""
+        bundle = await bundle_of(client, body.model)
+        return json_response(await unless_gone(request, _text(bundle, body, slots)))
+
+    @app.get("/tokenizer_info", response_model=None, responses=responses(TokenizerInfoResponse))
+    async def tokenizer_info() -> Response:
+        """Return the target's special tokens and chat template, as vLLM does."""
+        return json_response(_info(await client.prepare()))
+
+
+async def _tokens(bundle: TargetBundle, body: TokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
     """Return the ids of a text or of a chat's prompt. Raises ApiError, BadRequest, ModelRefused."""
     ids = await _on_thread(slots, lambda: _ids(bundle, body))
     if len(ids) > MAX_PROMPT_TOKENS:
@@ -75,13 +104,13 @@ async def tokenize(bundle: TargetBundle, body: TokenizeRequest, slots: asyncio.S
     return {"count": len(ids), "max_model_len": bundle.description.max_sequence, "tokens": ids, "token_strs": names}
 
 
-async def detokenize(bundle: TargetBundle, body: DetokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
+async def _text(bundle: TargetBundle, body: DetokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
     """Return the text of token ids, control tokens spelt out. Raises BadRequest for an id that the target lacks."""
     check_ids("tokens", body.tokens, bundle.description.vocabulary_size)
     return {"prompt": await _on_thread(slots, lambda: bundle.tokenizer.decode(body.tokens))}
 
 
-def tokenizer_info(bundle: TargetBundle) -> dict[str, Any]:
+def _info(bundle: TargetBundle) -> dict[str, Any]:
     """Return what the target's tokenizer_config.json says of its special tokens, and its chat template."""
     template, tokenizer = bundle.template, bundle.tokenizer
     named = template.special_tokens if template is not None else {}
