@@ -20,9 +20,9 @@ Fingerprint = bytes
 def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
     """Return equal digests for attaches that ask for the same sequence under the same salt, the tenant's.
 
-    The epoch and the tokens that were received make no difference.
+    The epoch and what was received make no difference.
     """
-    request = replace(attach, epoch=0, prompt=(), tokens=())
+    request = replace(attach, epoch=0, prompt=(), tokens=(), scored=0)
     digest = hashlib.blake2b(repr((salt, request)).encode(), digest_size=16)
     digest.update(np.asarray(attach.prompt, dtype="<u4").tobytes())
     return digest.digest()

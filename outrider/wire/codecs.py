@@ -20,7 +20,9 @@ from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
     MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
     MAX_PROMPT_TOKENS,
+    MAX_SCORED,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
     MAX_VERIFIER_ID,
@@ -126,14 +128,25 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     """Decode the message. Raises BadRequest. vocabulary_size: token ids at or above it are refused."""
     between("attach.epoch", message.epoch, 1, _MAX_ID)
     between("length of attach.prompt", len(message.prompt), 1, MAX_PROMPT_TOKENS)
-    between("attach.max_tokens", message.max_tokens, 1, MAX_GENERATED_TOKENS)
+    scores = message.HasField("prompt_logprobs")
+    between("attach.max_tokens", message.max_tokens, 0 if scores else 1, MAX_GENERATED_TOKENS)
     between("length of attach.tokens", len(message.tokens), 0, message.max_tokens)
     between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
     between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
+    _check_scoring(message)
     _check_ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
     for name in ("prompt", "tokens", "stop_token_ids"):
         _check_ids(f"attach.{name}", getattr(message, name), vocabulary_size)
     return attach_from_checked(message)
+
+
+def _check_scoring(message: pb.Attach) -> None:
+    between("attach.prompt_logprobs", message.prompt_logprobs, 0, MAX_LOGPROBS)
+    last = len(message.prompt) - 1 if message.HasField("prompt_logprobs") else 0
+    values = last * (1 + message.prompt_logprobs)
+    between("length of attach.prompt x (1 + attach.prompt_logprobs)", values, 0, MAX_PROMPT_LOGPROBS)
+    # Tokens come after all of the prompt's log-probabilities.
+    between("attach.scored", message.scored, last if message.tokens else 0, last)
 
 
 def attach_from_checked(message: pb.Attach) -> Attach:
@@ -146,6 +159,7 @@ def attach_from_checked(message: pb.Attach) -> Attach:
         sampling=sampling_from_proto(message.sampling),
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -197,10 +211,19 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
         seen=commit.seen,
         finish=pb.Finish.Name(commit.finish),
         evaluated=commit.evaluated,
-        logprob=[one.logprob for one in commit.logprobs],
-        top_id=[token for one in commit.logprobs for token, _ in one.top],
-        top_logprob=[value for one in commit.logprobs for _, value in one.top],
+        **_logprobs_to_proto(commit.logprobs),
+        prompt=pb.PromptLogprobs(start=commit.scored, **_logprobs_to_proto(commit.prompt_logprobs))
+        if commit.scored or commit.prompt_logprobs
+        else None,
     )
+
+
+def _logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {
+        "logprob": [one.logprob for one in logprobs],
+        "top_id": [token for one in logprobs for token, _ in one.top],
+        "top_logprob": [value for one in logprobs for _, value in one.top],
+    }
 
 
 def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULARY) -> Commit:
@@ -212,6 +235,11 @@ def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULA
     between("commit.evaluated", message.evaluated, 0, _MAX_CAP)
     if message.finish not in pb.Finish.values():
         raise BadRequest.bound("commit.finish", message.finish, f"one of {pb.Finish.values()}")
+    if len(message.logprob) not in (0, len(message.token)):
+        expected = f"0 or {len(message.token)}, that of commit.token"
+        raise BadRequest.bound("length of commit.logprob", len(message.logprob), expected)
+    between("commit.prompt.start", message.prompt.start, 0, MAX_PROMPT_TOKENS)
+    between("length of commit.prompt.logprob", len(message.prompt.logprob), 0, MAX_SCORED)
     return Commit(
         epoch=message.epoch,
         start=message.start,
@@ -219,27 +247,27 @@ def commit_from_proto(message: pb.Commit, *, vocabulary_size: int = MAX_VOCABULA
         seen=message.seen,
         finish=Finish(message.finish),
         evaluated=message.evaluated,
-        logprobs=_logprobs(message, vocabulary_size),
+        logprobs=_logprobs("commit", message, vocabulary_size),
+        scored=message.prompt.start,
+        prompt_logprobs=_logprobs("commit.prompt", message.prompt, vocabulary_size),
     )
 
 
-def _logprobs(message: pb.Commit, vocabulary_size: int) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of every token or of none, each with as many alternatives. Raises BadRequest."""
+def _logprobs(field: str, message: pb.Commit | pb.PromptLogprobs, vocabulary_size: int) -> tuple[TokenLogprobs, ...]:
+    """Return log-probabilities of tokens, each with as many alternatives. Raises BadRequest."""
     count, alternatives = len(message.logprob), len(message.top_id)
-    if count not in (0, len(message.token)):
-        raise BadRequest.bound("length of commit.logprob", count, f"0 or {len(message.token)}, that of commit.token")
     if len(message.top_logprob) != alternatives or (alternatives % count if count else alternatives):
         raise BadRequest.bound(
-            "lengths of commit.top_id and commit.top_logprob",
+            f"lengths of {field}.top_id and {field}.top_logprob",
             f"{alternatives} and {len(message.top_logprob)}",
             f"equal, and as many for each of {count} tokens",
         )
     each = alternatives // count if count else 0
-    between("alternatives in commit.top_id", each, 0, MAX_LOGPROBS)
+    between(f"alternatives in {field}.top_id", each, 0, MAX_LOGPROBS)
     for value in (*message.logprob, *message.top_logprob):
         if not -math.inf < value <= _MAX_LOGPROB:
             raise BadRequest.bound("a log-probability in the commit", value, "a number of at most 0")
-    tops = tuple(zip(_ids("commit.top_id", message.top_id, vocabulary_size), message.top_logprob, strict=True))
+    tops = tuple(zip(_ids(f"{field}.top_id", message.top_id, vocabulary_size), message.top_logprob, strict=True))
     return tuple(TokenLogprobs(value, tops[i * each : (i + 1) * each]) for i, value in enumerate(message.logprob))
 
 

@@ -24,7 +24,7 @@ from outrider.core.tree import ROOT
 from outrider.core.verification import TreeBatch, Verified, tree_batch_of, verify
 
 EOS = 99
-PROMPT = (1, 2, 3)
+PROMPT = (1, 2, 3, 4, 5)
 MAX_EVENTS = 4_000
 
 Sequence = tuple[int, ...]
@@ -84,8 +84,9 @@ def draw_scenario(rng: random.Random) -> Scenario:
 
     first = limits()
     thinks = pick() < 0.05
+    length = int(pick() * 17)
     return Scenario(
-        max_tokens=6 + int(pick() * 16),
+        max_tokens=0 if length == 16 else 6 + length,
         vocabulary=one_of(2, 4),
         eos_one_in=one_of(0, 0, 7, 15),
         tie_one_in=one_of(0, 0, 2),
@@ -180,7 +181,16 @@ class World:
         self.trace = trace
         self.target = Target(scenario, int(self.random() * 2**32))
         logprobs = 1 if self.target.salt % 2 else None  # every other schedule asks for them
-        self.device = machine.device(PROMPT, max_tokens=scenario.max_tokens, eos_token_ids=(EOS,), logprobs=logprobs)
+        scores = 1 if self.target.salt % 3 == 0 or not scenario.max_tokens else None
+        self.device = machine.device(
+            PROMPT,
+            max_tokens=scenario.max_tokens,
+            eos_token_ids=(EOS,),
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+        )
+        self.scores = [] if scores is None else [logprobs_of(at, token) for at, token in enumerate(PROMPT)][1:]
+        """Log-probabilities that the device has to receive before the first token."""
         self.delivered: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         """One for each delivered token, if the session asks for them."""
@@ -376,6 +386,9 @@ class World:
             self._demand(allowed, f"token {token} after {self.delivered} is not the target's")
             self._demand(EOS not in self.delivered, "a token came after EOS")
             self.delivered.append(token)
+        scored = len(device.scored)
+        self._demand(device.scored == self.scores[:scored], "the prompt's scores are doubled or another token's")
+        self._demand(not self.delivered or scored == len(self.scores), "a token came before the prompt's scores")
         self.logprobs += delivery.logprobs if delivery else ()
         asked = [] if device.logprobs is None else [logprobs_of(p, t) for p, t in enumerate(self.delivered)]
         self._demand(self.logprobs == asked, "log-probabilities are missing, doubled or another token's")
@@ -383,6 +396,11 @@ class World:
         if stream is not self.stream or before is not Finish.NONE:
             self.happened["a Commit was ignored"] += 1
             self._demand(delivery is None, "a Commit of another epoch or after the end had an effect")
+            return
+        if delivery is None:
+            self.happened["the prompt was scored"] += 1
+            self._demand(bool(commit.prompt_logprobs) and not commit.tokens, "a Commit had no effect")
+            self._demand(device.finish is self._finish_due(), f"the session should be {self._finish_due().name} now")
             return
         if len(delivery.tokens) == len(commit.tokens) > 0:
             inner = len(commit.tokens) - 1  # the last one may be a node where the sequence ends
@@ -451,8 +469,9 @@ class World:
         session = stream.session
         if session is None or stream.batch is not None or not session.may_step:
             return False
-        # A zombie's deadline passes: it has nobody to wait for.
-        return not self.scenario.patient or session.idle or len(session.tree) > 0 or stream is not self.stream
+        # A zombie's deadline passes: it has nobody to wait for. And nobody waits before the prompt is read.
+        waits = self.scenario.patient and not session.scoring and stream is self.stream
+        return not waits or session.idle or len(session.tree) > 0
 
     def begin_step(self, stream: Stream | None = None) -> None:
         stream = stream or self.stream
@@ -460,6 +479,9 @@ class World:
         self.happened["a zombie made a step"] += stream is not self.stream
         ahead = session.position - stream.base
         self._demand(ahead < stream.limits.run_ahead, f"a step begins {ahead} positions ahead of base")
+        if session.scoring:
+            self._score(stream, session)
+            return
         self._check_live(stream)
         if stream is self.stream:
             self._watch_speculation(stream)
@@ -473,6 +495,14 @@ class World:
             self._demand(node_id not in stream.evaluated, f"node {node_id} is evaluated twice")
             stream.evaluated.add(node_id)
         self._note("begin", stream.epoch, stream.batch)
+
+    def _score(self, stream: Stream, session: VerifierSession) -> None:
+        """Score some of the prompt in a step that commits no token."""
+        left = len(PROMPT) - 1 - session.scored
+        first, count = session.scored, 1 + int(self.random() * left)
+        for commit in session.score(self.scores[first : first + count]):
+            self._send(stream, commit)
+        self._note("score", stream.epoch, first, count)
 
     def end_step(self, stream: Stream | None = None) -> None:
         stream = stream or self.stream
@@ -518,6 +548,8 @@ class World:
     def _finish_due(self) -> Finish:
         if self.cancelled:
             return Finish.CANCELLED
+        if len(self.device.scored) < len(self.scores):
+            return Finish.NONE
         if self.delivered and self.delivered[-1] == EOS:
             return Finish.EOS
         return Finish.LENGTH if len(self.delivered) >= self.scenario.max_tokens else Finish.NONE
@@ -660,7 +692,7 @@ class World:
     def _let_zombies_go_on(self) -> None:
         """Check that a zombie without a device stops by itself, and that the device ignores its messages."""
         for stream in self.old:
-            for _ in range(stream.limits.run_ahead + 1):
+            for _ in range(stream.limits.run_ahead + len(self.scores) + 1):
                 if stream.batch is not None:
                     self.end_step(stream)
                 if not self.may_begin(stream):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession, ReattachNeeded
-from outrider.core.protocol.messages import Append, Attach, Commit, Finish, SessionLimits
+from outrider.core.protocol.messages import Append, Attach, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.tree import ROOT
 
@@ -281,3 +283,80 @@ def test_no_more_tokens_are_accepted_than_were_asked_for() -> None:
     assert session.received == [3, 4]
     delivery = session.on_commit(commit(session, 5, finish=Finish.LENGTH))
     assert delivery is not None and delivery.tokens == (5,)
+
+
+# --- log-probabilities of the prompt
+
+
+def scores(*values: float) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(value) for value in values)
+
+
+def scoring(max_tokens: int = 4) -> DeviceSession:
+    session = DeviceSession((5, 6, 7), max_tokens=max_tokens, prompt_logprobs=0)
+    assert session.attach(1, LIMITS).prompt_logprobs == 0
+    return session
+
+
+def test_the_prompts_log_probabilities_are_no_tokens_and_need_no_answer() -> None:
+    session = scoring()
+    assert session.poll(resting=True) == Append(1, 1, 0, (), (), idle=True)
+    assert session.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0))) is None
+    assert session.poll(resting=True) is None
+    assert session.attach(2, LIMITS).scored == 1
+    session.on_commit(Commit(2, 0, (), 0, prompt_logprobs=scores(-1.0, -2.0)))
+    assert session.scored == [*scores(-1.0, -2.0)]
+    delivery = session.on_commit(Commit(2, 0, (8,), 0, scored=2))
+    assert delivery is not None and delivery.tokens == (8,)
+
+
+def test_a_gap_in_the_prompts_log_probabilities_makes_the_device_attach_again() -> None:
+    session = scoring()
+    with pytest.raises(ReattachNeeded, match="1 tokens of the prompt were scored, only 0"):
+        session.on_commit(Commit(1, 0, (), 0, scored=1, prompt_logprobs=scores(-2.0)))
+    with pytest.raises(ReattachNeeded, match="2 tokens of the prompt were scored, only 0"):
+        session.on_commit(Commit(1, 0, (8,), 0, scored=2))
+    assert not session.scored and not session.received
+
+
+def test_a_verifier_that_scores_no_prompt_or_too_much_of_it_is_refused() -> None:
+    session = scoring()
+    with pytest.raises(ProtocolViolation, match="must come after 2; is the verifier older"):
+        session.on_commit(Commit(1, 0, (8,), 0))
+    with pytest.raises(ProtocolViolation, match="scores 3 tokens of the prompt, must be at most 2"):
+        session.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0, -1.0, -1.0)))
+    unasked = device()
+    with pytest.raises(ProtocolViolation, match="must be at most 0"):
+        unasked.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0)))
+    assert not session.scored and not session.received
+
+
+def test_a_session_of_no_tokens_ends_with_the_prompts_last_log_probability() -> None:
+    session = scoring(max_tokens=0)
+    assert session.add(ROOT, 3) is None
+    verifier = VerifierSession(session.attach(2, LIMITS), LIMITS)
+    assert (verifier.finish, verifier.resend()) == (Finish.NONE, None)
+    [first] = verifier.score(scores(-1.0))
+    assert session.on_commit(first) is None
+    assert verifier.may_step
+    [last] = verifier.score(scores(-2.0))
+    delivery = session.on_commit(last)
+    assert delivery is not None and (delivery.tokens, delivery.finish) == ((), Finish.LENGTH)
+    assert session.scored == [*scores(-1.0, -2.0)] and session.finished and not verifier.may_step
+    again = VerifierSession(DeviceSession((5,), max_tokens=0, prompt_logprobs=0).attach(1, LIMITS), LIMITS)
+    assert again.resend() == Commit(1, 0, (), 0, Finish.LENGTH)  # there is nothing to score
+
+
+def test_a_kept_sequence_waits_for_the_prompts_log_probabilities() -> None:
+    attach = Attach(2, (5, 6, 7), max_tokens=9, prompt_logprobs=0, scored=1)
+    verifier = VerifierSession(attach, LIMITS, kept=(8, 9))
+    assert verifier.resend() is None and not verifier.committed
+    complete = VerifierSession(replace(attach, scored=2), LIMITS, kept=(8, 9))
+    assert complete.resend() == Commit(2, 0, (8, 9), 0, scored=2)
+
+
+def test_many_log_probabilities_come_in_several_commits() -> None:
+    verifier = VerifierSession(Attach(1, (1,) * 2_501, max_tokens=0, prompt_logprobs=0), LIMITS)
+    commits = verifier.score(scores(-1.0) * 2_500)
+    assert [(one.scored, len(one.prompt_logprobs)) for one in commits] == [(0, 1_024), (1_024, 1_024), (2_048, 452)]
+    assert [one.finish for one in commits] == [Finish.NONE, Finish.NONE, Finish.LENGTH]

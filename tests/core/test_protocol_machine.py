@@ -20,7 +20,7 @@ LIMITS = st.builds(
 )
 SCENARIOS = st.builds(
     Scenario,
-    max_tokens=st.integers(1, 16),
+    max_tokens=st.integers(0, 16),
     vocabulary=st.sampled_from([2, 4]),
     eos_one_in=st.sampled_from([0, 5]),
     tie_one_in=st.sampled_from([0, 2]),

@@ -170,6 +170,13 @@ class KeepsRejectedNodes(DeviceSession):
         self.tree = NeverEmptied()
 
 
+class ScoresBlindly(DeviceSession):
+    """Ignore where a Commit's log-probabilities of the prompt begin: they are always taken for the next ones."""
+
+    def on_commit(self, commit):
+        return super().on_commit(replace(commit, scored=len(self.scored)))
+
+
 class AliasesDropped(VerifierSession):
     def commit(self, batch, verified):
         commit = super().commit(batch, verified)
@@ -280,6 +287,30 @@ class DeafToCancel(VerifierSession):
         return None
 
 
+class StopsScoring(VerifierSession):
+    """Commit tokens when half of the prompt is scored."""
+
+    @property
+    def scoring(self):
+        return self.scored < self.attach.to_score // 2
+
+
+class ScoresWithoutEnd(VerifierSession):
+    """Do not end a sequence that is scored alone."""
+
+    def score(self, logprobs):
+        commits = super().score(logprobs)
+        self.finish = Finish.NONE
+        return [replace(commit, finish=Finish.NONE) for commit in commits]
+
+
+class ScoresReturnCredit(VerifierSession):
+    """Return credit with log-probabilities of the prompt, which no `base` can tell."""
+
+    def score(self, logprobs):
+        return [replace(commit, seen=self.seen) for commit in super().score(logprobs)]
+
+
 def takes_any_child(batch, target_token, ends) -> Verified:
     """Accept a child although it is not the target's token."""
     children = dict(zip(batch.parents, batch.tokens, strict=True))
@@ -319,6 +350,7 @@ MUTANTS = [
     (device(KeepsTooLargeATree), "holds more than W nodes after an attach"),
     (device(DeviceDropsBelowTheBonus), "trees differ"),
     (device(KeepsRejectedNodes), "does not descend from the root"),
+    (device(ScoresBlindly), "an honest verifier drew a violation|scores are doubled"),
     (verifier(AliasesDropped), "live nodes are"),
     (verifier(LateNodesDie), "live nodes are"),
     (verifier(LateNodesLive), "live nodes are"),
@@ -334,6 +366,9 @@ MUTANTS = [
     (verifier(SilentAboutKept), "a gap where nothing was lost"),
     (verifier(TrustsKept), "is not the target's"),
     (verifier(DeafToCancel), "does not know that the session is over"),
+    (verifier(StopsScoring), "an honest verifier drew a violation"),
+    (verifier(ScoresWithoutEnd), "the session should be LENGTH now|deadlock|drew a violation"),
+    (verifier(ScoresReturnCredit), "more than F ids are in flight"),
     (Machine(verify=takes_any_child), "is not the target's"),
     (Machine(verify=forgets_the_bonus), "evaluated twice"),
 ]

@@ -19,6 +19,7 @@ from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
     MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
@@ -71,6 +72,19 @@ attaches = st.builds(
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
 )
+scoring = st.builds(
+    lambda attach, top, scored, none: replace(
+        attach,
+        prompt_logprobs=top,
+        tokens=() if scored or none else attach.tokens,
+        scored=0 if none else max(0, len(attach.prompt) - 1 - scored),
+        max_tokens=0 if none else attach.max_tokens,
+    ),
+    attaches,
+    st.integers(0, MAX_LOGPROBS),
+    st.integers(0, 1),
+    st.booleans(),
+)
 limits = st.builds(SessionLimits, caps, caps, caps, st.integers(1, 65_536))
 steps_ms = st.just(0.0) | st.floats(1e-3, 1e6)
 directives = st.builds(Directive, caps, caps, caps, st.floats(0.0, 1.0), st.integers(0, 60_000), steps_ms)
@@ -92,7 +106,13 @@ def commits_with_logprobs(draw: st.DrawFn) -> Commit:
     commit, each = draw(commits), draw(st.integers(0, MAX_LOGPROBS))
     top = st.lists(st.tuples(ids, log_probs), min_size=each, max_size=each).map(tuple)
     one = st.builds(TokenLogprobs, log_probs, top)
-    return replace(commit, logprobs=tuple(draw(one) for _ in commit.tokens))
+    scores = tuple(draw(st.lists(one, max_size=20)))
+    return replace(
+        commit,
+        logprobs=tuple(draw(one) for _ in commit.tokens),
+        scored=draw(st.integers(0, MAX_PROMPT_TOKENS)),
+        prompt_logprobs=scores,
+    )
 
 
 @st.composite
@@ -107,7 +127,7 @@ def appends(draw: st.DrawFn) -> Append:
 opens = st.builds(
     Open,
     session_id=printable,
-    attach=attaches,
+    attach=attaches | scoring,
     ticket=st.binary(max_size=MAX_TICKET_BYTES),
     vocabulary_hash=st.binary(max_size=MAX_HASH_BYTES),
 )
@@ -205,7 +225,9 @@ def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
         (Open, pb.Open),
         (Opened, pb.Opened),
     ]:
-        singular = {"tokens": "token", "logprobs": "logprob"} if ours is Commit else {"logit_bias": "bias"}
+        # Both of the fields about the prompt are in one message.
+        of_commit = {"tokens": "token", "logprobs": "logprob", "scored": "prompt", "prompt_logprobs": "prompt"}
+        singular = of_commit if ours is Commit else {"logit_bias": "bias"}
         flat = {"bias_id", "top_id", "top_logprob"}  # what stands beside another field of the wire, of the same length
         assert {singular.get(f.name, f.name) for f in fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name) - flat
     # The epoch of an Append is its stream's, and parents are given by their distance from their children.
@@ -385,6 +407,44 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
         "between 0 and 20",
     ),
     (attach_from, good_attach(logprobs=21), "attach.logprobs", 21, "between 0 and 20"),
+    (attach_from, good_attach(prompt_logprobs=21), "attach.prompt_logprobs", 21, "between 0 and 20"),
+    (attach_from, good_attach(scored=1), "attach.scored", 1, "between 0 and 0"),
+    (attach_from, good_attach(prompt=[1] * 3, prompt_logprobs=0, scored=3), "attach.scored", 3, "between 0 and 2"),
+    (
+        attach_from,
+        good_attach(prompt=[1] * 3, prompt_logprobs=0, scored=1, tokens=[4]),
+        "attach.scored",
+        1,
+        "between 2 and 2",
+    ),
+    (
+        attach_from,
+        good_attach(prompt=[1] * 131_072, prompt_logprobs=4),
+        "length of attach.prompt x (1 + attach.prompt_logprobs)",
+        655_355,
+        f"between 0 and {MAX_PROMPT_LOGPROBS}",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0] * 1_025)),
+        "length of commit.prompt.logprob",
+        1_025,
+        "between 0 and 1024",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(prompt=pb.PromptLogprobs(start=131_073)),
+        "commit.prompt.start",
+        131_073,
+        "between 0 and 131072",
+    ),
+    (
+        codecs.commit_from_proto,
+        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0], top_id=[1])),
+        "lengths of commit.prompt.top_id and commit.prompt.top_logprob",
+        "1 and 0",
+        "equal",
+    ),
     (codecs.limits_from_proto, good_limits(nodes=65_537), "limits.nodes", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(depth=65_537), "limits.depth", 65_537, "between 0 and 65536"),
     (codecs.limits_from_proto, good_limits(in_flight=65_537), "limits.in_flight", 65_537, "between 0 and 65536"),

@@ -58,6 +58,7 @@ class DeviceSession:
         eos_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self.prompt = tuple(prompt)
         self.sampling = sampling or SamplingParams()
@@ -69,6 +70,9 @@ class DeviceSession:
         self.limits = SessionLimits()
         self.epoch = 0
         self.received: list[int] = []
+        self._prompt_logprobs = prompt_logprobs
+        self.scored: list[TokenLogprobs] = []
+        """Log-probabilities of the prompt's tokens from the second on, if the request asks for them."""
         self.finish = Finish.NONE
         self.tree = TokenTree()
         self._next_node = 1
@@ -115,6 +119,8 @@ class DeviceSession:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            scored=len(self.scored),
         )
 
     def may_extend(self, parent: int) -> bool:
@@ -155,7 +161,8 @@ class DeviceSession:
         return self._append(nodes, idle)
 
     def on_commit(self, commit: Commit) -> Delivery | None:
-        """Take a Commit in (rules 6 to 8). Returns None if it belongs to another epoch or the session is over.
+        """Take a Commit in (rules 6 to 8). Returns None if it belongs to another epoch or the session is over, or if it
+        brings nothing but log-probabilities of the prompt.
 
         Raises ReattachNeeded on a gap, ProtocolViolation if a delivered token would change or too many come.
         """
@@ -173,7 +180,10 @@ class DeviceSession:
                 f"a commit of {len(commit.tokens)} tokens has {len(commit.logprobs)} log-probabilities, must be "
                 f"{'none' if self.logprobs is None else 'as many'}; is the verifier older?"
             )
+        self._score(commit)
         self._seen = max(self._seen, commit.seen)
+        if commit.prompt_logprobs and not commit.tokens and commit.finish is Finish.NONE:
+            return None
         self._reported_idle = False
         tokens = commit.tokens[overlap:]
         proposed: list[bool] = []
@@ -198,6 +208,21 @@ class DeviceSession:
             return None
         self._end(Finish.CANCELLED)
         return Cancel(self.epoch)
+
+    def _score(self, commit: Commit) -> None:
+        """Take in log-probabilities of the prompt, all of which come before the first token (rule 6)."""
+        known, expected = len(self.scored), 0 if self._prompt_logprobs is None else len(self.prompt) - 1
+        end = commit.scored + len(commit.prompt_logprobs)
+        if end > expected:
+            raise ProtocolViolation(f"a commit scores {end} tokens of the prompt, must be at most {expected}")
+        if commit.scored > known:
+            raise ReattachNeeded(f"{commit.scored} tokens of the prompt were scored, only {known} were received")
+        if max(known, end) < expected and (commit.tokens or commit.finish in (Finish.EOS, Finish.LENGTH)):
+            raise ProtocolViolation(
+                f"tokens or the end came after log-probabilities of {max(known, end)} tokens of the prompt, must come "
+                f"after {expected}; is the verifier older?"
+            )
+        self.scored += commit.prompt_logprobs[known - commit.scored :]
 
     def _append(self, nodes: list[int], idle: bool) -> Append:
         first_id = self._next_id

@@ -19,6 +19,10 @@ MAX_VERIFIER_ID = 64
 MAX_VOCABULARY = 1 << 24
 MAX_LOGPROBS = 20
 """Alternatives for each token, as in OpenAI's API."""
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""Log-probabilities of a prompt: of its tokens and their alternatives together."""
+MAX_SCORED = 1_024
+"""Tokens of a prompt whose log-probabilities one Commit brings."""
 
 
 class Finish(enum.IntEnum):
@@ -72,12 +76,21 @@ class Attach:
     """Generated tokens received so far."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 256
-    """Length of the whole generated sequence, `tokens` included."""
+    """Length of the whole generated sequence, `tokens` included; 0 only with `prompt_logprobs`."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the sequence as EOS does, besides the target's own."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """Most likely alternatives to send with each token's log-probability, 0 to MAX_LOGPROBS; None: send neither."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
+    scored: int = 0
+    """Tokens of the prompt whose log-probabilities the device has received."""
+
+    @property
+    def to_score(self) -> int:
+        """Return how many tokens of the prompt are scored in all: none, or all but the first."""
+        return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,10 @@ class Commit:
     """Nodes that this step's forward pass covered; 0 is a plain step."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token if Attach asked for them."""
+    scored: int = 0
+    """Tokens of the prompt that were scored before `prompt_logprobs`."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of the prompt's next tokens, at most MAX_SCORED, if Attach asked for them."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 from outrider.core.acceptance.history import AcceptanceHistory
 from outrider.core.errors import Fenced, ProtocolViolation
-from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Finish, SessionLimits
+from outrider.core.protocol.messages import (
+    MAX_SCORED,
+    Append,
+    Attach,
+    Cancel,
+    Commit,
+    Finish,
+    SessionLimits,
+    TokenLogprobs,
+)
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verification import TreeBatch, Verified
 
@@ -34,8 +43,11 @@ class VerifierSession:
             frozenset() if attach.ignore_eos else frozenset(eos_token_ids)
         )
         received = list(attach.tokens)
-        # Kept tokens have no log-probabilities: if the device asks for these, the tokens are computed again.
-        usable = attach.logprobs is None and list(kept[: len(received)]) == received
+        self.scored = attach.scored
+        """Tokens of the prompt whose log-probabilities were committed."""
+        # Kept tokens have no log-probabilities: if the device asks for these, the tokens are computed again. And none
+        # may come before the prompt's.
+        usable = attach.logprobs is None and not self.scoring and list(kept[: len(received)]) == received
         self.committed = list(kept) if usable else received
         self.base = len(received)
         self.seen = 0
@@ -61,6 +73,11 @@ class VerifierSession:
         return len(self.committed)
 
     @property
+    def scoring(self) -> bool:
+        """Return whether log-probabilities of the prompt are missing, before which no token may be committed."""
+        return self.scored < self.attach.to_score
+
+    @property
     def held(self) -> int:
         """Return the number of live and aliased nodes, never more than W although no message returns credit."""
         return len(self.tree) + len(self._aliases)
@@ -77,7 +94,7 @@ class VerifierSession:
         """
         if self.position == self.base and self.finish is Finish.NONE:
             return None
-        return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish)
+        return Commit(self.epoch, self.base, tuple(self.committed[self.base :]), 0, self.finish, scored=self.scored)
 
     def append(self, message: Append) -> None:
         """Take nodes in (rules 10 to 12). Raises ProtocolViolation, and then nothing has changed.
@@ -100,6 +117,22 @@ class VerifierSession:
         if message.idle and message.base == self.position:
             self.idle = True
 
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> list[Commit]:
+        """Return the Commits that bring the log-probabilities of the prompt's next tokens.
+
+        If no token is to be generated, the last one ends the sequence. They return no credit (`seen` is 0), since what
+        the device has read of it is told by the tokens that it has received.
+        """
+        commits = []
+        for first in range(0, len(logprobs), MAX_SCORED):
+            part, before = tuple(logprobs[first : first + MAX_SCORED]), self.scored
+            self.scored += len(part)
+            finish = self._finish_of(self.committed)
+            commits.append(Commit(self.epoch, self.position, (), 0, finish, scored=before, prompt_logprobs=part))
+        if commits and commits[-1].finish is not Finish.NONE:
+            self._end(commits[-1].finish)
+        return commits
+
     def change_draft(self) -> None:
         """Count in `history` from here on alone, since the device drafts with another model."""
         self._draft_from = self.seen
@@ -110,7 +143,7 @@ class VerifierSession:
         if message.epoch != self.epoch or self.finish is not Finish.NONE:
             return None
         self._end(Finish.CANCELLED)
-        return Commit(self.epoch, self.position, (), self.seen, self.finish)
+        return Commit(self.epoch, self.position, (), self.seen, self.finish, scored=self.scored)
 
     def ends(self, token: int, position: int) -> bool:
         """Return whether the sequence ends with `token` at `position` (rule 14)."""
@@ -136,7 +169,7 @@ class VerifierSession:
         self._sent.append((self.position, self.seen))
         if finish is not Finish.NONE:
             self._end(finish)
-        return Commit(self.epoch, start, verified.tokens, self.seen, finish, len(batch.ids))
+        return Commit(self.epoch, start, verified.tokens, self.seen, finish, len(batch.ids), scored=self.scored)
 
     def _check(self, message: Append) -> None:
         """Refuse everything that an honest device never sends, before anything changes (rule 10)."""
@@ -226,6 +259,8 @@ class VerifierSession:
         return max((seen for position, seen in self._sent if position <= base), default=0)
 
     def _finish_of(self, tokens: Sequence[int]) -> Finish:
+        if self.scoring:
+            return Finish.NONE
         if tokens and tokens[-1] in self.end_token_ids:
             return Finish.EOS
         return Finish.LENGTH if len(tokens) >= self.attach.max_tokens else Finish.NONE

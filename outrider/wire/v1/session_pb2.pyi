@@ -71,7 +71,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_id: _Optional[_Iterable[int]] = ..., bias: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs")
+    __slots__ = ("epoch", "prompt", "tokens", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "scored")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,8 @@ class Attach(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -88,7 +90,9 @@ class Attach(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     logprobs: int
-    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    scored: int
+    def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session_id", "ticket", "attach", "vocabulary_hash")
@@ -128,8 +132,20 @@ class Append(_message.Message):
     idle: bool
     def __init__(self, first_id: _Optional[int] = ..., base: _Optional[int] = ..., up: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., idle: bool = ...) -> None: ...
 
+class PromptLogprobs(_message.Message):
+    __slots__ = ("start", "logprob", "top_id", "top_logprob")
+    START_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_ID_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    logprob: _containers.RepeatedScalarFieldContainer[float]
+    top_id: _containers.RepeatedScalarFieldContainer[int]
+    top_logprob: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, start: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_id: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Commit(_message.Message):
-    __slots__ = ("epoch", "start", "token", "seen", "finish", "evaluated", "logprob", "top_id", "top_logprob")
+    __slots__ = ("epoch", "start", "token", "seen", "finish", "evaluated", "logprob", "top_id", "top_logprob", "prompt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +155,7 @@ class Commit(_message.Message):
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_ID_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     start: int
     token: _containers.RepeatedScalarFieldContainer[int]
@@ -148,7 +165,8 @@ class Commit(_message.Message):
     logprob: _containers.RepeatedScalarFieldContainer[float]
     top_id: _containers.RepeatedScalarFieldContainer[int]
     top_logprob: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., seen: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., evaluated: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_id: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ...) -> None: ...
+    prompt: PromptLogprobs
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., token: _Optional[_Iterable[int]] = ..., seen: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., evaluated: _Optional[int] = ..., logprob: _Optional[_Iterable[float]] = ..., top_id: _Optional[_Iterable[int]] = ..., top_logprob: _Optional[_Iterable[float]] = ..., prompt: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("epoch",)
