@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import compress
 
 from cloud_verifier.engine.admission import Admission, check_attach
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 STALLED_WHEN_FULL_S = 5.0
 """Seconds after which a stalled session ends if another one, new or dropped by the target, finds no room."""
+SCORED_BYTES = 256 << 20
+"""Most memory of one step's logits, in float32, of rows that score prompts."""
 EXPLORE = 32
 """One step in so many takes nodes as if they cost half, so that the cost model learns of more rows."""
 
@@ -65,6 +68,8 @@ class Engine:
         self.allocation: AllocationPolicy = by_acceptance
         self._clock = clock
         self._executor = executor
+        scored_rows = max(1, SCORED_BYTES // (4 * executor.capabilities.vocabulary))
+        self._budget = replace(self.config.budget, scored_rows=scored_rows)
         self._profiler = StepProfiler(executor.cost, self.counters)
         self._server_draft = ServerDraft(server_draft) if server_draft else None
         self._acceptance_of = tenant_acceptance()
@@ -223,7 +228,7 @@ class Engine:
             candidates = [session.candidate(self.counters.steps) for session in self._live.values()]
             profiler = self._profiler
             decision = self._decision = schedule(
-                candidates, now, self.config.budget, self._policy(), profiler.cost, profiler.between_s
+                candidates, now, self._budget, self._policy(), profiler.cost, profiler.between_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()
@@ -272,7 +277,8 @@ class Engine:
                 self.counters.queue_s.add(now - session.began)
             session.begin(self.counters.steps, now)
             try:
-                batch = session.batch(allocation.nodes) if allocation.chain == session.pending else None
+                last = allocation.chain == session.pending and session.left
+                batch = session.batch(allocation.nodes) if last else None
                 rows = SessionRows(session, allocation.chain, batch)
                 self._executor.prepare(rows)
                 prepared.append(rows)
@@ -334,6 +340,7 @@ class Engine:
                 # The target left nodes out, or had more of the prompt in its cache than was known.
                 batch = session.batch(count - computed)
             counters.prefilled += computed - (verified is not None)
+            commits = session.commit_scores()
             if batch is None:
                 self._executor.keep(one, ())
             elif verified is not None:
@@ -343,8 +350,9 @@ class Engine:
                     self._server_draft.learn(evaluated, accepted)
                 gap_s = now - session.timing.last_commit
                 counters.count_commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
-                commit = session.commit(batch, verified, now)
+                commits.append(session.commit(batch, verified, now))
                 self._executor.keep(one, verified.rows)
+            for commit in commits:
                 self._publish(session, commit)
 
     # How sessions begin and end

@@ -104,7 +104,8 @@ class SessionRows:
     chain: int
     """Known tokens to compute, at most those that are pending."""
     batch: TreeBatch | None
-    """The nodes, below the last known token; None if some known tokens are left for a later step."""
+    """The nodes, below the last known token; None if some known tokens are left for a later step, or if the session
+    is to generate none."""
 
     @property
     def count(self) -> int:
@@ -147,7 +148,8 @@ class TargetExecutor(Protocol):
         """Return how many KV slots there are and how they are used."""
 
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
-        """Find room for a session and set `session.computed` to the length of its cached prefix.
+        """Find room for a session and set `session.computed` to the length of its cached prefix, of which no more than
+        `session.reusable` tokens count.
 
         replaced: a live session whose place it takes, which goes on until `begin` unless it is ended.
         Raises Overloaded, without a time to retry after, and then nothing has changed.
@@ -165,6 +167,8 @@ class TargetExecutor(Protocol):
     def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
         """Run a step over prepared rows; per session return its path, its error, or None if its prompt goes on.
 
+        Rows of known tokens that score the prompt (`EngineSession.scored_rows`) give log-probabilities, which the
+        session gets by `score` or `scores`; a target may also give them all together with the first token.
         lap: to be called when the step is planned, when its forward pass has ended, and when it is verified.
         Raises Unavailable if the target has gone. After any other exception nothing has changed: the caller may try
         the same rows again, session by session.

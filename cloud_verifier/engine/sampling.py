@@ -18,6 +18,8 @@ from outrider.core.target_token import Row, argmax, sampled_token
 
 LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
+SLICE_BYTES = 32 << 20
+"""Size of the float32 logits that are turned into log-probabilities together."""
 
 
 class Sampler:
@@ -59,6 +61,18 @@ def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Te
     best, ids = logits.topk(min(top, logits.shape[1]), dim=1)
     total = logits.logsumexp(dim=1, keepdim=True)
     return ids, best - total, total
+
+
+def scores_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probability of each token by its own row, and those of the `top` likeliest tokens.
+
+    logits: `[n, V]`, as the model returns them, of which only slices are copied.
+    """
+    count = max(1, SLICE_BYTES // (4 * logits.shape[1]))
+    parts = (slice(first, first + count) for first in range(0, len(tokens), count))
+    return tuple(
+        one for part in parts for one in logprobs_of(logits[part], range(len(tokens[part])), tokens[part], top)
+    )
 
 
 @torch.inference_mode()

@@ -19,6 +19,7 @@ place in the order of candidates are moved by the caller behind all others (`Ste
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ class StepBudget:
 
     rows: int
     prefill_rows: int
+    scored_rows: int = sys.maxsize
+    """The most rows that score prompts, whose logits take memory."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class StepCandidate:
     """Time of the last commit."""
     skipped: int
     """Steps of other sessions since this one last had rows, or since it came."""
+    scores: bool = False
+    """Whether rows of its known tokens need logits, to score its prompt."""
 
     def expected(self, now: float) -> float | None:
         """Return when nodes are expected, or, if they are late, when the session has to step (rule 17).
@@ -195,11 +200,12 @@ def _chains(able: Sequence[StepCandidate], budget: StepBudget) -> dict[str, int]
     """Return the number of rows for known tokens by session."""
     generating = sorted((c for c in able if c.pending == 1), key=lambda c: -c.skipped)
     prefilling = sorted((c for c in able if c.pending > 1), key=lambda c: -c.skipped if c.skipped >= OVERDUE else 0)
-    allowance = prompt_rows(len(generating), budget) if prefilling else 0
+    allowance, scored = prompt_rows(len(generating), budget) if prefilling else 0, budget.scored_rows
     chains = dict.fromkeys((c.session_id for c in generating[: budget.rows - allowance]), 1)
     for candidate in prefilling:
-        rows = min(candidate.pending, allowance)
+        rows = min(candidate.pending, allowance, scored if candidate.scores else allowance)
         if rows:
             chains[candidate.session_id] = rows
         allowance -= rows
+        scored -= rows if candidate.scores else 0
     return chains

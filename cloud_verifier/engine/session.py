@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cloud_verifier.engine.row_allocation import Acceptances
-from cloud_verifier.engine.sampling import Sampler, logprobs_of
+from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
@@ -262,6 +262,8 @@ class EngineSession:
         self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
+        self.scores: tuple[TokenLogprobs, ...] = ()
+        """Those of the prompt's next tokens that are not committed yet, if the device asks for them."""
         self._counts = StepCounts()
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
         self._nodes_per_level = MovingAverage(0.1)
@@ -272,6 +274,14 @@ class EngineSession:
     def pending(self) -> int:
         """Return the number of known tokens without keys and values: at least 1, since the last one never has any."""
         return len(self.tokens) - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Return how many known tokens need no row if the target has their keys and values.
+
+        The last one's row gives the next token, and those from which the prompt is scored give log-probabilities.
+        """
+        return self.protocol.scored if self.protocol.scoring else len(self.tokens) - 1
 
     @property
     def left(self) -> int:
@@ -347,6 +357,7 @@ class EngineSession:
             gain=self._gain.value,
             last_commit=self.timing.last_commit,
             skipped=step - self.last_step,
+            scores=protocol.scoring,
         )
 
     def expected(self, nodes: int) -> float:
@@ -380,6 +391,22 @@ class EngineSession:
     def batch(self, nodes: int) -> TreeBatch:
         """Return the last committed token and so many nodes, those of greatest acceptance."""
         return tree_batch_of(self.nodes.tree, {node for _, node in self.nodes.best(nodes, self.directive)})
+
+    def scored_rows(self, chain: int) -> range:
+        """Return which rows of the next `chain` known tokens score the prompt: each one the token after its own."""
+        first, end = self.protocol.scored - self.computed, self.protocol.attach.to_score - self.computed
+        return range(max(0, first), max(0, first, min(chain, end)))
+
+    def score(self, logits: torch.Tensor, chain: int) -> None:
+        """Keep the log-probabilities of the prompt's tokens that the next `chain` rows score. logits: `[n, V]`."""
+        rows = self.scored_rows(chain)
+        first, end = self.computed + rows.start + 1, self.computed + rows.stop + 1
+        self.scores = scores_of(logits, self.tokens[first:end], self.protocol.attach.prompt_logprobs or 0)
+
+    def commit_scores(self) -> list[Commit]:
+        """Commit the prompt's log-probabilities that are kept, and return the messages for the device."""
+        scores, self.scores = self.scores, ()
+        return self.protocol.score(scores)
 
     def verify(self, batch: TreeBatch, logits: torch.Tensor, ahead: Sequence[int | None] = ()) -> Verified:
         """Return the target's path through the batch. logits: `[1 + nodes, V]`, of which visited rows are read.

@@ -47,7 +47,7 @@ class FakeExecutor:
     def admit(self, session: EngineSession, replaced: EngineSession | None) -> None:
         prompt = tuple(session.tokens)
         known = [_common(prompt, other) for salt, other in self._prompts if salt == session.salt]
-        computed = min(max(known, default=0), len(prompt) - 1)
+        computed = min(max(known, default=0), session.reusable)
         taken = sum(slots for other, slots in self._reserved.items() if other is not replaced)
         if self._needed(session) - computed > self._slots - taken:
             raise Overloaded("no slots are free")
@@ -70,6 +70,10 @@ class FakeExecutor:
         lap()
         results: list[Verified | OutriderError | None] = []
         for one in rows:
+            session = one.session
+            if scored := session.scored_rows(one.chain):
+                ends = [session.computed + row + 1 for row in scored]
+                session.score(rows_of([session.tokens[:end] for end in ends]), one.chain)
             if one.batch is None:
                 results.append(None)
                 continue
@@ -109,5 +113,10 @@ def _logits(tokens: Sequence[int], batch: TreeBatch) -> torch.Tensor:
     paths: list[list[int]] = [list(tokens)]
     for parent, token in zip(batch.parents, batch.tokens, strict=True):
         paths.append([*paths[parent], token])
+    return rows_of(paths)
+
+
+def rows_of(paths: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return `[n, V]`: the logits after each of these sequences."""
     rows = [np.random.default_rng(crc32(np.asarray(path, "<u4").tobytes())).normal(0, 3, VOCABULARY) for path in paths]
     return torch.tensor(np.stack(rows), dtype=torch.float32)

@@ -35,6 +35,8 @@ class Segment:
     """`[n]`: slots for the rows' keys and values."""
     wants_logits: bool
     """Whether the chain reaches the last known token: then its last row and every node need logits."""
+    scored: range = range(0)
+    """Rows of the chain, its last known token's excepted, that need logits besides: they score tokens of a prompt."""
 
     @property
     def rows(self) -> int:
@@ -66,7 +68,8 @@ class PackedBatch:
     """Holds a step's segments as tensors for the model: T rows, and logits for R of them.
 
     input_ids, position_ids: int64 `[1, T]`. logit_rows: int64 `[R]`, the rows out of T whose logits are needed.
-    logit_starts: for each segment the index of its first row among the R: the end of its chain, which its nodes follow.
+    logit_starts: for each segment an index among the R: that of its chain's end, which its nodes follow. The rows that
+    score its prompt come just before.
     """
 
     segments: tuple[Segment, ...]
@@ -82,6 +85,9 @@ class PackedBatch:
         starts: list[int] = []
         offset = count = 0
         for segment in segments:
+            if len(segment.scored):
+                wanted.append(offset + np.asarray(segment.scored, dtype=np.int64))
+                count += len(segment.scored)
             starts.append(count)
             if segment.wants_logits:
                 rows = np.arange(offset + segment.chain - 1, offset + segment.rows, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from time import perf_counter, process_time
 
@@ -84,7 +85,7 @@ class TorchExecutor:
         if self._prefix_cache:
             if older is not None:
                 older.share()  # that session goes on if there is no room for the new one
-            slots.take_prefix()
+            slots.take_prefix(session.reusable)
         room = self.pool.unreserved + (older.held_alone if older else 0)
         if slots.needed > room:
             needed = slots.needed
@@ -101,7 +102,9 @@ class TorchExecutor:
         self._recording.clear()
 
     def prepare(self, rows: SessionRows) -> None:
-        self._segments[rows.session] = self.slots[rows.session].segment(rows.chain, rows.batch)
+        session = rows.session
+        segment, scored = self.slots[session].segment(rows.chain, rows.batch), session.scored_rows(rows.chain)
+        self._segments[session] = replace(segment, scored=scored) if scored else segment
 
     def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
         packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
@@ -141,14 +144,14 @@ class TorchExecutor:
         results: list[Verified | OutriderError | None] = []
         ahead: list[int | None] = []
         if self._device_sampler is not None:
-            trees = [(one.session.sampler, one.batch) for one in rows if one.batch is not None]
-            wanted = [(s, b.position + len(path), path) for s, b in trees for path in _paths(b)]
-            ahead = self._device_sampler.choose(logits, wanted)
+            ahead = self._chosen_ahead(self._device_sampler, rows, starts, logits)
         for one, start in zip(rows, starts, strict=True):
-            if one.batch is None:
-                results.append(None)
-                continue
             try:
+                if scored := len(self._segments[one.session].scored):
+                    one.session.score(logits[start - scored : start], one.chain)
+                if one.batch is None:
+                    results.append(None)
+                    continue
                 end = start + 1 + len(one.batch.ids)
                 verified = one.session.verify(one.batch, logits[start:end], ahead[start:end])
             except Exception as error:
@@ -158,6 +161,23 @@ class TorchExecutor:
                 self._recording.note(one.session, verified, logits, start)
             results.append(verified)
         return results
+
+    def _chosen_ahead(
+        self, sampler: DeviceSampler, rows: Sequence[SessionRows], starts: Sequence[int], logits: torch.Tensor
+    ) -> list[int | None]:
+        """Return the token of each row of the logits, None where it is not certain or the row scores a prompt."""
+        trees = [
+            (one.session.sampler, one.batch, at) for one, at in zip(rows, starts, strict=True) if one.batch is not None
+        ]
+        wanted = [(s, b.position + len(path), path) for s, b, _ in trees for path in _paths(b)]
+        sampled = [row for _, b, start in trees for row in range(start, start + 1 + len(b.ids))]
+        if len(sampled) == len(logits):
+            return sampler.choose(logits, wanted)
+        ahead: list[int | None] = [None] * len(logits)
+        part = logits[torch.tensor(sampled, dtype=torch.int64, device=logits.device)]
+        for row, token in zip(sampled, sampler.choose(part, wanted), strict=True):
+            ahead[row] = token
+        return ahead
 
 
 def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:

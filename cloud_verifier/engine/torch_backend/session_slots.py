@@ -59,9 +59,9 @@ class SessionSlots:
         """Return the slots that become available at its end: its reservation, and cached ones that only it holds."""
         return self.reserved + self._pool.prefixes.held_only_by(self._lease)
 
-    def take_prefix(self) -> None:
-        """Begin with the longest cached prefix, but for the last known token, whose row gives the next one."""
-        self._lease = self._pool.prefixes.acquire(self._salt, self._tokens[:-1])
+    def take_prefix(self, most: int) -> None:
+        """Begin with the longest cached prefix, of at most so many tokens."""
+        self._lease = self._pool.prefixes.acquire(self._salt, self._tokens[:most])
         self.table.extend(self._lease.slots)
 
     def reserve(self) -> None:
@@ -88,7 +88,7 @@ class SessionSlots:
     def segment(self, chain: int, batch: TreeBatch | None) -> Segment:
         """Allocate slots for the next `chain` known tokens and the batch's nodes, and return their rows.
 
-        batch: None if the chain ends before the last known token; then no logits are needed.
+        batch: None if no token follows the chain: then no logits are needed for one.
         """
         start = len(self.table)
         tokens = self._tokens[start : start + chain]

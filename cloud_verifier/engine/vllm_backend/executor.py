@@ -88,9 +88,10 @@ class VllmExecutor:
             list(session.tokens),
             len(attach.prompt),
             attach.sampling,
-            max_tokens=attach.max_tokens - session.protocol.position,
+            max_tokens=max(1, session.left),  # vLLM always gives one; a session that is scored alone takes none
             salt=session.salt,
             top=max(tops, default=None),
+            prompt_top=attach.prompt_logprobs if session.protocol.scoring else None,
         )
         scheduler, older = self._scheduler, self._requests.get(replaced) if replaced else None
         others = [other for other in self._requests.values() if other is not older]
@@ -171,14 +172,20 @@ class VllmExecutor:
         max_tokens: int,
         salt: str,
         top: int | None = None,
+        prompt_top: int | None = None,
     ) -> Request:
-        """Return a request of known tokens, the first `prompt` of which are the session's prompt."""
+        """Return a request of known tokens, the first `prompt` of which are the session's prompt.
+
+        top: alternatives of each token, None for no log-probabilities. prompt_top: the same for the known tokens, none
+        of which comes out of the prefix cache then.
+        """
         params = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
             ignore_eos=True,
             detokenize=False,
             logprobs=top,
+            prompt_logprobs=prompt_top,
             extra_args={SESSION: {"prompt": prompt, "sampling": asdict(sampling)}},
         )
         hasher = self._core.request_block_hasher
@@ -217,6 +224,10 @@ class VllmExecutor:
         if output is None or output.new_token_ids[:1] in ([], [NO_TOKEN]):
             return InternalError("no token can be chosen: the target's logits are not finite, or sampling failed")
         try:
+            if output.new_prompt_logprobs_tensors is not None:
+                session.scores = _scores(output.new_prompt_logprobs_tensors)[session.protocol.scored :]
+            if not session.left:
+                return None
             verified = _verified(session, rows.batch, output.new_token_ids)
             if output.new_logprobs is not None:
                 self._note_logprobs(session, verified, output.new_logprobs)
@@ -237,11 +248,7 @@ class VllmExecutor:
         ids, values = logprobs.logprob_token_ids[:count], logprobs.logprobs[:count]
         top = session.protocol.attach.logprobs
         if top is not None:
-            clipped = np.clip(values, LEAST_LOGPROB, 0.0)
-            session.logprobs = tuple(
-                TokenLogprobs(own[0], tuple(zip(alternatives[1 : top + 1], own[1 : top + 1], strict=True)))
-                for own, alternatives in zip(clipped.tolist(), ids.tolist(), strict=True)
-            )
+            session.logprobs = _token_logprobs(ids[:, : top + 1], values[:, : top + 1])
 
     def _record(self, session: EngineSession, verified: Verified, logprobs: Any) -> None:
         """Keep a session's tokens, before they are committed, with the target's distributions."""
@@ -261,6 +268,20 @@ class VllmExecutor:
                 tail=tail,
             )
         )
+
+
+def _scores(logprobs: Any) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of a whole prompt, of which vLLM gives tensors."""
+    return _token_logprobs(logprobs.logprob_token_ids.numpy(), logprobs.logprobs.float().numpy())
+
+
+def _token_logprobs(ids: Any, values: Any) -> tuple[TokenLogprobs, ...]:
+    """Return log-probabilities out of arrays `[n, 1 + top]`, in which each token comes before its alternatives."""
+    clipped = np.clip(values, LEAST_LOGPROB, 0.0)
+    return tuple(
+        TokenLogprobs(own[0], tuple(zip(alternatives[1:], own[1:], strict=True)))
+        for own, alternatives in zip(clipped.tolist(), ids.tolist(), strict=True)
+    )
 
 
 def _verified(session: EngineSession, batch: TreeBatch | None, tokens: Sequence[int]) -> Verified:
