@@ -30,7 +30,13 @@ class DraftManager:
 
     @contextlib.asynccontextmanager
     async def session(self, session: DeviceSession) -> AsyncIterator[DraftSession]:
-        """Give a session a worker, of the fallback if all are in use or the draft cannot start."""
+        """Give a session a worker, of the fallback if all are in use or the draft cannot start.
+
+        A session of one token gets none: its only step needs no proposal.
+        """
+        if session.max_tokens <= 1:
+            yield DraftSession(session, None, None)
+            return
         pool = self.pool
         draft = await self._begun(session, pool)
         self._sessions.add(draft)

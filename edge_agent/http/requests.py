@@ -94,6 +94,11 @@ class RequestBody(BaseModel, extra="allow", strict=True):
         return self.n or 1
 
     @property
+    def least_tokens(self) -> int:
+        """Return the least token limit of the request."""
+        return 1
+
+    @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -106,6 +111,8 @@ class RequestBody(BaseModel, extra="allow", strict=True):
         for name, value in (self.model_extra or {}).items():
             if name in _HARMLESS and value is not None and value not in _HARMLESS[name]:
                 raise unsupported(name)
+        if (limit := self.token_limit()) is not None and limit < self.least_tokens:
+            raise invalid_value("max_tokens", f"max_tokens is {limit}, must be at least {self.least_tokens}")
         if self.stream_options is not None and not self.stream:
             raise invalid_value("stream_options", "stream_options is only for stream=true")
 
@@ -153,6 +160,22 @@ class CompletionRequest(RequestBody):
             return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
+    @property
+    def least_tokens(self) -> int:
+        return 0 if self.echo else 1
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Return whether the answer has log-probabilities of the prompt."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def options(self, choice: int) -> Options:
+        """Return the SDK's options. To generate nothing takes a prompt that is scored, whether that is told or not."""
+        options = super().options(choice)
+        if self.echoes_logprobs or (self.echo and self.max_tokens == 0):
+            options["prompt_logprobs"] = self.logprobs or 0
+        return options
+
     def token_limit(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
@@ -161,8 +184,6 @@ class CompletionRequest(RequestBody):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        if self.logprobs is not None and self.echo:
-            raise unsupported("logprobs", " together with echo")
         if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
             product = f"{len(self.prompts)} x {self.choices}"
             raise invalid_value("prompt", f"prompts times n are {product}, must be between 1 and {MAX_CHOICES}")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.http.parsing.formats import AnswerFormat, AnswerParser
-from edge_agent.http.requests import ChatCompletionRequest, RequestBody
+from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.types import Chunk, Completion, FinishReason
 from edge_agent.session.statistics import Statistics
@@ -48,6 +48,7 @@ class CompletionWriter:
         self.streams = streams
         self._body = body
         self._prefixes = prefixes
+        self._echoes_logprobs = isinstance(body, CompletionRequest) and body.echoes_logprobs
         self._tokenizer = bundle.tokenizer
         self._begun: set[int] = set()
         """Choices of which something was written."""
@@ -81,8 +82,10 @@ class CompletionWriter:
         self._written[index] += len(chunk.token_ids) if chunk is not None else 0
         if index not in self._begun:
             self._begun.add(index)
-            if self.chat or prefix:
-                yield self._piece(index, {"role": "assistant", "content": ""} if self.chat else prefix)
+            echoed = self._echoed(index, self.streams[index].completion) if self._echoes_logprobs else None
+            if self.chat or prefix or echoed:
+                begin = {"role": "assistant", "content": ""} if self.chat else prefix
+                yield self._piece(index, begin, logprobs=echoed)
         if chunk is None:
             completion = self.streams[index].completion
             reason = REASONS[completion.finish_reason]
@@ -123,13 +126,27 @@ class CompletionWriter:
         if self.chat:
             answer = {"message": self._messages[index].message(completion.text)}
             reason = self._messages[index].reason(completion.finish_reason)
+        logprobs = self._logprobs[index].write(completion.token_ids, completion.logprobs)
+        if self._echoes_logprobs and logprobs is not None:
+            echoed = self._echoed(index, completion)
+            logprobs = {name: [*values, *logprobs[name]] for name, values in echoed.items()}
         return {
             "index": index,
             **answer,
-            "logprobs": self._logprobs[index].write(completion.token_ids, completion.logprobs),
+            "logprobs": logprobs,
             "finish_reason": reason,
             "outrider": about(completion),
         }
+
+    def _echoed(self, index: int, completion: Completion) -> dict[str, Any]:
+        """Return the log-probabilities of the prompt that comes before a choice."""
+        ids = self.streams[index].prompt_token_ids
+        writer = LogprobsWriter(self._tokenizer.table, self._tokenizer.special, chat=False)
+        echoed = writer.write(ids, completion.prompt_logprobs or [None] * len(ids)) or {}
+        # A tokenizer that begins every text with a space has a longer text than the prompt.
+        first, end = max(0, writer.end - len(self._prefixes[index])), len(self._prefixes[index])
+        echoed["text_offset"] = [min(max(0, offset - first), end) for offset in echoed["text_offset"]]
+        return echoed
 
     def _piece(
         self,
@@ -298,8 +315,16 @@ class LogprobsWriter:
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, ids: Sequence[int], known: Iterable[TokenLogprobs] | None) -> dict[str, Any] | None:
-        """Return the next tokens' log-probabilities; None unless they were asked for."""
+    @property
+    def end(self) -> int:
+        """Return the number of characters up to the end of the last token's text."""
+        return self._offset + bool(self._decoder.getstate()[0])  # U+FFFD for a character that is not finished
+
+    def write(self, ids: Sequence[int], known: Iterable[TokenLogprobs | None] | None) -> dict[str, Any] | None:
+        """Return the next tokens' log-probabilities; None unless they were asked for.
+
+        A token of a completion that has none, as the first one of a prompt, has null in their place.
+        """
         if known is None:
             return None
         known = tuple(known)
@@ -307,14 +332,24 @@ class LogprobsWriter:
             content = [
                 {**self._token(token, one.logprob), "top_logprobs": [self._token(*other) for other in one.top]}
                 for token, one in zip(ids, known, strict=True)
+                if one is not None
             ]
             return {"content": content, "refusal": None}
         return {
             "tokens": [self._text(token) for token in ids],
-            "token_logprobs": [one.logprob for one in known],
-            "top_logprobs": [{self._text(token): value for token, value in one.top} for one in known],
+            "token_logprobs": [None if one is None else one.logprob for one in known],
+            "top_logprobs": [
+                None if one is None else self._likeliest(token, one) for token, one in zip(ids, known, strict=True)
+            ],
             "text_offset": [self._text_offset(token) for token in ids],
         }
+
+    def _likeliest(self, token: int, known: TokenLogprobs) -> dict[str, float]:
+        """Return the log-probabilities of the likeliest tokens, and of the token itself, by their texts."""
+        found: dict[str, float] = {}
+        for other, value in (*known.top, (token, known.logprob)):
+            found.setdefault(self._text(other), value)  # of tokens with one text, the likeliest
+        return found
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self._text(token), "logprob": logprob, "bytes": list(self._bytes(token))}

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from typing import Self
 
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.sdk.request import Request, check_fits, check_ids
+from edge_agent.sdk.request import Request, check_fits, check_ids, check_scores
 from edge_agent.sdk.sessions import DeliverySource, Sessions
 from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
 from edge_agent.session.statistics import Statistics, Usage
@@ -19,7 +19,7 @@ from edge_agent.target.detokenizer import TextAssembler
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import InternalError, OutriderError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
-from outrider.core.protocol.messages import Finish
+from outrider.core.protocol.messages import Finish, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,12 @@ class Generation:
         self._bundle = bundle
         self._max_tokens = request.max_tokens_after(len(prompt), description.max_sequence)
         check_fits(self.prompt, self._max_tokens, description.vocabulary_size, description.max_sequence)
+        check_scores(len(prompt), request.prompt_logprobs)
         check_ids("stop_token_ids", request.stop_token_ids, description.vocabulary_size)
         check_ids("logit_bias", list(request.logit_bias), description.vocabulary_size)
         self._text = TextAssembler(bundle.tokenizer.table, bundle.tokenizer.special, request.stop)
+        self._scored: Sequence[TokenLogprobs] = ()
+        """Log-probabilities of the prompt's tokens from the second on, as far as the session has them."""
         self._received: list[int] = []
         self._is_offline = False
         """Whether the draft model writes without a verifier."""
@@ -98,6 +101,13 @@ class Generation:
         names = {token: tokenizer.table[token].decode(errors="replace") for token in tokenizer.special}
         silent = frozenset(token for token, name in names.items() if name not in texts)
         self._text = TextAssembler(tokenizer.table, silent, self.request.stop)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Return the prompt's log-probabilities; None unless asked for, or before the last one has come."""
+        if self.request.prompt_logprobs is None or len(self._scored) < len(self.prompt) - 1:
+            return None
+        return (None, *self._scored)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Yield the output as it comes, once one of the client's slots is free. Closing this cancels the session.
@@ -128,7 +138,9 @@ class Generation:
             eos_token_ids=self._bundle.description.eos_token_ids,
             ignore_eos=self.request.ignore_eos,
             logprobs=self.request.logprobs,
+            prompt_logprobs=self.request.prompt_logprobs,
         )
+        self._scored = session.scored
         return self._sessions.open(session, self._bundle, self.request, self.statistics)
 
     def _offline_source(self, cause: Unavailable) -> DeliverySource:
@@ -136,7 +148,7 @@ class Generation:
         pool = self._sessions.drafts.pool
         if pool is None or not pool.has_model:
             raise Unavailable(f"{cause}; and there is no draft model for offline generation") from cause
-        if self.request.logprobs is not None:
+        if self.request.logprobs is not None or self.request.prompt_logprobs is not None:
             raise Unavailable(f"{cause}; and only the target has log-probabilities") from cause
         log.warning("no verifier can be reached; the draft generates offline, unverified: %s", cause)
         self._is_offline = True
@@ -233,6 +245,7 @@ class CompletionStream:
             drafted=tuple(own for chunk in chunks for own in chunk.drafted),
             verified=all(chunk.verified for chunk in chunks),
             logprobs=None if not chunks or None in logprobs else tuple(one for part in logprobs for one in part or ()),
+            prompt_logprobs=self._generation.prompt_logprobs,
             finish_reason=self._generation.finish_reason or "cancelled",
             usage=Usage(len(self.prompt_token_ids), len(token_ids)),
             seed=self._generation.request.sampling.seed,

@@ -15,7 +15,13 @@ from pydantic_core import PydanticCustomError
 from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline, Options, Timeout
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest
-from outrider.core.protocol.messages import MAX_GENERATED_TOKENS, MAX_LOGPROBS, MAX_PROMPT_TOKENS, MAX_STOP_TOKENS
+from outrider.core.protocol.messages import (
+    MAX_GENERATED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_PROMPT_TOKENS,
+    MAX_STOP_TOKENS,
+)
 from outrider.core.sampling import SamplingParams
 from outrider.wire.bounds import is_label
 
@@ -118,7 +124,7 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_GENERATED_TOKENS)] | None = 256
+    max_tokens: Annotated[Integer, Field(ge=0, le=MAX_GENERATED_TOKENS)] | None = 256
     temperature: Number = 0.0
     top_k: Integer = 0
     top_p: Number = 1.0
@@ -140,6 +146,7 @@ class Request(BaseModel):
     retries: Annotated[Integer, Field(ge=0, le=MAX_RETRIES)] = DEFAULT_RETRIES
     offline: Offline = "raise"
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     _sampling: SamplingParams = PrivateAttr()
 
@@ -155,6 +162,8 @@ class Request(BaseModel):
 
     def model_post_init(self, context: Any) -> None:
         """Check the bounds of sampling, which SamplingParams knows. Raises BadRequest."""
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            refuse("max_tokens", 0, "greater than or equal to 1, or come with prompt_logprobs")
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
         self._sampling = SamplingParams(**given, seed=seed, logit_bias=tuple(self.logit_bias.items()))
@@ -244,6 +253,14 @@ def check_fits(ids: Sequence[int], max_tokens: int, vocabulary_size: int, max_se
             f"{len(ids)} + {max_tokens}",
             f"at most {max_sequence}, which is all that the target can hold",
         )
+
+
+def check_scores(prompt_tokens: int, top: int | None) -> None:
+    """Raise BadRequest for a prompt of which too many log-probabilities are asked for. top: alternatives per token."""
+    values = 0 if top is None else (prompt_tokens - 1) * (1 + top)
+    if values > MAX_PROMPT_LOGPROBS:
+        got = f"{prompt_tokens} tokens with {top} alternatives each"
+        raise BadRequest.bound("prompt with log-probabilities", got, f"at most {MAX_PROMPT_LOGPROBS} values")
 
 
 def _check_length(tokens: int) -> None:

@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     ignore_eos: continue past the target's own end.
     logprobs: return the target's log-probability of each token, with this many of its likeliest alternatives (0 to 20);
     None returns none, which is faster.
+    prompt_logprobs: return the same for each token of the prompt; max_tokens may be 0 then, which generates nothing.
     logit_bias: token id -> what is added to its logit.
     traffic_class, timeout, retries, offline: as for the client, for this request alone.
     """
@@ -70,6 +71,7 @@ class Options(TypedDict, total=False):
     retries: int
     offline: Offline
     logprobs: int | None
+    prompt_logprobs: int | None
     logit_bias: Mapping[int, float] | None
 
 
@@ -107,6 +109,9 @@ class Completion:
     """Whether all of it is the target's; False where the draft has written some of it alone."""
     logprobs: tuple[TokenLogprobs, ...] | None
     """Per token, as in Chunk."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    """Per token of the prompt, None for the first, before which nothing stands; None unless asked for, or not there
+    yet."""
     finish_reason: FinishReason
     """"eos" (the target's own end, or a stop id), "length", "stop" (a stop text) or "cancelled"."""
     usage: Usage

@@ -118,7 +118,7 @@ class SessionDriver:
 
     async def _attach(self, target: AttachTarget) -> None:
         """Run one stream from Open to its end. Returns where the session is over or another attach may help."""
-        before = len(self._session.received)
+        before = self._session.progress
         self._statistics.attached(target.address)
         try:
             link, silence_s = self._dial(target), self._options.silence_s
@@ -130,7 +130,7 @@ class SessionDriver:
             if self._session.finished:
                 return
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
-            self._route.failed(error, progressed=len(self._session.received) > before)
+            self._route.failed(error, progressed=self._session.progress > before)
         finally:
             self._stream = None
             self._pacing.close()

@@ -40,6 +40,8 @@ def test_every_error_is_documented_with_its_status_and_what_a_device_does_next()
         ("attach.max_tokens", messages.MAX_GENERATED_TOKENS),
         ("attach.stop_token_ids", messages.MAX_STOP_TOKENS),
         ("attach.logprobs", messages.MAX_LOGPROBS),
+        ("attach.prompt_logprobs", messages.MAX_LOGPROBS),
+        ("attach.prompt_logprobs", messages.MAX_PROMPT_LOGPROBS),
         ("sampling.bias", MAX_BIASES),
         ("nodes of an Append", messages.MAX_APPEND_NODES),
     ],
@@ -67,6 +69,10 @@ def test_sampling_is_bounded_as_the_page_says(name, inside, outside):
     for value in outside:
         with pytest.raises(OutriderError):
             SamplingParams(**{name: value})
+
+
+def test_a_commit_scores_as_much_of_a_prompt_as_the_page_says():
+    assert f"at most {messages.MAX_SCORED} in each" in TEXT
 
 
 def test_what_is_said_of_the_transport_is_so():

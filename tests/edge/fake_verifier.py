@@ -177,6 +177,7 @@ class _Live:
     async def step(self) -> None:
         if commit := self.session.resend():
             self.commit(commit)
+        await self._score()
         while self.session.finish is Finish.NONE:
             await self._until_due()
             script = self.verifier.script
@@ -197,6 +198,16 @@ class _Live:
                 positions = enumerate(commit.tokens, start=commit.start)
                 commit = replace(commit, logprobs=tuple(logprobs_of(at, token, top) for at, token in positions))
             self.commit(commit)
+
+    async def _score(self) -> None:
+        """Score the prompt, a few tokens in each step."""
+        attach = self.session.attach
+        while self.session.scoring and self.session.finish is Finish.NONE:
+            await asyncio.sleep(self.verifier.script.step_s)
+            first = self.session.scored + 1
+            tokens = enumerate(attach.prompt[first : first + 7], start=first)
+            for commit in self.session.score([logprobs_of(at, token, attach.prompt_logprobs) for at, token in tokens]):
+                self.commit(commit)
 
     async def _until_due(self) -> None:
         """Wait for nodes, an idle device, or the end of the draft wait; never return while frozen or too far ahead."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fake_verifier import FakeVerifier, logprobs_of
@@ -68,11 +70,56 @@ async def test_the_draft_alone_has_none_to_tell(client: AsyncClient, verifier: F
     with pytest.raises(Unavailable, match="only the target has log-probabilities"):
         await client.generate("x", max_tokens=5, logprobs=1, offline="draft_only")
 
+    with pytest.raises(Unavailable, match="only the target has log-probabilities"):
+        await client.generate("x", max_tokens=5, prompt_logprobs=1, offline="draft_only")
+
 
 @pytest.mark.parametrize("wrong", [-1, 21, 1.5, True])
 async def test_numbers_out_of_bounds_are_refused(client: AsyncClient, wrong: int) -> None:
     with pytest.raises(BadRequest, match="logprobs"):
         await client.generate("x", logprobs=wrong)
+    with pytest.raises(BadRequest, match="prompt_logprobs"):
+        await client.generate("x", prompt_logprobs=wrong)
+
+
+def scores_of(prompt: tuple[int, ...], top: int) -> tuple[TokenLogprobs | None, ...]:
+    return (None, *(logprobs_of(at, token, top) for at, token in enumerate(prompt) if at))
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 30])
+async def test_each_token_of_a_prompt_has_its_own(client: AsyncClient, max_tokens: int) -> None:
+    stream = await client.stream(TEXT, max_tokens=max_tokens, prompt_logprobs=2)
+    completion = await stream.drain()
+    assert len(stream.prompt_token_ids) > 20 and len(completion.token_ids) == max_tokens
+    assert completion.prompt_logprobs == scores_of(stream.prompt_token_ids, 2)
+    assert (completion.finish_reason, completion.logprobs, completion.verified) == ("length", None, True)
+    assert (await client.generate(TEXT, max_tokens=1)).prompt_logprobs is None
+    [only] = (await client.generate([65], max_tokens=0, prompt_logprobs=0)).prompt_logprobs or ()
+    assert only is None
+
+
+async def test_a_session_of_one_token_or_none_drafts_nothing(client: AsyncClient, verifier: FakeVerifier) -> None:
+    for max_tokens in (0, 1):
+        completion = await client.generate(TEXT, max_tokens=max_tokens, prompt_logprobs=0)
+        assert (completion.statistics.drafted, completion.statistics.evaluated, completion.statistics.draft) == (
+            0,
+            0,
+            "",
+        )
+    assert (await client.generate(TEXT, max_tokens=40)).statistics.draft
+
+
+async def test_broken_streams_neither_lose_nor_double_a_prompts(client: AsyncClient, verifier: FakeVerifier) -> None:
+    verifier.script.step_s = 0.02
+    asked = asyncio.create_task(client.generate(TEXT[:100], max_tokens=3, prompt_logprobs=1))
+    prompts = client.generate(TEXT[:100], max_tokens=1)
+    prompt = verifier.opens[-1].attach.prompt if await prompts else ()
+    while not asked.done():
+        await asyncio.sleep(0.05)
+        verifier.drop_streams()
+    assert (await asked).prompt_logprobs == scores_of(prompt, 1)
+    received = [one.attach.scored for one in verifier.opens if one.attach.prompt_logprobs is not None]
+    assert len(received) > 3 and received == sorted(received) and received[2] > 0
 
 
 async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
@@ -98,8 +145,58 @@ async def test_completions_tell_them_in_their_older_shape(openai: AsyncOpenAI) -
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 25
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
-    with pytest.raises(BadRequestError, match="echo"):
-        await openai.completions.create(model="fake", prompt="x", logprobs=1, echo=True)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 12])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_echoed_with_them(openai: AsyncOpenAI, max_tokens: int, stream: bool) -> None:
+    prompts = ["Grüße 🙂 aus", TEXT[:40]]
+    asked = {"model": "fake", "prompt": prompts, "max_tokens": max_tokens, "temperature": 0, "n": 2, "echo": True}
+    choices: list[dict[str, Any]] = [{"text": "", "logprobs": {}} for _ in range(4)]
+    if stream:
+        async for chunk in await openai.completions.create(**asked, logprobs=1, stream=True):  # type: ignore[call-overload]
+            piece = chunk.choices[0].model_dump()
+            choices[piece["index"]]["text"] += piece["text"]
+            for name, values in (piece["logprobs"] or {}).items():
+                choices[piece["index"]]["logprobs"].setdefault(name, []).extend(values)
+    else:
+        whole = await openai.completions.create(**asked, logprobs=1)  # type: ignore[call-overload]
+        choices = [choice.model_dump() for choice in whole.choices]
+        assert whole.usage.completion_tokens == 4 * max_tokens
+    for choice, prompt in zip(choices, (prompts[0], prompts[0], prompts[1], prompts[1]), strict=True):
+        text, logprobs = choice["text"], choice["logprobs"]
+        assert text[: len(prompt)] == prompt and (len(text) == len(prompt)) == (max_tokens == 0)
+        count = len(logprobs["tokens"])
+        assert all(len(logprobs[name]) == count for name in ("token_logprobs", "top_logprobs", "text_offset"))
+        first = count - max_tokens
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        assert logprobs["token_logprobs"][1:] == [
+            logprobs_of(p, 0, 0).logprob for p in [*range(1, first), *range(max_tokens)]
+        ]
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
+        assert logprobs["top_logprobs"][1:] == [{token: -1.0} for token in logprobs["tokens"][1:]]
+
+
+async def test_ids_are_echoed_as_text_and_without_logprobs_nothing_is_told(
+    openai: AsyncOpenAI, verifier: FakeVerifier
+) -> None:
+    await openai.completions.create(model="fake", prompt="a🙂", max_tokens=1)
+    ids = list(verifier.opens[-1].attach.prompt)
+    cut = ids[:-1]  # the last character is not complete
+    answer = await openai.completions.create(model="fake", prompt=cut, max_tokens=0, echo=True, logprobs=0)
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text == "a\ufffd" and logprobs and len(logprobs.tokens or ()) == len(cut)
+    assert logprobs.tokens and logprobs.token_logprobs and logprobs.top_logprobs
+    known = zip(logprobs.tokens, logprobs.token_logprobs, strict=True)
+    assert logprobs.top_logprobs[1:] == [{token: value} for token, value in known][1:]
+    answer = await openai.completions.create(model="fake", prompt=ids, max_tokens=0, echo=True)
+    assert (answer.choices[0].text, answer.choices[0].logprobs) == ("a🙂", None)
+    assert answer.usage and (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 0)
+    with pytest.raises(BadRequestError, match="max_tokens is 0, must be at least 1"):
+        await openai.completions.create(model="fake", prompt=ids, max_tokens=0)
+    with pytest.raises(BadRequestError, match="logprobs"):
+        await openai.completions.create(model="fake", prompt=ids, echo=True, logprobs=21)
 
 
 async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:

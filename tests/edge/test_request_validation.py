@@ -57,7 +57,12 @@ async def test_an_option_of_a_wrong_type_is_refused_by_name(client: AsyncClient,
 @pytest.mark.parametrize(
     ("options", "field", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0, must be greater than or equal to 1"),
+        (
+            {"max_tokens": 0},
+            "max_tokens",
+            "max_tokens is 0, must be greater than or equal to 1, or come with prompt_logprobs",
+        ),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1, must be greater than or equal to 0"),
         ({"max_tokens": True}, "max_tokens", "max_tokens is True, must be a valid integer"),
         ({"temperature": "hot"}, "temperature", "temperature is 'hot', must be a number"),
         ({"stop": 5}, "stop", "stop is 5, must be a text or a list of texts"),

@@ -88,6 +88,11 @@ class DeviceSession:
         return self.finish is not Finish.NONE
 
     @property
+    def progress(self) -> int:
+        """Return a number that grows with every token, and every log-probability of the prompt, that is received."""
+        return len(self.received) + len(self.scored)
+
+    @property
     def room(self) -> int:
         """Return the number of nodes that may still be added (rule 2)."""
         return 0 if self.finished else self.limits.nodes - len(self.tree)
