@@ -225,6 +225,9 @@ class EngineSession:
     only sessions with the same one share prefixes.
     """
 
+    scores: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the prompt's next tokens that are not committed yet, if the device asks for them."""
+
     def __init__(
         self,
         session_id: str,
@@ -262,8 +265,6 @@ class EngineSession:
         self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
-        self.scores: tuple[TokenLogprobs, ...] = ()
-        """Those of the prompt's next tokens that are not committed yet, if the device asks for them."""
         self._counts = StepCounts()
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
         self._nodes_per_level = MovingAverage(0.1)

@@ -48,6 +48,8 @@ class DeviceSession:
     Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """
 
+    finish = Finish.NONE
+
     def __init__(
         self,
         prompt: Sequence[int],
@@ -73,7 +75,6 @@ class DeviceSession:
         self._prompt_logprobs = prompt_logprobs
         self.scored: list[TokenLogprobs] = []
         """Log-probabilities of the prompt's tokens from the second on, if the request asks for them."""
-        self.finish = Finish.NONE
         self.tree = TokenTree()
         self._next_node = 1
         self._next_id = 1
