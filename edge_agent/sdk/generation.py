@@ -245,12 +245,12 @@ class CompletionStream:
             drafted=tuple(own for chunk in chunks for own in chunk.drafted),
             verified=all(chunk.verified for chunk in chunks),
             logprobs=None if not chunks or None in logprobs else tuple(one for part in logprobs for one in part or ()),
-            prompt_logprobs=self._generation.prompt_logprobs,
             finish_reason=self._generation.finish_reason or "cancelled",
             usage=Usage(len(self.prompt_token_ids), len(token_ids)),
             seed=self._generation.request.sampling.seed,
             session_id=self.statistics.session_id,
             statistics=self.statistics,
+            prompt_logprobs=self._generation.prompt_logprobs,
         )
 
     async def drain(self) -> Completion:

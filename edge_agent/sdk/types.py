@@ -109,9 +109,6 @@ class Completion:
     """Whether all of it is the target's; False where the draft has written some of it alone."""
     logprobs: tuple[TokenLogprobs, ...] | None
     """Per token, as in Chunk."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
-    """Per token of the prompt, None for the first, before which nothing stands; None unless asked for, or not there
-    yet."""
     finish_reason: FinishReason
     """"eos" (the target's own end, or a stop id), "length", "stop" (a stop text) or "cancelled"."""
     usage: Usage
@@ -120,6 +117,9 @@ class Completion:
     session_id: str
     """The session's name in the logs of coordinator and verifier."""
     statistics: Statistics
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Per token of the prompt, None for the first, before which nothing stands; None unless asked for, or not there
+    yet."""
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:

@@ -29,6 +29,7 @@ EVERY_CORNER = {
     "nodes survived an attach",
     "the path ended by length",
     "the path ended in EOS",
+    "the prompt was scored",
 }
 
 
