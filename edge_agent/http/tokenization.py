@@ -133,5 +133,14 @@ def _ids(bundle: TargetBundle, body: TokenizeRequest) -> list[int]:
 
 
 async def _on_thread(slots: asyncio.Semaphore, work: Callable[[], _A]) -> _A:
-    async with slots:
-        return await asyncio.to_thread(work)
+    """Run work on a thread, and keep its slot until it has ended: a client that goes away does not stop it."""
+    await slots.acquire()
+    working = asyncio.create_task(asyncio.to_thread(work))
+
+    def release(done: asyncio.Task[_A]) -> None:
+        slots.release()
+        if not done.cancelled():
+            done.exception()  # so that none counts as overlooked where nobody waits any more
+
+    working.add_done_callback(release)
+    return await asyncio.shield(working)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http import tokenization
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
+from edge_agent.target.tokenizer import TargetTokenizer
 
 TARGET = Path(__file__).resolve().parents[2] / "models" / "target"
 TEXTS = ["", "How many hens?", " grüße 🙂\n\tdef f(): return 1_000", "a <|end|> b<|user|>", "\x00é" * 50]
@@ -121,3 +124,26 @@ async def test_another_model_a_missing_key_and_too_many_tokens_are_refused(
     monkeypatch.setattr(tokenization, "MAX_PROMPT_TOKENS", 10)
     answer = await web.post("tokenize", json={"prompt": "word " * 50})
     assert answer.status_code == 400 and "must have at most 10; send parts" in answer.json()["error"]["message"]
+
+
+async def test_texts_whose_clients_have_gone_keep_their_slots_until_they_are_tokenised(
+    web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, begun = threading.Event(), list[str]()
+
+    def slow(self: TargetTokenizer, text: str, **_: Any) -> list[int]:
+        begun.append(text)
+        going.wait(10)
+        return [5]
+
+    monkeypatch.setattr(TargetTokenizer, "encode", slow)
+    for text in ("a", "b", "c"):  # the third waits for a slot
+        with pytest.raises(httpx.ReadTimeout):
+            await web.post("tokenize", json={"prompt": text}, timeout=0.3)
+    assert begun == ["a", "b"]
+    last = asyncio.create_task(asked(web, "tokenize", prompt="d"))
+    await asyncio.sleep(0.2)
+    assert begun == ["a", "b"]
+    going.set()
+    assert (await last)["tokens"] == [5]
+    assert begun == ["a", "b", "d"]  # nobody waits for the third any more
