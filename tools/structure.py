@@ -32,7 +32,7 @@ SHORT = 40
 """Characters; a longer docstring is taken to be a sentence."""
 # A new feature may raise `lines` and `classes`, in the commit that needs it.
 LIMITS = {
-    "lines": 41_680,
+    "lines": 41_695,
     "classes": 444,
     "most_files_in_folder": 20,
     "duplicate_class_names": 5,
