@@ -35,7 +35,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
         built = "a CPU" if on_cpu else "GPUs"
         raise ModelRefused(f"device is {config.device}, and the vLLM of this environment is built for {built}")
     digest = hash_of(Path(config.model), progress)
-    progress(f"loading {config.model.name} into vLLM")
+    progress(f"loading {config.target_name} into vLLM")
     limits = engine_config(config)
     core = load.engine_core(
         config.model,

@@ -226,7 +226,7 @@ def _bar(tell: Callable[[int], None]) -> Any:
     """Return the class that huggingface_hub counts bytes with; it calls `tell` with them every TELL_S seconds."""
     from tqdm.auto import tqdm
 
-    begun = time.monotonic()
+    last, most = time.monotonic(), 0
 
     class Counter(tqdm):  # type: ignore[misc]
         """A progress bar that shows nothing."""
@@ -236,11 +236,12 @@ def _bar(tell: Callable[[int], None]) -> Any:
             self._in_bytes = options.get("unit") == "B"
 
         def update(self, n: float | None = 1) -> None:
-            nonlocal begun
+            nonlocal last, most
             self.n += n or 0
-            if self._in_bytes and time.monotonic() - begun >= TELL_S:
-                begun = time.monotonic()
-                tell(int(self.n))
+            most = max(most, int(self.n) if self._in_bytes else 0)  # one bar counts what has come, one what is written
+            if self._in_bytes and time.monotonic() - last >= TELL_S:
+                last = time.monotonic()
+                tell(most)
 
     return Counter
 

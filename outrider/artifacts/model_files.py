@@ -21,7 +21,8 @@ def check_target(folder: Path, name: str = "--model", *, needs_weights: bool = T
     """
     mend = "give the folder of a Hugging Face model, with config.json, tokenizer.json and *.safetensors"
     if not folder.is_dir():
-        raise ModelRefused(f"{name} {folder}: {'this is a file' if folder.exists() else 'no such folder'}; {mend}")
+        why = "this is a file" if folder.exists() else "no such folder"
+        raise ModelRefused(f"{name} {folder}: {why}; {mend}, or org/name on the Hugging Face hub")
     for wanted in ("config.json", "tokenizer.json"):
         if not (folder / wanted).is_file():
             raise ModelRefused(f"{name} {folder}: it has no {wanted}; {mend}")
@@ -43,7 +44,7 @@ def check_gguf(file: Path, name: str = "--draft", *, others: str = "") -> None:
 
     name: what named the file. others: what may be given instead, for messages.
     """
-    mend = f"give the path of a GGUF file{others and ', or '}{others}"
+    mend = f"give the path of a GGUF file, or org/name:file.gguf on the Hugging Face hub{others and ', or '}{others}"
     try:
         with file.open("rb") as opened:
             begin = opened.read(len(_LFS))

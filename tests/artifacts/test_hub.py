@@ -21,9 +21,10 @@ from hub_server import Hub, Repository, hub_server
 from outrider.artifacts.hub import hub_id
 
 FETCH = """
-import sys
+import logging, sys
 from outrider.artifacts import hub
 from outrider.core.errors import OutriderError
+logging.basicConfig(level=logging.INFO)
 hub.TELL_S = 0.0
 try:
     print("=", getattr(hub, f"fetch_{sys.argv[1]}")(sys.argv[2], tell=lambda text: print("-", text, flush=True)))
@@ -156,6 +157,7 @@ def test_of_a_target_its_settings_and_safetensors_are_fetched_once_and_nothing_e
     for variables in ({}, {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         again = fetch("target", given, **variables)
         assert (again.path, hub.fetched, again.told[-1]) == (first.path, [], first.told[-1])
+        assert not any(line.startswith("fetching") for line in again.told)
     assert "127.0.0.1:9 cannot be reached (ConnectError" in again.told[0] and "from the cache" in again.told[0]
 
 
@@ -285,6 +287,9 @@ def test_a_download_that_breaks_off_goes_on_and_says_how_far_it_is(hub: Hub, fet
         "fetching org/draft: 10.5 MB of 30.0 MB" in found.told
         and "fetching org/draft: 30.0 MB of 30.0 MB" in found.told
     )
+    shares = [float(line.split()[2]) for line in found.told if line.endswith("MB of 30.0 MB")]
+    assert shares == sorted(shares) or how == "reset"  # which begins again
+    assert found.log == ""  # huggingface_hub's own lines hold signed addresses
     starts = [start for _, start in hub.fetched]
     if how == "end":
         assert starts == [0, 10_485_760]  # what a connection's end leaves is kept
