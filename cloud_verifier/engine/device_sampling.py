@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -44,6 +44,8 @@ class Chain:
     """Index of the first row among all logits of the step."""
     drafts: Sequence[int]
     """The draft tokens, whose rows follow the first one."""
+    ends: Collection[int] = ()
+    """Token ids that end the sequence: what follows them is not looked at."""
 
 
 _Ints = NDArray[np.int64]
@@ -121,8 +123,10 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
 def _ended(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:
     """Follow a chain by the tokens that are known; return whether its path has ended."""
     while not path or (len(path) <= len(chain.drafts) and chain.drafts[len(path) - 1] == path[-1]):
-        token = known.get(chain.row + len(path))
-        if token is None:
+        if path and path[-1] in chain.ends:
+            return True
+        token, position = known.get(chain.row + len(path)), chain.position + len(path)
+        if token is None or not chain.sampler.confirms(token, position, path):
             return False
         path.append(token)
     return True

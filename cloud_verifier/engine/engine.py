@@ -31,7 +31,16 @@ from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import StepProfiler
-from outrider.core.errors import Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation, Unavailable
+from outrider.core.constraint import Grammars, GrammarState
+from outrider.core.errors import (
+    BadRequest,
+    Fenced,
+    InternalError,
+    OutriderError,
+    Overloaded,
+    ProtocolViolation,
+    Unavailable,
+)
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
@@ -61,8 +70,11 @@ class Engine:
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         server_draft: LlamaServerDraft | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Drive `executor`. server_draft: drafts for sessions whose devices draft nothing."""
+        """Drive `executor`. server_draft: drafts for sessions whose devices draft nothing. grammars: of the target's
+        tokenizer; without them, requests with a grammar are refused."""
+        self.grammars = grammars
         self.config = config or EngineConfig()
         self.counters = EngineCounters(clock())
         self.allocation: AllocationPolicy = by_acceptance
@@ -116,6 +128,7 @@ class Engine:
             draft_release=draft_release,
             record=record,
             capabilities=self._executor.capabilities,
+            grammar=self._grammar(attach.sampling.grammar),
         )
         self._make_room(session)
 
@@ -312,7 +325,10 @@ class Engine:
             if isinstance(result, OutriderError):
                 with about(session=one.session.session_id):
                     log.warning("verification fails in session %s: %s", one.session.session_id, result)
-                self._fail_internally(one.session, str(result))
+                if isinstance(result, BadRequest):
+                    self._fail(one.session, result)
+                else:
+                    self._fail_internally(one.session, str(result))
         verifications = [result if isinstance(result, Verified) else None for result in results]
         sound = [not isinstance(result, OutriderError) for result in results]
         self._commit(list(compress(rows, sound)), compress(ran, sound), compress(verifications, sound))
@@ -356,6 +372,17 @@ class Engine:
                 self._publish(session, commit)
 
     # How sessions begin and end
+
+    def _grammar(self, grammar: str) -> GrammarState | None:
+        """Return a grammar's state before the first token, None for no grammar. Raises BadRequest for one that cannot
+        be used."""
+        if not grammar:
+            return None
+        if self.grammars is None:
+            raise BadRequest(
+                "this verifier serves no grammars: its target's tokenizer cannot be used with them, see its log"
+            )
+        return self.grammars.begin(grammar)
 
     def _make_room(self, session: EngineSession) -> None:
         """Admit a session, if need be after ending stalled ones. Raises Overloaded."""

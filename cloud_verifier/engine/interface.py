@@ -13,6 +13,7 @@ from typing import Protocol
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.stats import EngineCounters, EngineStats
+from outrider.core.constraint import Grammars
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, SessionLimits
 from outrider.core.step_cost import StepCost
@@ -46,6 +47,9 @@ class VerificationEngine(Protocol):
     """
 
     counters: EngineCounters
+    grammars: Grammars | None
+    """Those of the target's tokenizer. The caller should compile a session's grammar, on another thread, before `start`
+    does; None if the target serves no grammars."""
 
     def start(
         self,

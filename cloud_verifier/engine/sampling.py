@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from outrider.core.constraint import Constraint
 from outrider.core.coupling import position_key, session_key
 from outrider.core.processors import TokenCounts, penalise
 from outrider.core.protocol.messages import TokenLogprobs
@@ -28,8 +29,16 @@ class Sampler:
     key: of the session's noise; 0 if greedy. counts: tokens of prompt and output so far; empty without penalties.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Begin after `output`. constraint: stands at the output's end, and is followed from there."""
         self.params = params
+        self.constraint = constraint
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
         self.counts = TokenCounts([*prompt, *output] if params.penalised else ())
 
@@ -37,11 +46,31 @@ class Sampler:
         """Return the token at a generated position; of equal scores the lowest id wins.
 
         row: logits `[V]` after the position's last ancestor; float32 if it is an array of numpy. path: tokens accepted
-        in this step on the way to the row. Raises InternalError if the logits are not finite.
+        in this step on the way to the row. Raises InternalError if the logits are not finite, BadRequest if the
+        constraint cannot be followed.
         """
         logits = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()
         if self.params.penalised:
             logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
+        if self.constraint is None or not self.constraint.binds(position):
+            return self._token(logits, position)
+        if not self.params.filtered:
+            token = self._token(logits, position)
+            if self.confirms(token, position, path):
+                return token
+        return self._token(self.constraint.masked(logits, position, path), position)
+
+    def confirms(self, token: int, position: int, path: Sequence[int]) -> bool:
+        """Return whether a token that was chosen among all is for certain the one among those that are allowed.
+
+        The best of all that is allowed is the best of the allowed, which saves their mask. Filters are another matter:
+        what they leave depends on what is forbidden. Raises BadRequest if the constraint cannot be followed.
+        """
+        if self.constraint is None or not self.constraint.binds(position):
+            return True
+        return not self.params.filtered and self.constraint.allows(token, position, path)
+
+    def _token(self, logits: Row, position: int) -> int:
         if self.params.greedy:
             return argmax(logits)
         return sampled_token(logits, self.params, position_key(self.key, position))
@@ -50,6 +79,8 @@ class Sampler:
         """Count tokens that were committed."""
         if self.params.penalised:
             self.counts.add(tokens)
+        if self.constraint is not None:
+            self.constraint.commit(tokens)
 
 
 def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

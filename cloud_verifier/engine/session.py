@@ -17,6 +17,7 @@ from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
+from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.telemetry import SessionTelemetry
@@ -241,11 +242,13 @@ class EngineSession:
         draft_release: str = "",
         record: bool = False,
         capabilities: Capabilities,
+        grammar: GrammarState | None = None,
     ) -> None:
         """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
         draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
-        capabilities: of the target.
+        capabilities: of the target. grammar: that of the sampling parameters, before the first token. Raises BadRequest
+        if it forbids what was generated.
         """
         attach = protocol.attach
         self.session_id = session_id
@@ -262,7 +265,8 @@ class EngineSession:
         self.had_rows = False
         self.last_step = step
         self.timing = DeviceTiming(now)
-        self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed)
+        constraint = constraint_of(grammar, protocol.end_token_ids, attach.min_tokens, protocol.committed)
+        self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed, constraint)
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
@@ -417,7 +421,10 @@ class EngineSession:
 
         def target_token(row: int, path: Sequence[int]) -> int:
             token = ahead[row] if ahead else None
-            return self.sampler.choose(logits[row], batch.position + len(path), path) if token is None else token
+            position = batch.position + len(path)
+            if token is not None and self.sampler.confirms(token, position, path):
+                return token
+            return self.sampler.choose(logits[row], position, path)
 
         verified = verify(batch, target_token, self.protocol.ends)
         top = self.protocol.attach.logprobs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
@@ -12,7 +14,8 @@ from cloud_verifier.engine.interface import Committed, Event, Failed, Verificati
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.stats import EngineCounters, EngineStats
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
-from outrider.core.errors import InternalError, OutriderError
+from outrider.core.constraint import Grammars, grammars_of
+from outrider.core.errors import InternalError, ModelRefused, OutriderError
 from outrider.core.histogram import Histogram
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.telemetry.logs import about
@@ -23,6 +26,8 @@ from outrider.wire.v1 import engine_pb2 as pb
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+COMPILING_POLL_S = 2e-3
+"""How often an idle engine looks whether a grammar is compiled, in seconds."""
 
 
 class EngineLoop:
@@ -40,10 +45,14 @@ class EngineLoop:
         self._unrecorded = 0
         """Tokens of recorded sessions that were not sent, since the front did not keep up or they fit no event."""
         self._quit = False
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._compiling: dict[str, tuple[Future[None], list[pb.EngineRequest]]] = {}
+        """session id -> the compilation that its start waits for, and its requests from that on, in order"""
 
     def run(self) -> None:
         while not (self._quit or self._end.closed):
             events = [event for request in self._end.receive(self._poll_timeout_s) for event in self._take(request)]
+            events += self._take_compiled()
             events += [self._event(event) for event in self._engine.step()]
             self._end.send(events)
             if time.monotonic() >= self._stats_due:
@@ -61,11 +70,26 @@ class EngineLoop:
         """Return the seconds to wait for requests, 0 while a step is due."""
         deadline = self._engine.next_deadline()
         wait = self._stats_due - time.monotonic()
+        if self._compiling:
+            wait = min(wait, COMPILING_POLL_S)
         return max(0.0, wait if deadline is None else min(wait, deadline - time.monotonic()))
 
-    def _take(self, request: pb.EngineRequest) -> list[pb.EngineEvent]:
-        """Apply one request; return the failure that ends its session if the engine refuses it."""
+    def _take_compiled(self) -> list[pb.EngineEvent]:
+        """Take the requests that have waited for grammars which are compiled now."""
+        done = [session_id for session_id, (compiled, _) in self._compiling.items() if compiled.done()]
+        waited = [self._compiling.pop(session_id) for session_id in done]
+        return [event for compiled, requests in waited for event in self._take_waited(compiled, requests)]
+
+    def _take_waited(self, compiled: Future[None], requests: Sequence[pb.EngineRequest]) -> list[pb.EngineEvent]:
+        """Take requests, of which the first, a start, fails as the compilation of its grammar did."""
+        start, *others = requests
+        events = self._take(start, compiled.result)
+        return events + [event for request in others for event in self._take(request)]
+
+    def _take(self, request: pb.EngineRequest, before: Callable[[], object] = lambda: None) -> list[pb.EngineEvent]:
+        """Apply one request after calling `before`; return the failure that ends its session if one of both fails."""
         try:
+            before()
             self._apply(request)
         except OutriderError as error:
             return [failure_event(error, request.session_id, request.epoch)]
@@ -78,6 +102,9 @@ class EngineLoop:
 
     def _apply(self, request: pb.EngineRequest) -> None:
         session_id, kind = request.session_id, request.WhichOneof("kind")
+        if session_id in self._compiling:
+            self._compiling[session_id][1].append(request)
+            return
         match kind:
             case "quit":
                 self._quit = True
@@ -100,7 +127,13 @@ class EngineLoop:
                 self._engine.stop(session_id)
 
     def _start(self, request: pb.EngineRequest) -> None:
-        start = request.start
+        start, grammars = request.start, self._engine.grammars
+        grammar = start.attach.sampling.grammar
+        if grammar and grammars is not None and not grammars.knows(grammar):
+            # Steps go on meanwhile, and the session's further requests wait behind this one.
+            compiled = self._compiler.submit(grammars.compile, grammar)
+            self._compiling[request.session_id] = (compiled, [request])
+            return
         self._engine.start(
             request.session_id,
             codecs.attach_from_checked(start.attach),
@@ -188,6 +221,15 @@ def _recording_event(tokens: RecordedTokens) -> pb.EngineEvent | None:
 def send_progress(end: EngineEnd, text: str) -> None:
     """Tell the front how far the target's loading has come."""
     end.send([pb.EngineEvent(progress=pb.EngineProgress(text=text))])
+
+
+def load_grammars(config: VerifierConfig, vocabulary: int, eos_token_ids: Sequence[int]) -> Grammars | None:
+    """Return the grammars of the target's tokenizer; None, with a log line, if it cannot be used with them."""
+    try:
+        return grammars_of(config.model / "tokenizer.json", vocabulary, tuple(eos_token_ids))
+    except ModelRefused as error:
+        log.warning("requests with a grammar, as for JSON or tools, are refused: %s", error)
+        return None
 
 
 def engine_config(config: VerifierConfig) -> EngineConfig:

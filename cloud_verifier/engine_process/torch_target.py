@@ -18,7 +18,7 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from cloud_verifier.engine.weights import Progress
 from cloud_verifier.engine_process.ipc import EngineEnd
-from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
+from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
 from outrider.core.errors import ModelRefused
 from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.wire.v1 import engine_pb2 as pb
@@ -73,7 +73,12 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     limits = engine_config(config)
     executor = TorchExecutor(model, limits, cost)
     progress(str(executor.capabilities))
-    engine = Engine(executor, limits, server_draft=_server_draft(config, model, progress))
+    engine = Engine(
+        executor,
+        limits,
+        server_draft=_server_draft(config, model, progress),
+        grammars=load_grammars(config, model.vocab_size, model.eos_token_ids),
+    )
     target = session_pb2.TargetIdentity(
         name=model.name,
         weights_hash=f"sha256:{model.weights_hash}",

@@ -16,7 +16,7 @@ from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.weights import hash_of
 from cloud_verifier.engine_process.ipc import EngineEnd
-from cloud_verifier.engine_process.loop import engine_config, send_progress, serve_engine
+from cloud_verifier.engine_process.loop import engine_config, load_grammars, send_progress, serve_engine
 from outrider.core.errors import ModelRefused
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
@@ -68,6 +68,8 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
         max_sequence=capabilities.max_sequence,
         chains_only=not capabilities.trees,
     )
-    serve_engine(Engine(executor, limits), end, ready)
+    grammars = load_grammars(config, capabilities.vocabulary, executor.eos_token_ids)
+    core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
+    serve_engine(Engine(executor, limits, grammars=grammars), end, ready)
     core.shutdown()
     os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak

@@ -15,6 +15,9 @@ from outrider.core.processors import TokenCounts, greatest, mass_before, penalis
 from outrider.core.sampling import SamplingParams
 from outrider.core.scratch import reaching
 
+CERTAIN = math.inf
+"""Margin of a token that is the only one which may follow."""
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -62,8 +65,8 @@ def propose(
     """
     row: Row = penalise(logits, sampling, counts, path) if sampling.penalised else logits  # type: ignore[arg-type]
     ids, values = _likely(row, 1.0 if sampling.greedy else sampling.temperature)
-    if not ids.size:
-        return []  # logits that are no numbers
+    if not ids.size or values[0] == -np.inf:
+        return []  # logits that are no numbers, or of tokens that are all forbidden
     if not sampling.greedy:
         at = position_key(key, position)
         ids, scores = _noisy(row, ids, values, sampling, at)

@@ -8,6 +8,7 @@ from outrider.core.errors import BadRequest, between
 
 MAX_BIASES = 300
 """Token ids whose logits one request may change, as in OpenAI's API."""
+MAX_GRAMMAR_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class SamplingParams:
     """64 bits; with the prompt's hash it keys the noise."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit); -100 all but bans a token."""
+    grammar: str = ""
+    """Lark text that the output follows; tokens that it forbids have no probability. Empty: any output."""
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
@@ -42,6 +45,8 @@ class SamplingParams:
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _within("seed", self.seed, 0, 2**64 - 1)
         _check_bias(self.logit_bias)
+        if (size := len(self.grammar.encode())) > MAX_GRAMMAR_BYTES:
+            raise BadRequest.bound("bytes of the grammar", size, f"at most {MAX_GRAMMAR_BYTES}")
         if self.top_p == 0.0:
             raise BadRequest.bound("top_p", self.top_p, "greater than 0 (use temperature=0 for greedy)")
         if 0.0 < self.temperature < 1e-3:
@@ -60,6 +65,11 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.logit_bias
         )
+
+    @property
+    def filtered(self) -> bool:
+        """Return whether a token's chance depends on how likely the others are."""
+        return not self.greedy and bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
 
 
 def _within(field: str, value: float, low: float, high: float) -> None:

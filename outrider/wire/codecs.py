@@ -133,6 +133,9 @@ def attach_from_proto(message: pb.Attach, *, vocabulary_size: int) -> Attach:
     between("length of attach.tokens", len(message.tokens), 0, message.max_tokens)
     between("length of attach.stop_token_ids", len(message.stop_token_ids), 0, MAX_STOP_TOKENS)
     between("attach.logprobs", message.logprobs, 0, MAX_LOGPROBS)
+    between("attach.min_tokens", message.min_tokens, 0, message.max_tokens)
+    if message.sampling.grammar and message.ignore_eos:
+        raise BadRequest.bound("attach.ignore_eos", "true", "false with a grammar, which says where the output may end")
     _check_scoring(message)
     _check_ids("attach.sampling.bias_id", message.sampling.bias_id, vocabulary_size)
     for name in ("prompt", "tokens", "stop_token_ids"):

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_executor import FakeExecutor
+from small_tokenizer import tokenizer_json
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
+from outrider.core.constraint import Grammars, grammars_of
 
 TARGET = Path(__file__).parents[2] / "models" / "target"
 CONFIG = EngineConfig(kv_slots=4_096, token_budget=128, max_sessions=16)
@@ -47,6 +49,13 @@ def _vllm(config: EngineConfig) -> TargetExecutor:
         _LOADED[key] = load.engine_core(TARGET, config, dtype="float32", nodes=NODES)
     core = _LOADED[key]
     return VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
+
+
+def grammars_for(executor: TargetExecutor) -> Grammars:
+    """Return the grammars of an executor's target."""
+    if isinstance(executor, FakeExecutor):
+        return Grammars(tokenizer_json(), executor.capabilities.vocabulary, executor.eos_token_ids)
+    return grammars_of(TARGET / "tokenizer.json", executor.capabilities.vocabulary, executor.eos_token_ids)
 
 
 _LOADED: dict[str, object] = {}

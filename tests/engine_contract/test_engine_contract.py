@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_builds import CONFIG, Build
+from engine_builds import CONFIG, Build, grammars_for
 from fake_executor import FakeExecutor
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
@@ -20,13 +22,19 @@ from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Finish
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
+from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
 
 
 @pytest.fixture
 def serve(build: Build) -> Callable[..., Served]:
     """Return a function that makes an engine with a configuration and connects it to devices."""
-    return lambda config=CONFIG: Served(Engine(build(config), config))
+
+    def made(config: EngineConfig = CONFIG) -> Served:
+        executor = build(config)
+        return Served(Engine(executor, config, grammars=grammars_for(executor)))
+
+    return made
 
 
 def alone(serve: Callable[..., Served], prompt: Sequence[int], sampling: str, **options: object) -> list[int]:
@@ -397,3 +405,125 @@ def test_only_rows_that_the_target_has_computed_count_as_work(monkeypatch: pytes
     served.attach("in", device_of(prompt_of(30), ignore_eos=True, max_tokens=2))
     served.turn()
     assert observed == [(30, 1)] and served.engine.counters.prefilled == 29
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", "def"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GRAMMAR = f"start: %json {json.dumps(PERSON)}"
+
+
+def constrained(served: Served, prompt: Sequence[int], sampling: str, **options: Any) -> DeviceSession:
+    """Return the device of a session whose output is a person."""
+    params = replace(SAMPLINGS[sampling], grammar=GRAMMAR, seed=len(prompt))
+    eos = served.engine._executor.eos_token_ids
+    return DeviceSession(prompt, sampling=params, eos_token_ids=eos, **{"max_tokens": 150, **options})
+
+
+def text_of(served: Served, tokens: Sequence[int]) -> str:
+    """Return the text of a constrained output that has ended by itself, without its end."""
+    assert served.engine.grammars is not None
+    tokenizer = served.engine.grammars.tokenizer
+    assert tokens[-1] in tokenizer.eos_tokens
+    return tokenizer.decode_str(list(tokens[:-1]))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_grammar_binds_every_token_and_drafts_change_none(serve: Callable[..., Served], sampling: str) -> None:
+    prompts = [prompt_of(length) for length in (3, 33, 150)]
+    expected = []
+    for prompt in prompts:
+        served = serve()
+        served.attach("alone", constrained(served, prompt, sampling))
+        served.attach("free", device_of(prompt_of(9), sampling, ignore_eos=True))
+        served.run()
+        expected.append(served.devices["alone"].received)
+        person = json.loads(text_of(served, expected[-1]))
+        assert list(person) == ["name", "age", "tags"] and 0 <= person["age"] <= 150 and len(person["name"]) <= 6
+    free = served.devices["free"].received
+    served = serve()
+    for number, (prompt, truth) in enumerate(zip(prompts, expected, strict=True)):
+        served.attach(f"s{number}", constrained(served, prompt, sampling), truth)
+    served.attach("free", device_of(prompt_of(9), sampling, ignore_eos=True), free)
+    served.run()
+    assert [served.devices[f"s{number}"].received for number in range(3)] == expected
+    assert served.devices["free"].received == free
+    assert served.engine.counters.accepted > 0
+
+
+def test_a_constrained_session_goes_on_elsewhere(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.attach("whole", constrained(served, prompt_of(20), "sampled"))
+    served.run()
+    whole = served.devices["whole"].received
+    for cut in range(1, len(whole), 5):
+        served = serve()
+        device = constrained(served, prompt_of(20), "sampled")
+        device.received = whole[:cut]
+        device.tree = TokenTree(cut)
+        served.attach("resumed", device, whole)
+        served.run()
+        assert device.received == whole
+
+
+def test_a_grammar_that_cannot_be_used_is_refused_and_harms_nobody(serve: Callable[..., Served]) -> None:
+    served = serve()
+    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
+    for grammar, problem in (
+        ("start: missing", 'unknown name: "missing"'),
+        ('start: %json {"not": {}}', r"Unimplemented keys: \["),
+    ):
+        device = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar=grammar))
+        with pytest.raises(BadRequest, match=problem):
+            served.attach("bad", device)
+    device = constrained(served, prompt_of(5), "greedy")
+    device.received, device.tree = [1, 1], TokenTree(2)
+    with pytest.raises(BadRequest, match="grammar"):
+        served.attach("bad", device)
+    served.engine.grammars = None
+    with pytest.raises(BadRequest, match="serves no grammars"):
+        served.attach("bad", constrained(served, prompt_of(5), "greedy"))
+    served.run()
+    assert len(served.devices["other"].received) == 24
+
+
+def test_a_grammar_that_exceeds_its_limits_ends_its_session_alone(serve: Callable[..., Served]) -> None:
+    served = serve()
+    many = " | ".join(f'"{number}"' for number in range(1_500))
+    heavy = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar=f"start: {many}"), max_tokens=50)
+    served.attach("heavy", heavy)
+    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
+    served.run()
+    assert isinstance(served.failures["heavy"].error, OutriderError)
+    assert len(served.devices["other"].received) == 24
+
+
+def test_no_sequence_ends_before_its_least_length(serve: Callable[..., Served]) -> None:
+    served = serve()
+    prompts = [prompt_of(length) for length in (5, 20)]
+    free = []
+    for number, prompt in enumerate(prompts):
+        served.attach(f"free{number}", device_of(prompt, "sampled", ignore_eos=True))
+    served.run()
+    free = [served.devices[f"free{number}"].received for number in range(2)]
+    stops = [tokens[3] for tokens in free]
+    expected = []
+    for drafts in (False, True):
+        served = serve()
+        for number, prompt in enumerate(prompts):
+            device = device_of(prompt, "sampled", stop_token_ids=[stops[number]], min_tokens=10)
+            served.attach(f"s{number}", device, expected[number] if drafts else ())
+        served.run()
+        found = [served.devices[f"s{number}"].received for number in range(2)]
+        assert all(len(tokens) > 10 for tokens in found)
+        assert not any(stop in tokens[:10] for stop, tokens in zip(stops, found, strict=True))
+        assert found == (expected or found)
+        expected = found

@@ -176,6 +176,8 @@ class LlamaServerDraft:
         session, sampler = one.session, one.session.sampler
         position = session.protocol.position + len(one.path)
         logits, path = row[: self._shared], tuple(one.path)
+        if sampler.constraint is not None and sampler.constraint.binds(position):
+            logits = sampler.constraint.masked(logits, position, path)
         proposals = propose(logits, sampler.params, sampler.key, position, sampler.counts, path, self._children)
         if len(one.path) + 1 >= session.left or not proposals:
             return False

@@ -22,7 +22,7 @@ from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
-from outrider.core.errors import InternalError, ModelRefused, OutriderError, Overloaded
+from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import TreeBatch, Verified
 
@@ -154,6 +154,9 @@ class TorchExecutor:
                     continue
                 end = start + 1 + len(one.batch.ids)
                 verified = one.session.verify(one.batch, logits[start:end], ahead[start:end])
+            except BadRequest as error:
+                results.append(error)
+                continue
             except Exception as error:
                 results.append(InternalError(str(error)))
                 continue

@@ -91,6 +91,8 @@ class VllmExecutor:
             max_tokens=max(1, session.left),  # vLLM always gives one; a session that is scored alone takes none
             salt=session.salt,
             top=max(tops, default=None),
+            ends=session.protocol.end_token_ids,
+            min_tokens=attach.min_tokens,
             prompt_top=attach.prompt_logprobs if session.protocol.scoring else None,
         )
         scheduler, older = self._scheduler, self._requests.get(replaced) if replaced else None
@@ -173,12 +175,21 @@ class VllmExecutor:
         salt: str,
         top: int | None = None,
         prompt_top: int | None = None,
+        ends: Collection[int] = (),
+        min_tokens: int = 0,
     ) -> Request:
         """Return a request of known tokens, the first `prompt` of which are the session's prompt.
 
         top: alternatives of each token, None for no log-probabilities. prompt_top: the same for the known tokens, none
-        of which comes out of the prefix cache then.
+        of which comes out of the prefix cache then. ends: ids that end the sequence, not before it has `min_tokens`.
         """
+        session = {
+            "prompt": prompt,
+            "sampling": asdict(sampling),
+            "eos": self.eos_token_ids,
+            "ends": tuple(ends),
+            "min_tokens": min_tokens,
+        }
         params = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
@@ -186,7 +197,7 @@ class VllmExecutor:
             detokenize=False,
             logprobs=top,
             prompt_logprobs=prompt_top,
-            extra_args={SESSION: {"prompt": prompt, "sampling": asdict(sampling)}},
+            extra_args={SESSION: session},
         )
         hasher = self._core.request_block_hasher
         return Request(name, tokens, params, None, cache_salt=salt or None, block_hasher=hasher)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
 from cloud_verifier.engine.sampling import Sampler, top_logprobs
 from cloud_verifier.engine.vllm_backend.slots import bytes_of_slots
+from outrider.core.constraint import Grammars, constraint_of, grammars_of
+from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 
 if current_platform.is_cpu():
@@ -47,6 +51,11 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
             )
+
+    def load_grammars(self, eos_token_ids: Sequence[int]) -> None:
+        """Read the tokenizer before the first session with a grammar comes."""
+        with suppress(ModelRefused):  # the engine has told why, and refuses such sessions
+            target_grammars(self.model_config, eos_token_ids)
 
     def determine_available_memory(self) -> int:
         available: int = super().determine_available_memory()
@@ -78,6 +87,11 @@ def take_sampled(runner: Any, cached: Any) -> None:
             batch.token_ids_cpu[index, begin:end] = tokens
             batch.is_token_ids[index, begin:end] = True
     cached.new_token_ids = [[] for _ in cached.req_ids]
+
+
+def target_grammars(model: Any, eos_token_ids: Sequence[int]) -> Grammars:
+    """Return the process's grammars of vLLM's model. Raises ModelRefused."""
+    return grammars_of(Path(model.model) / "tokenizer.json", model.get_vocab_size(), tuple(eos_token_ids))
 
 
 class NoProposer:
@@ -138,7 +152,8 @@ class CoupledSampling:
         """Return a request's rows, which begin at `row`."""
         state = self._runner.requests[request_id]
         sampler, before = self._sampler(request_id, state)
-        return Chain(sampler, before + len(state.output_token_ids), row, drafts)
+        ends = state.sampling_params.extra_args[SESSION]["ends"]
+        return Chain(sampler, before + len(state.output_token_ids), row, drafts, ends)
 
     def _sampler(self, request_id: str, state: Any) -> tuple[Sampler, int]:
         """Return the request's sampler, and the number of tokens that were generated before the request."""
@@ -149,9 +164,15 @@ class CoupledSampling:
             values = dict(session["sampling"])
             bias = tuple((token, value) for token, value in values.pop("logit_bias"))
             params = SamplingParams(**values, logit_bias=bias)
-            sampler = Sampler(params, prompt, [*output, *state.output_token_ids])
+            tokens = [*output, *state.output_token_ids]
+            grammar = self._grammars(session["eos"]).begin(params.grammar) if params.grammar else None
+            constraint = constraint_of(grammar, session["ends"], session["min_tokens"], tokens)
+            sampler = Sampler(params, prompt, tokens, constraint)
             known = self._sessions[request_id] = (state, sampler, len(output))
         return known[1], known[2]
+
+    def _grammars(self, eos_token_ids: Sequence[int]) -> Grammars:
+        return target_grammars(self._runner.model_config, eos_token_ids)
 
     def _forget(self) -> None:
         """Forget the samplers of requests that have ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.errors import Fenced, ProtocolViolation
 from outrider.core.protocol.messages import (
@@ -48,8 +48,6 @@ class DeviceSession:
     Node ids here are local and last across epochs; ids on the wire restart with every attach.
     """
 
-    finish = Finish.NONE
-
     def __init__(
         self,
         prompt: Sequence[int],
@@ -60,19 +58,28 @@ class DeviceSession:
         eos_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         logprobs: int | None = None,
+        min_tokens: int = 0,
         prompt_logprobs: int | None = None,
     ) -> None:
-        self.prompt = tuple(prompt)
-        self.sampling = sampling or SamplingParams()
-        self.max_tokens = max_tokens
-        self.stop_token_ids = tuple(stop_token_ids)
-        self.ignore_eos = ignore_eos
+        self._request = Attach(
+            epoch=0,
+            prompt=tuple(prompt),
+            sampling=sampling or SamplingParams(),
+            max_tokens=max_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            min_tokens=min_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+        self.prompt, self.sampling = self._request.prompt, self._request.sampling
+        self.max_tokens, self.min_tokens = max_tokens, min_tokens
         self.logprobs = logprobs
         self.end_token_ids = frozenset(stop_token_ids) | (frozenset() if ignore_eos else frozenset(eos_token_ids))
         self.limits = SessionLimits()
         self.epoch = 0
         self.received: list[int] = []
-        self._prompt_logprobs = prompt_logprobs
+        self.finish = Finish.NONE
         self.scored: list[TokenLogprobs] = []
         """Log-probabilities of the prompt's tokens from the second on, if the request asks for them."""
         self.tree = TokenTree()
@@ -116,18 +123,7 @@ class DeviceSession:
         self.limits = limits
         self._restart()
         self._shrink_to(limits)
-        return Attach(
-            epoch=epoch,
-            prompt=self.prompt,
-            tokens=tuple(self.received),
-            sampling=self.sampling,
-            max_tokens=self.max_tokens,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
-            prompt_logprobs=self._prompt_logprobs,
-            scored=len(self.scored),
-        )
+        return replace(self._request, epoch=epoch, tokens=tuple(self.received), scored=len(self.scored))
 
     def may_extend(self, parent: int) -> bool:
         """Return whether a child of `parent` (a node or ROOT) is within depth and length, and below no end (rule 2)."""
@@ -217,7 +213,7 @@ class DeviceSession:
 
     def _score(self, commit: Commit) -> None:
         """Take in log-probabilities of the prompt, all of which come before the first token (rule 6)."""
-        known, expected = len(self.scored), 0 if self._prompt_logprobs is None else len(self.prompt) - 1
+        known, expected = len(self.scored), self._request.to_score
         end = commit.scored + len(commit.prompt_logprobs)
         if end > expected:
             raise ProtocolViolation(f"a commit scores {end} tokens of the prompt, must be at most {expected}")

@@ -86,6 +86,8 @@ class Attach:
     """The same for each token of the prompt but the first."""
     scored: int = 0
     """Tokens of the prompt whose log-probabilities the device has received."""
+    min_tokens: int = 0
+    """Position before which no id that ends the sequence may come, unless its grammar leaves nothing else."""
 
     @property
     def to_score(self) -> int:

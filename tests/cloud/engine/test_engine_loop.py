@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +13,8 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.stats import EngineStats
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine_process.loop import EngineLoop
+from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop
+from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2 as pb
@@ -154,3 +157,64 @@ def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
             EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
         assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
         assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")][-1] >= 2
+
+
+class SlowGrammars:
+    """Stand in for Grammars: compiling ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.compiled: set[str] = set()
+        self.may_end = threading.Event()
+
+    def knows(self, grammar: str) -> bool:
+        return grammar in self.compiled
+
+    def compile(self, grammar: str) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.may_end.wait(30.0)
+        if grammar == "bad":
+            raise BadRequest("the grammar is refused: bad", field="grammar")
+        self.compiled.add(grammar)
+
+
+def constrained(session_id: str, epoch: int, grammar: str) -> pb.EngineRequest:
+    request = start(epoch)
+    request.session_id, request.start.attach.sampling.grammar = session_id, grammar
+    return request
+
+
+def test_a_start_waits_for_its_grammar_with_all_that_follows_it_and_nobody_else_does(
+    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, grammars = engine_over(target("llama"), EngineConfig(kv_slots=512)), SlowGrammars()
+    engine.grammars = grammars  # type: ignore[assignment]
+    monkeypatch.setattr(engine, "_grammar", lambda grammar: None)
+    batches: list[list[pb.EngineRequest]] = [
+        [constrained("good", 1, "good"), constrained("bad", 1, "bad"), constrained("stopped", 1, "good")],
+        [start(1), pb.EngineRequest(session_id="stopped", epoch=1, stop=pb.Stop())],
+        *([] for _ in range(5)),
+    ]
+    end = ScriptedEnd(*batches)
+    loop = EngineLoop(engine, end)  # type: ignore[arg-type]
+    receive, waits = end.receive, list[float]()
+
+    def received(timeout_s: Callable[[], float]) -> Iterator[pb.EngineRequest]:
+        waits.append(timeout_s())
+        if len(end._batches) == 3:
+            assert {event.session_id for event in end.sent if event.session_id} == {"s"}
+            grammars.may_end.set()
+            while any(not compiled.done() for compiled, _ in loop._compiling.values()):
+                time.sleep(1e-3)
+        return receive(0.0)
+
+    monkeypatch.setattr(end, "receive", received)
+    loop.run()
+    assert max(waits[1:]) <= COMPILING_POLL_S
+    kinds: dict[str, set[str | None]] = {}
+    for event in end.sent:
+        if event.session_id:
+            kinds.setdefault(event.session_id, set()).add(event.WhichOneof("kind"))
+    assert kinds == {"s": {"commit"}, "good": {"commit"}, "bad": {"failure"}}
+    (failure,) = [event for event in end.sent if event.WhichOneof("kind") == "failure"]
+    assert (failure.epoch, failure.failure.message) == (1, "the grammar is refused: bad")
+    assert engine.stats().verifier.live_sessions == 2

@@ -1,0 +1,250 @@
+"""Constrain a session's output: say which tokens may follow, at the end of the sequence and below nodes of the tree.
+
+A grammar is Lark text as llguidance reads it, in which `%json` embeds a JSON Schema (docs/protocol.md, "Grammar").
+Device and verifier use the same version of it, so that a device's proposals are tokens that the target may take. The
+limits count work, not time: what is within them on one machine is so on every other.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.errors import BadRequest, ModelRefused
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Row = NDArray[np.floating[Any]]
+
+CACHED = 256
+"""Grammars that are kept compiled, those that were used last."""
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 500_000,
+}
+"""A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it."""
+_SHOWN = 500
+"""Characters of a library's message that a refusal repeats."""
+
+
+class Constraint:
+    """Says which tokens the target may take at a position of one sequence, by its grammar and its least length.
+
+    Neither changes how a token is chosen among those. Where the grammar allows an end alone, it may come too early.
+    """
+
+    def __init__(self, grammar: GrammarState | None, ends: Collection[int], min_tokens: int = 0) -> None:
+        """Follow `grammar` from where it stands. ends: ids that may not come before position `min_tokens`."""
+        self._grammar = grammar
+        self._ends = np.fromiter(ends, np.int64)
+        self._min_tokens = min_tokens
+
+    def binds(self, position: int) -> bool:
+        """Return whether it may forbid a token at this position."""
+        return self._grammar is not None or position < self._min_tokens
+
+    def allows(self, token: int, position: int, path: Sequence[int]) -> bool:
+        """Return whether `masked` is certain to leave the token. path: as of `masked`. Raises BadRequest as it does."""
+        if position < self._min_tokens and token in self._ends:
+            return False
+        return self._grammar is None or self._grammar.allows(token, path)
+
+    def masked(self, logits: Row, position: int, path: Sequence[int]) -> Row:
+        """Return logits `[V]` with -inf for tokens that may not follow.
+
+        path: the tokens between the last committed one and this position. Ids of the logits beyond the grammar's
+        vocabulary are dropped. Raises BadRequest if the grammar exceeds its limits.
+        """
+        allowed = np.ones(len(logits), np.bool_) if self._grammar is None else self._grammar.mask(path)[: len(logits)]
+        if position < self._min_tokens:
+            ends = self._ends[self._ends < len(allowed)]
+            only_ends = self._grammar is not None and not np.delete(allowed, ends).any()
+            if not only_ends:
+                allowed = allowed.copy()
+                allowed[ends] = False
+        return np.where(allowed, logits[: len(allowed)], -np.inf)
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens that must follow the path by the grammar; none where there is a choice. Raises as `allows`
+        does."""
+        return [] if self._grammar is None else self._grammar.forced(path)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the sequence. Never raises: what the grammar says against them, `check` does."""
+        if self._grammar is not None:
+            self._grammar.commit(tokens)
+
+    def check(self) -> None:
+        """Raise BadRequest if the grammar forbids the sequence, or exceeds its limits."""
+        if self._grammar is not None:
+            self._grammar.check()
+
+
+def constraint_of(
+    grammar: GrammarState | None, ends: Collection[int], min_tokens: int, output: Sequence[int]
+) -> Constraint | None:
+    """Return what constrains a sequence that stands at the end of `output`; None if nothing does.
+
+    ends: all ids that end the sequence. grammar: its state before the first token. Raises BadRequest if it forbids the
+    output.
+    """
+    if grammar is None and not min_tokens:
+        return None
+    constraint = Constraint(grammar, ends, min_tokens)
+    constraint.commit(output)
+    constraint.check()
+    return constraint
+
+
+class GrammarState:
+    """Follows one sequence through its grammar. Not thread-safe.
+
+    A path is the tokens between the last committed one and the place that is asked about. Places may be asked about in
+    any order; that of a path that continues the last one costs least.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+        """Begin with the matcher's own state, of which this has its copy."""
+        self._matcher = matcher
+        self._vocabulary = tokenizer.vocab_size
+        self._eos = frozenset(tokenizer.eos_tokens)
+        self._path: list[int] = []
+        self._bits = np.zeros((self._vocabulary + 31) // 32, dtype="<u4")
+
+    def allows(self, token: int, path: Sequence[int]) -> bool:
+        """Return whether the token may follow the path, as `mask` says at a greater cost. Raises as it does."""
+        forced = self.forced(path)
+        if forced:
+            allowed = token == forced[0]  # of ways to write a text that must come, the tokenizer's own is left
+        elif token in self._eos:
+            allowed = self._matcher.is_accepting()
+        else:
+            allowed = self._matcher.validate_tokens([token]) == 1
+        self.check()
+        return allowed
+
+    def mask(self, path: Sequence[int]) -> NDArray[np.bool_]:
+        """Return for every token whether it may follow the path, `[V]`. Raises BadRequest if the grammar exceeds its
+        limits there."""
+        self._go(path)
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self.check()
+        bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocabulary, bitorder="little")
+        return bits.view(np.bool_)
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens that must follow the path one after the other; none where there is a choice."""
+        self._go(path)
+        if self._matcher.is_stopped():
+            tokens = [*self._eos] if len(self._eos) == 1 else []
+        else:
+            tokens = self._matcher.compute_ff_tokens()
+        self.check()
+        return tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the sequence. Never raises; if the grammar does not allow them, `check` does."""
+        self._go(tokens)
+        self._path.clear()
+
+    def check(self) -> None:
+        """Raise BadRequest if the grammar forbids the sequence, or exceeds its limits."""
+        if self._matcher.is_error():
+            message = _first_line(self._matcher.get_error())
+            raise BadRequest(f"the grammar cannot be followed: {message}", field="grammar")
+
+    def _go(self, path: Sequence[int]) -> None:
+        """Bring the matcher to a path."""
+        shared = 0
+        for own, token in zip(self._path, path, strict=False):
+            if own != token:
+                break
+            shared += 1
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+            del self._path[shared:]
+        for token in path[shared:]:
+            self._matcher.consume_token(token)
+            self._path.append(token)
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer and keeps the last ones. Thread-safe."""
+
+    def __init__(self, tokenizer_json: str, vocabulary: int, eos_token_ids: Sequence[int]) -> None:
+        """Read the tokenizer. vocabulary: V, the number of logits. Raises ModelRefused for one that it cannot use."""
+        # Not before it is needed: commands that only tell their options need not wait for it.
+        from llguidance import LLTokenizer
+
+        if not eos_token_ids:
+            raise ModelRefused("the target has no token that ends a sequence, which a grammar needs")
+        try:
+            self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=list(eos_token_ids))
+        except Exception as error:
+            raise ModelRefused(f"the tokenizer cannot be used with grammars: {_first_line(str(error))}") from error
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, grammar: str) -> GrammarState:
+        """Return the state before the first token. Compiles the grammar unless it is known, in other threads meanwhile.
+
+        Raises BadRequest, which names the place, for a grammar that is wrong, too large or of unknown features.
+        """
+        return GrammarState(self._matcher(grammar).deep_copy(), self.tokenizer)
+
+    def knows(self, grammar: str) -> bool:
+        """Return whether the grammar is compiled."""
+        with self._lock:
+            return grammar in self._compiled
+
+    def compile(self, grammar: str) -> None:
+        """Compile a grammar unless it is known. Raises as `begin` does."""
+        self._matcher(grammar)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        with self._lock:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        matcher = self._compiled_anew(grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > CACHED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _compiled_anew(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**_LIMITS)
+        matcher = LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise BadRequest(f"the grammar is refused: {_first_line(matcher.get_error())}", field="grammar")
+        return matcher
+
+
+@functools.lru_cache(maxsize=1)
+def grammars_of(tokenizer: Path, vocabulary: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+    """Return the process's grammars of a target by its tokenizer.json. Raises ModelRefused."""
+    try:
+        text = tokenizer.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelRefused(f"{tokenizer} cannot be read: {error}") from error
+    return Grammars(text, vocabulary, eos_token_ids)
+
+
+def _first_line(message: str) -> str:
+    return message.strip().split("\n", 1)[0][:_SHOWN]

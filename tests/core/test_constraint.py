@@ -1,0 +1,220 @@
+"""Test what a grammar and a least length allow, at the end of a sequence and along paths below it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_verifier.engine.sampling import Sampler
+from outrider.core.constraint import Constraint, Grammars, GrammarState, constraint_of, grammars_of
+from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.sampling import MAX_GRAMMAR_BYTES, SamplingParams
+
+TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
+VOCABULARY, EOS = 8192, 0
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "n": {"type": "integer"}, "kind": {"enum": ["red", "green"]}},
+    "required": ["name", "n", "kind"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+OBJECT = f"start: %json {json.dumps(SCHEMA)}"
+TOOLS = f"""start: TEXT ("<tool_call>" %json {json.dumps(SCHEMA)} "</tool_call>")*
+TEXT: /[^<]*/"""
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return grammars_of(TOKENIZER, VOCABULARY, (EOS,))
+
+
+def ids_of(grammars: Grammars, text: str) -> list[int]:
+    return grammars.tokenizer.tokenize_str(text)
+
+
+def allowed_after(state: GrammarState, path: list[int]) -> set[int]:
+    return set(np.flatnonzero(state.mask(path)).tolist())
+
+
+@pytest.mark.parametrize("grammar", [OBJECT, 'start: %json {"type": "array"}', "start: /([a-c]{2}|é|[0-9]+ )*/", TOOLS])
+def test_places_may_be_asked_about_in_any_order(grammars: Grammars, grammar: str) -> None:
+    """Compare one state that jumps between paths with a new one for each."""
+    rng = np.random.default_rng(3)
+    paths: list[list[int]] = [[]]
+    walker = grammars.begin(grammar)
+    for _ in range(60):
+        path = paths[rng.integers(len(paths))]
+        ids = [token for token in allowed_after(walker, path) if token != EOS]
+        if ids:
+            paths.append([*path, ids[rng.integers(len(ids))]])
+    for index in rng.permutation(len(paths)):
+        path, fresh = paths[index], grammars.begin(grammar)
+        fresh.commit(path)
+        assert allowed_after(walker, path) == allowed_after(fresh, [])
+        assert walker.forced(path) == fresh.forced([])
+        allowed = allowed_after(fresh, [])
+        for token in (*range(0, VOCABULARY, 61), *path, *sorted(allowed)[:100]):
+            assert walker.allows(token, path) == (token in allowed)
+    walker.commit(paths[-1][:2])
+    fresh = grammars.begin(grammar)
+    fresh.commit(paths[-1])
+    assert allowed_after(walker, paths[-1][2:]) == allowed_after(fresh, [])
+
+
+def test_a_sequence_ends_only_where_the_grammar_may(grammars: Grammars) -> None:
+    state = grammars.begin(OBJECT)
+    whole = ids_of(grammars, '{"name":"Ada","n":36,"kind":"red"}')
+    assert not any(state.allows(EOS, whole[:count]) for count in range(len(whole)))
+    assert state.allows(EOS, whole)
+    assert state.forced(whole) == [EOS]
+    state = grammars.begin("start: /a*/")
+    assert state.allows(EOS, [])
+    assert EOS in allowed_after(state, [])
+
+
+def test_what_the_grammar_leaves_no_choice_for_is_known_at_once(grammars: Grammars) -> None:
+    state = grammars.begin(OBJECT)
+    forced = state.forced([])
+    assert grammars.tokenizer.decode_str(forced) == '{"name":'
+    for count in range(len(forced)):
+        assert allowed_after(state, forced[:count]) == {forced[count]}
+    assert state.forced(forced) == []
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 5, 40]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    penalty=st.sampled_from([1.0, 1.3]),
+    min_tokens=st.sampled_from([0, 3]),
+    steps=st.integers(0, 12),
+)
+def test_the_token_is_the_one_of_the_masked_distribution(
+    seed: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    penalty: float,
+    min_tokens: int,
+    steps: int,
+) -> None:
+    """Compare the sampler, which masks only where it must, with one without a grammar on masked logits."""
+    rng = np.random.default_rng(seed)
+    grammar = 'start: ("ab" | /[a-z]{1,5}/ | %json {"type": "integer"} | " ")*'
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty, seed=seed
+    )
+    known = grammars_of(TOKENIZER, VOCABULARY, (EOS,))
+    constraint = constraint_of(known.begin(grammar), {EOS}, min_tokens, [])
+    sampler, plain = Sampler(params, [5, 6], constraint=constraint), Sampler(params, [5, 6])
+    reference = known.begin(grammar)
+    path: list[int] = []
+    for position in range(steps):
+        logits = (3 * rng.normal(size=VOCABULARY)).astype(np.float32)
+        logits[rng.integers(VOCABULARY, size=3)] += 12
+        allowed = reference.mask([]).copy()
+        if position < min_tokens:
+            allowed[EOS] = False
+        expected = plain.choose(np.where(allowed, logits, np.float32(-np.inf)), position, [])
+        token = sampler.choose(logits, position, path)
+        assert token == expected
+        if token == EOS:
+            break
+        plain.commit([token])
+        reference.commit([token])
+        path.append(token)
+        if rng.random() < 0.4:
+            sampler.commit(path)
+            path = []
+
+
+def test_ends_wait_for_the_least_length_unless_nothing_else_is_left(grammars: Grammars) -> None:
+    constraint = Constraint(None, {3, 5}, 2)
+    logits = np.arange(8, dtype=np.float32)
+    assert np.flatnonzero(np.isinf(constraint.masked(logits, 1, []))).tolist() == [3, 5]
+    assert constraint.binds(1) and not constraint.binds(2)
+    assert [constraint.allows(token, 1, []) for token in (3, 4)] == [False, True]
+    constraint = Constraint(grammars.begin('start: "a"'), {EOS, 5}, 9)
+    only = ids_of(grammars, "a")
+    assert np.flatnonzero(np.isfinite(constraint.masked(np.zeros(VOCABULARY, np.float32), 1, only))).tolist() == [EOS]
+
+
+def test_logits_may_be_wider_or_narrower_than_the_grammars_vocabulary(grammars: Grammars) -> None:
+    constraint = Constraint(grammars.begin('start: "a"'), {EOS})
+    for width in (100, VOCABULARY, VOCABULARY + 64):
+        row = constraint.masked(np.ones(width, np.float32), 0, [])
+        assert row.dtype == np.float32
+        assert np.flatnonzero(np.isfinite(row)).tolist() == ids_of(grammars, "a")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ("start: a", "unknown name"),
+        ("no grammar", "refused"),
+        ('start: %json {"type": "objekt"}', "Invalid type: objekt"),
+        ('start: %json {"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
+        ('start: %json {"$ref": "http://localhost/x"}', "does not fetch resources"),
+        ("start: /a(/", "refused"),
+        ('start: "a"{1,2000000000000}', "refused"),
+        ("start: " + "(" * 5_000 + '"a"' + ")" * 5_000, "deeply nested"),
+        ("start: \x00", "refused"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_by_what_is_wrong(grammars: Grammars, grammar: str, problem: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        grammars.begin(grammar)
+    assert problem in str(caught.value)
+    assert caught.value.field == "grammar"
+    assert not grammars.knows(grammar)
+
+
+def test_a_sequence_that_the_grammar_forbids_is_refused_when_it_is_resumed(grammars: Grammars) -> None:
+    with pytest.raises(BadRequest, match="grammar"):
+        constraint_of(grammars.begin(OBJECT), {EOS}, 0, ids_of(grammars, "[1]"))
+    constraint = constraint_of(grammars.begin(OBJECT), {EOS}, 0, ids_of(grammars, '{"name'))
+    assert constraint is not None
+    constraint.commit(ids_of(grammars, "[1]"))
+    with pytest.raises(BadRequest, match="grammar"):
+        constraint.masked(np.zeros(VOCABULARY), 9, [])
+
+
+def test_a_grammar_has_a_bound_on_its_length() -> None:
+    with pytest.raises(BadRequest, match="bytes of the grammar is 131073, must be at most 131072"):
+        SamplingParams(grammar="é" + (MAX_GRAMMAR_BYTES - 1) * "x")
+    SamplingParams(grammar="é" + (MAX_GRAMMAR_BYTES - 2) * "x")
+
+
+def test_only_the_grammars_that_were_used_last_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.core.constraint.CACHED", 3)
+    names = [f'start: "{number}"' for number in range(4)]
+    for name in (*names[:3], names[0], names[3]):
+        grammars.begin(name)
+    assert [grammars.knows(name) for name in names] == [True, False, True, True]
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read"):
+        grammars_of(tmp_path / "tokenizer.json", VOCABULARY, (EOS,))
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff")
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read"):
+        grammars_of(tmp_path / "tokenizer.json", VOCABULARY, (EOS,))
+
+
+@pytest.mark.parametrize(
+    ("text", "eos", "problem"),
+    [("{}", (0,), "cannot be used with grammars"), (None, (), "no token that ends a sequence")],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(text: str | None, eos: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(ModelRefused, match=problem):
+        Grammars(text if text is not None else TOKENIZER.read_text(), VOCABULARY, eos)
