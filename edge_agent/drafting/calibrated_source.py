@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
 from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.proposals import CERTAIN
 
 UNCOMPARED, AGREED, LOWER, CONTRADICTED = range(4)
 """Ranks of a secondary proposal: the leading source was not asked; has it first; has it, but not first; has it not."""
@@ -46,7 +47,12 @@ class _RatedProposal:
 
     @property
     def acceptance(self) -> float:
-        return self.calibrator.probability(self.rank, self.margin, self.depth)
+        return 1.0 if self.margin == CERTAIN else self.calibrator.probability(self.rank, self.margin, self.depth)
+
+    def learn(self, token: int) -> None:
+        """Update the calibrator with the token that the target committed in the proposal's place."""
+        if self.margin != CERTAIN:
+            self.calibrator.observe(self.rank, self.margin, self.depth, self.token == token)
 
 
 class NodeProposals:
@@ -89,7 +95,7 @@ class NodeProposals:
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
         for rated in (*self._leading.values(), *self._secondary, *self._compared):
-            rated.calibrator.observe(rated.rank, rated.margin, rated.depth, rated.token == token)
+            rated.learn(token)
 
     def _comparison(self, token: int) -> int:
         """Return the rank of a secondary proposal by what the leading source proposed."""

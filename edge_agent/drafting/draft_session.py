@@ -16,6 +16,7 @@ from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.worker import DraftWorker
+from outrider.core.constraint import GrammarState
 from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.core.protocol.messages import MAX_VOCABULARY
@@ -40,6 +41,8 @@ class DraftSession:
 
     busy = False
     """Whether all workers of the draft that the session should have were in use when it began."""
+    grammar: Callable[[], GrammarState] | None = None
+    """Returns the state of the session's grammar before the first token. To be set before `begin`."""
 
     def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
         self._session = session
@@ -174,7 +177,13 @@ class DraftSession:
         """Let a worker read the sequence as it stands, and pass its reports on to the event loop."""
         session, loop = self._session, asyncio.get_running_loop()
         task = DraftTask(
-            session.prompt, tuple(session.received), session.sampling, session.max_tokens, session.end_token_ids
+            session.prompt,
+            tuple(session.received),
+            session.sampling,
+            session.max_tokens,
+            session.end_token_ids,
+            self.grammar,
+            session.min_tokens,
         )
 
         def report(news: DraftUpdate | str) -> None:

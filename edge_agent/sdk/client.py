@@ -203,6 +203,8 @@ class AsyncClient:
         request = Request.of(**merged)
         deadline = Deadline(request.timeout)
         bundle = await self._bundle_for(request, deadline)
+        if request.grammar:
+            await asyncio.to_thread(bundle.check_grammar, request.grammar)
         ids = await encoded(bundle)
         stream = CompletionStream(Generation(self._sessions, bundle, request, ids, statistics, deadline))
         self._streams.add(stream)

@@ -138,6 +138,7 @@ class Generation:
             eos_token_ids=self._bundle.description.eos_token_ids,
             ignore_eos=self.request.ignore_eos,
             logprobs=self.request.logprobs,
+            min_tokens=self.request.min_tokens,
             prompt_logprobs=self.request.prompt_logprobs,
         )
         self._scored = session.scored
@@ -154,7 +155,15 @@ class Generation:
         self._is_offline = True
         self.statistics.uses(pool.name, pool.release)
         ends = self.request.end_ids(self._bundle.description.eos_token_ids)
-        task = DraftTask(self.prompt, tuple(self._received), self.request.sampling, self._max_tokens, ends)
+        task = DraftTask(
+            self.prompt,
+            tuple(self._received),
+            self.request.sampling,
+            self._max_tokens,
+            ends,
+            self._bundle.grammar(self.request.sampling.grammar),
+            self.request.min_tokens,
+        )
         return contextlib.aclosing(pool.generate_offline(task, self.statistics.generated_offline))
 
     async def _source_after(self, error: OutriderError, failures: int, elapsed_s: float) -> DeliverySource:

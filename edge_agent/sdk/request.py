@@ -133,6 +133,8 @@ class Request(BaseModel):
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
     seed: Integer | None = None
+    grammar: str = ""
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_GENERATED_TOKENS)] = 0
     logit_bias: Annotated[dict[Integer, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
@@ -166,7 +168,12 @@ class Request(BaseModel):
             refuse("max_tokens", 0, "greater than or equal to 1, or come with prompt_logprobs")
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
-        self._sampling = SamplingParams(**given, seed=seed, logit_bias=tuple(self.logit_bias.items()))
+        bias = tuple(self.logit_bias.items())
+        self._sampling = SamplingParams(**given, seed=seed, logit_bias=bias, grammar=self.grammar)
+        if self.grammar and self.ignore_eos:
+            raise BadRequest.bound("ignore_eos", True, "False with a grammar, which says where the output may end")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise BadRequest.bound("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
 
     @property
     def sampling(self) -> SamplingParams:

@@ -95,6 +95,7 @@ class Sessions:
                     drafts.pool.apply_prior(placement.prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(8)
             draft = await stack.enter_async_context(drafts.session(session))
+            draft.grammar = bundle.grammar(request.sampling.grammar)
             self._tasks.check_open()
             options = DriverOptions(
                 session_id=statistics.session_id,

@@ -47,6 +47,9 @@ class Options(TypedDict, total=False):
     stop: texts that end the output and are not part of it.
     stop_token_ids: ids that end the output as the target's own end does; at most 64.
     ignore_eos: continue past the target's own end.
+    min_tokens: neither the target's own end nor a stop id comes before so many tokens.
+    grammar: what the output must follow, which `json_schema`, `regex`, `choice` and `gbnf` of edge_agent.sdk.grammars
+    make.
     logprobs: return the target's log-probability of each token, with this many of its likeliest alternatives (0 to 20);
     None returns none, which is faster.
     prompt_logprobs: return the same for each token of the prompt; max_tokens may be 0 then, which generates nothing.
@@ -73,6 +76,8 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     logit_bias: Mapping[int, float] | None
+    grammar: str
+    min_tokens: int
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
 from edge_agent.target.artifact_client import ArtifactClient, CachedSource, Description
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer
+from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.wire.ticket import Target
@@ -67,6 +69,22 @@ class TargetBundle:
 
         encode, encode_plain = checked(tokenizer.encode), checked(tokenizer.encode_plain)
         return self.template.tokenise(messages, encode, encode_plain, tokenizer.controls, variables)
+
+    def grammar(self, grammar: str) -> Callable[[], GrammarState] | None:
+        """Return a function that returns the grammar's state before the first token; None for no grammar."""
+        return functools.partial(self._grammars.begin, grammar) if grammar else None
+
+    def check_grammar(self, grammar: str) -> None:
+        """Compile a grammar. Raises BadRequest for one that is wrong. Call it on a thread: it may take a second."""
+        try:
+            self._grammars.compile(grammar)
+        except ModelRefused as error:
+            raise BadRequest(f"this target takes no grammars: {error}", field="grammar") from error
+
+    @property
+    def _grammars(self) -> Grammars:
+        description = self.description
+        return self.tokenizer.grammars(description.vocabulary_size, tuple(description.eos_token_ids))
 
     def _checked(self, text: str) -> str:
         check_text(text, self.tokenizer.longest, self.description.max_sequence)

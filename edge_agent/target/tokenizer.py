@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 
+from outrider.core.constraint import Grammars
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.core.vocabulary import token_table, vocabulary_hash
 
@@ -18,6 +20,9 @@ class TargetTokenizer:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise ImportError("the device needs tokenizers: pip install 'outrider[edge]'") from error
+        self._data = data
+        self._grammars: Grammars | None = None
+        self._making_grammars = threading.Lock()
         self.table = token_table(data)
         """The raw bytes of every id."""
         self.longest = max(map(len, self.table), default=0)
@@ -40,6 +45,16 @@ class TargetTokenizer:
     @functools.cached_property
     def vocabulary_hash(self) -> bytes:
         return vocabulary_hash(self.table)
+
+    def grammars(self, vocabulary: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+        """Return the grammars of the target, which has so many logits; they are made once, on the caller's thread.
+
+        Raises ModelRefused for a tokenizer that cannot be used with them.
+        """
+        with self._making_grammars:
+            if self._grammars is None:
+                self._grammars = Grammars(self._data.decode(), vocabulary, eos_token_ids)
+            return self._grammars
 
     def encode(self, text: str, *, begun: bool = False) -> list[int]:
         """Return the ids of a text in which control tokens are spelt out and meant, as a chat template's.

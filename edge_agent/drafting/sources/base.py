@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outrider.core.constraint import Constraint, GrammarState, constraint_of
 from outrider.core.proposals import Proposal
 from outrider.core.sampling import SamplingParams
 
@@ -23,6 +24,15 @@ class DraftTask:
     max_tokens: int = 256
     ends: frozenset[int] = frozenset()
     """Token ids that end the sequence: nothing is drafted below them."""
+    grammar: Callable[[], GrammarState] | None = None
+    """Returns the state of the sequence's grammar before the first token; None for no grammar."""
+    min_tokens: int = 0
+    """Position before which no end may come."""
+
+    def constraint(self) -> Constraint | None:
+        """Return a new one that stands at the end of `received`; None if any token may follow. Raises BadRequest."""
+        grammar = self.grammar() if self.grammar is not None else None
+        return constraint_of(grammar, self.ends, self.min_tokens, self.received)
 
 
 @dataclass(frozen=True)

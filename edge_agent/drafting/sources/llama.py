@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
+from outrider.core.constraint import Constraint, Row
 from outrider.core.coupling import session_key
 from outrider.core.processors import TokenCounts
 from outrider.core.proposals import propose
@@ -30,14 +31,17 @@ class LlamaSource:
         self._task = DraftTask(prompt=())
         self._key = 0
         self._counts = TokenCounts()
+        self._constraint: Constraint | None = None
         self._root_proposals: list[Proposal] = []
         self._position = 0
 
     def begin(self, task: DraftTask) -> None:
-        """Read the sequence. Raises ContextFull where it is longer than the draft's context."""
+        """Read the sequence. Raises ContextFull where it is longer than the draft's context, BadRequest where it breaks
+        its grammar."""
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._counts = TokenCounts((*task.prompt, *task.received) if task.sampling.penalised else ())
+        self._constraint = task.constraint()
         self._position = len(task.received)
         logits = self._context.reset([*task.prompt, *task.received])
         self._root_proposals = self._propose(logits, ())
@@ -47,6 +51,8 @@ class LlamaSource:
         evaluated = list(itertools.takewhile(self._context.holds, path))
         if self._task.sampling.penalised:
             self._counts.add(tokens)
+        if self._constraint is not None:
+            self._constraint.commit(tokens)
         self._position += len(tokens)
         logits = self._context.commit(evaluated, list(tokens[len(evaluated) :]))
         # Without logits, the new root's proposals were made when it was expanded as a node.
@@ -69,6 +75,8 @@ class LlamaSource:
     def knows(self, token: int) -> bool:
         return token < self._shared_vocabulary
 
-    def _propose(self, logits: object, path: tuple[int, ...]) -> list[Proposal]:
-        row = logits[: self._shared_vocabulary]  # type: ignore[index]
-        return propose(row, self._task.sampling, self._key, self._position + len(path), self._counts, path, PROPOSALS)
+    def _propose(self, logits: Row, path: tuple[int, ...]) -> list[Proposal]:
+        row, position = logits[: self._shared_vocabulary], self._position + len(path)
+        if self._constraint is not None and self._constraint.binds(position):
+            row = self._constraint.masked(row, position, path)
+        return propose(row, self._task.sampling, self._key, position, self._counts, path, PROPOSALS)

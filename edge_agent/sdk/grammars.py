@@ -1,0 +1,78 @@
+"""Make grammars for the option `grammar`, which constrains an output: JSON, a regular expression, one of some texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.core.errors import BadRequest
+
+_OPTIONS = "x-guidance"
+"""Key of a schema in which llguidance takes options."""
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""A space at most after commas and colons, and no other: weak models would go on with white space for ever."""
+
+
+def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
+    """Return the grammar of JSON texts that a schema accepts, with properties in the schema's order.
+
+    lenient: ignore keywords that cannot be followed; otherwise they are refused when the request is made.
+    Raises BadRequest for what is no schema.
+    """
+    return f"start: {embedded_schema(schema, lenient=lenient)}"
+
+
+def json_object() -> str:
+    """Return the grammar of all JSON objects."""
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> str:
+    """Return the grammar of texts that a regular expression matches in whole, in the syntax of Rust's `regex`."""
+    return f"start: {embedded_regex(pattern)}"
+
+
+def choice(texts: Sequence[str]) -> str:
+    """Return the grammar of some texts. Raises BadRequest if there is none, or if one is empty."""
+    if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise BadRequest("choice must be a list of texts, at least one and none of them empty", field="choice")
+    return f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, texts))}"
+
+
+def gbnf(grammar: str) -> str:
+    """Return the grammar of llama.cpp's notation (GBNF); one in Lark's is returned as it is.
+
+    Raises BadRequest for one that cannot be read.
+    """
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:
+        raise BadRequest(f"the grammar cannot be read: {str(error)[:200]}", field="grammar") from error
+
+
+def embedded_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
+    """Return what stands for a schema in the text of a grammar. Raises BadRequest as `json_schema` does."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        raise BadRequest("the JSON schema must be an object, or true or false", field="json_schema")
+    try:
+        return f"%json {json.dumps({**schema, _OPTIONS: {**_SEPARATORS, 'lenient': lenient}}, allow_nan=False)}"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"the JSON schema is no JSON: {error}", field="json_schema") from error
+
+
+def embedded_regex(pattern: str) -> str:
+    """Return what stands for a regular expression in the text of a grammar."""
+    # A slash would end it, and a line's end cannot stand in it.
+    escaped = re.sub(r"(?s)\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern)
+    return f"/{escaped}/"
+
+
+def quoted(text: str) -> str:
+    """Return what stands for a text in the text of a grammar."""
+    return json.dumps(text)
