@@ -151,8 +151,12 @@ async def test_the_verifiers_counts_are_the_clients_own(watched, completions) ->
     # A step brings the accepted ones and one more, but where the sequence ends inside an accepted path.
     assert tokens - steps <= found["spec_decode_num_accepted_tokens_total"] <= tokens - steps + len(PROMPTS)
     assert found["spec_decode_num_accepted_tokens_total"] <= total(completions, "accepted")
-    by_position = [value for name, value in found.items() if "num_accepted_tokens_per_pos_total{" in name]
+    name = "spec_decode_num_accepted_tokens_per_pos_total{"
+    by_position, as_vllm = (
+        [value for full, value in found.items() if full.startswith(prefix + name)] for prefix in ("", "vllm:")
+    )
     assert sum(by_position) == found["spec_decode_num_accepted_tokens_total"]
+    assert as_vllm == by_position
     assert by_position[0] <= found["spec_decode_num_drafts_total"] <= steps
     # What was under way when a session ended is not received.
     sent = total(completions, "drafted")
@@ -263,7 +267,7 @@ async def test_dashboards_alerts_and_documents_name_what_these_processes_export(
     names = names_in("".join([*scrapes, client.metrics.render().decode()]))
     assert {name for expression in expressions() for name in names_used(expression)} <= names
     documented = {name for family in families().values() for name in family.samples}
-    assert {name for name in names if name.startswith("outrider_")} == documented
+    assert {name for name in names if name.startswith(("outrider_", "vllm:", "gen_ai_"))} == documented
 
 
 async def test_logs_are_json_about_sessions_and_requests_without_any_text(watched, completions) -> None:
