@@ -19,7 +19,7 @@ from outrider.core.target_token import Row, argmax, sampled_token
 
 LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 8 << 20
 """Size of the float32 logits that are turned into log-probabilities together."""
 
 
@@ -94,16 +94,15 @@ def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Te
     return ids, best - total, total
 
 
+@torch.inference_mode()
 def scores_of(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
     """Return the log-probability of each token by its own row, and those of the `top` likeliest tokens.
 
-    logits: `[n, V]`, as the model returns them, of which only slices are copied.
+    logits: `[n, V]`, as the model returns them; computed in float32, slice by slice. Waits for the accelerator.
     """
     count = max(1, SLICE_BYTES // (4 * logits.shape[1]))
     parts = (slice(first, first + count) for first in range(0, len(tokens), count))
-    return tuple(
-        one for part in parts for one in logprobs_of(logits[part], range(len(tokens[part])), tokens[part], top)
-    )
+    return tuple(one for part in parts for one in _logprobs(logits[part], tokens[part], top))
 
 
 @torch.inference_mode()
@@ -114,8 +113,12 @@ def logprobs_of(
 
     logits: `[R, V]`, as the model returns them; computed in float32. Waits for the accelerator.
     """
-    chosen = torch.tensor(list(rows), device=logits.device)
-    values = logits.index_select(0, chosen).float()
+    return _logprobs(logits.index_select(0, torch.tensor(list(rows), device=logits.device)), tokens, top)
+
+
+def _logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of tokens and alternatives. logits: `[n, V]`, of the tokens' own rows."""
+    values = logits.float()
     own = values.gather(1, torch.tensor(list(tokens), device=logits.device).unsqueeze(1))
     ids, best, total = top_logprobs(values, top)
     log_probs = torch.cat([own - total, best], dim=1).clamp(LEAST_LOGPROB, 0.0)

@@ -151,7 +151,7 @@ def test_long_prompts_are_scored_slice_by_slice() -> None:
     vocabulary = 1 << 20
     logits = torch.randn(20, vocabulary, generator=torch.Generator().manual_seed(1)).bfloat16()
     tokens = list(range(20))
-    found = scores_of(logits, tokens, 2)  # 8 rows are a slice
+    found = scores_of(logits, tokens, 2)  # 2 rows are a slice
     truth = logits.float().log_softmax(-1)
     assert [one.logprob for one in found] == pytest.approx([float(truth[i, i]) for i in tokens], abs=1e-4)
     assert [one.top[0][1] for one in found] == pytest.approx(truth.max(-1).values.tolist(), abs=1e-4)
