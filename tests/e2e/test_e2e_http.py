@@ -11,9 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+import torch
+import transformers
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from serving_process import NOTHING, ready_server, server, taken, until_live
 from system import ROOT, System
+from tokenizers import Tokenizer
 
 from edge_agent import AsyncClient, Client, TimedOut
 
@@ -21,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 TOKENS = 40
+TARGET = ROOT / "models" / "target"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -107,6 +111,29 @@ async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is
     for own, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
         assert top and own == max(top.values()) <= 0.0
     assert "".join(logprobs.tokens).startswith(answer.choices[0].text)  # an end token is no text
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_a_prompt_that_is_echoed_has_the_log_probabilities_of_transformers(
+    settled: System, openai: AsyncOpenAI, max_tokens: int
+) -> None:
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    prompts = [tokenizer.encode(text).ids for text in (PROMPT, 40 * PROMPT, "x = 1\n")]
+    answer = await openai.completions.create(
+        model="", prompt=prompts, max_tokens=max_tokens, temperature=0, echo=True, logprobs=1
+    )
+    module = transformers.AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        with torch.inference_mode():
+            truth = module(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        known = choice.logprobs
+        assert known and known.token_logprobs and known.top_logprobs and known.tokens
+        assert len(known.tokens) == len(prompt) + max_tokens and known.token_logprobs[0] is None
+        for at, token in enumerate(prompt[1:]):
+            assert known.token_logprobs[at + 1] == pytest.approx(float(truth[at, token]), abs=1e-3)
+            assert max(known.top_logprobs[at + 1].values()) == pytest.approx(float(truth[at].max()), abs=1e-3)
+        if max_tokens:
+            assert known.token_logprobs[-1] == pytest.approx(float(truth[-1].max()), abs=1e-3)
 
 
 async def test_the_blocking_package_and_several_choices(settled: System, url: str) -> None:
