@@ -356,7 +356,7 @@ def test_a_kept_sequence_waits_for_the_prompts_log_probabilities() -> None:
 
 
 def test_many_log_probabilities_come_in_several_commits() -> None:
-    verifier = VerifierSession(Attach(1, (1,) * 2_501, max_tokens=0, prompt_logprobs=0), LIMITS)
-    commits = verifier.score(scores(-1.0) * 2_500)
-    assert [(one.scored, len(one.prompt_logprobs)) for one in commits] == [(0, 1_024), (1_024, 1_024), (2_048, 452)]
+    verifier = VerifierSession(Attach(1, (1,) * 601, max_tokens=0, prompt_logprobs=0), LIMITS)
+    commits = verifier.score(scores(-1.0) * 600)
+    assert [(one.scored, len(one.prompt_logprobs)) for one in commits] == [(0, 256), (256, 256), (512, 88)]
     assert [one.finish for one in commits] == [Finish.NONE, Finish.NONE, Finish.LENGTH]

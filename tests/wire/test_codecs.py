@@ -426,10 +426,10 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     ),
     (
         codecs.commit_from_proto,
-        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0] * 1_025)),
+        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0] * 257)),
         "length of commit.prompt.logprob",
-        1_025,
-        "between 0 and 1024",
+        257,
+        "between 0 and 256",
     ),
     (
         codecs.commit_from_proto,

@@ -21,8 +21,8 @@ MAX_LOGPROBS = 20
 """Alternatives for each token, as in OpenAI's API."""
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Log-probabilities of a prompt: of its tokens and their alternatives together."""
-MAX_SCORED = 1_024
-"""Tokens of a prompt whose log-probabilities one Commit brings."""
+MAX_SCORED = 256
+"""Tokens of a prompt whose log-probabilities one Commit brings: on a slow link a Ping may wait behind it."""
 
 
 class Finish(enum.IntEnum):
