@@ -156,8 +156,6 @@ class PlacementRequest:
     """Name of the target; empty if the cluster serves just one. If `weights` is given, it is for messages only."""
     rtt_ms: Mapping[str, float] = field(default_factory=dict)
     """Verifier id -> round trip that the device has measured."""
-    prompt_tokens: int = 0
-    """Tokens of the prompt; 0 if the session will generate nothing."""
     weights: tuple[str, str] | None = None
     """Weights and tokenizer hash that the session is bound to; None binds it to those of the verifier chosen."""
     numerics_class: str = ""
@@ -168,6 +166,8 @@ class PlacementRequest:
     """Release of the device's draft; empty if it has none."""
     traffic: str = ""
     """Traffic class; may be empty."""
+    prompt_tokens: int = 0
+    """Tokens of the prompt; 0 if the session will generate nothing."""
 
 
 @dataclass(frozen=True)
