@@ -36,7 +36,7 @@ exit codes:
   1  failed for another reason than those below
   2  a wrong command line, a file that is missing or damaged, or a request that cannot be granted as it is
   3  no such verifier, session, tenant or release
-  4  the coordinator, its store or a process that `up` starts is not there in time, or has no room: try again
+  4  the coordinator, its store, the hub or a process that `up` starts is not there in time, or has no room: try again
   5  the admin token is missing or wrong ($OUTRIDER_ADMIN_TOKEN)
   130, 143  ended by Ctrl-C, by SIGTERM"""
 
