@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,15 @@ def segment(tokens: list[int], chain: int, parents: list[int], prefix: list[int]
 SEGMENTS = (
     segment([3, 1, 4], 3, [], [], wants_logits=False),
     segment([9, 2, 6, 5], 2, [1, 2], [7, 8, 30], wants_logits=True),
+    replace(segment([5, 3, 5, 8], 4, [], [31], wants_logits=True), scored=range(1, 3)),
+    replace(segment([9, 7], 2, [], [], wants_logits=False), scored=range(2)),
 )
+
+
+def test_rows_that_score_a_prompt_come_before_those_that_choose_tokens() -> None:
+    batch = PackedBatch.pack(SEGMENTS)
+    assert batch.logit_rows.tolist() == [4, 5, 6, 8, 9, 10, 11, 12]
+    assert batch.logit_starts == (0, 0, 5, 8)
 
 
 def test_a_packed_batch_survives_the_way_to_another_rank() -> None:
