@@ -11,6 +11,7 @@ from edge_agent.http.errors import invalid_value, unsupported
 from edge_agent.http.tools import (
     MAX_VARIABLES_BYTES,
     CalledTool,
+    FunctionDefinition,
     ToolDefinition,
     check_calls,
     check_choice,
@@ -25,8 +26,7 @@ MAX_CHOICES = 64
 """Most choices of one request, over all its prompts."""
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "chat_template", "prediction", "truncate_prompt_tokens", "web_search_options"), ()),
-    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
-    **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag", "structured_outputs"), ()),
+    **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
     **dict.fromkeys(("allowed_token_ids", "bad_words", "documents", "functions", "logits_processors", "tools"), ([],)),
     **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
@@ -34,17 +34,15 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("grammar", "suffix"), ("",)),
     **dict.fromkeys(("chat_template_kwargs", "json_schema"), ({},)),
     "best_of": (1,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
 _FIELDS_OF_THEIR_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables of a template that are not among its `chat_template_kwargs`."""
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("stop_token_ids", "ignore_eos", "traffic_class"),
+    *("stop_token_ids", "ignore_eos", "min_tokens", "traffic_class"),
 )
 """Fields that are options of the SDK, too."""
 
@@ -84,6 +82,10 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     repetition_penalty: float | None = None
     stop_token_ids: list[JsonInteger] | None = None
     ignore_eos: bool | None = None
+    min_tokens: JsonInteger | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """What the output follows, as vLLM has it: `json`, `json_object`, `regex`, `choice` or `grammar`."""
     traffic_class: str | None = None
     provenance: bool | None = None
     """Whether each chunk lists its tokens with their provenance."""
@@ -225,9 +227,25 @@ class ChatCompletionRequest(RequestBody):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def must_call(self) -> bool:
+        """Return whether the answer must call a function."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def named_function(self) -> str | None:
+        """Return the name of the one function that the answer must call."""
+        return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+
+    @property
+    def functions(self) -> list[FunctionDefinition]:
+        """Return the functions that the answer may call."""
+        found = [tool.function for tool in self.usable_tools if tool.function is not None]
+        return [one for one in found if self.named_function in (None, one.name)]
+
+    @property
     def function_names(self) -> list[str]:
         """Return the names of the functions that the answer may call."""
-        return [tool.function.name for tool in self.usable_tools if tool.function is not None]
+        return [function.name for function in self.functions]
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -237,7 +255,7 @@ class ChatCompletionRequest(RequestBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid_value("top_logprobs", "top_logprobs needs logprobs=true")
         check_tools(self.tools or ())
-        check_choice(self.tool_choice)
+        check_choice(self.tool_choice, [tool.function.name for tool in self.tools or () if tool.function])
         variables = self.chat_template_kwargs or {}
         check_json("chat_template_kwargs", "chat_template_kwargs", variables, MAX_VARIABLES_BYTES)
         if clashing := _FIELDS_OF_THEIR_OWN & variables.keys():

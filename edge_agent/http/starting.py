@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
+from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.errors import ApiError, invalid_value
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.parsing.formats import AnswerFormat
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
+from edge_agent.http.responses import prompt_end
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
+from edge_agent.sdk.types import Options
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import Detokenizer
+from outrider.core.errors import BadRequest
 
 
 async def start_texts(
@@ -20,10 +26,12 @@ async def start_texts(
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), options.max_choices)
+    grammar, field = text_grammar(body)
     streams: list[CompletionStream] = []
-    for prompt in body.prompts:
-        streams.append(await client.stream(prompt, **body.options(len(streams))))
-        await _add_choices(client, body, streams)
+    with _named(field):
+        for prompt in body.prompts:
+            streams.append(await client.stream(prompt, **_options(body, len(streams), grammar)))
+            await _add_choices(client, body, streams, grammar)
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
     return streams, bundle, [echo for echo in echoes for _ in range(body.choices)]
@@ -38,21 +46,43 @@ async def start_chat(
     """
     body.refuse_unsupported()
     _check_choices(body, 1, options.max_choices)
-    streams = [await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))]
+    stream = await client.stream_chat(body.template_messages(), body.template_variables(), **body.options(0))
     bundle = await bundle_of(client, body.model)
-    if open_end is not None and body.token_limit() is None:
-        ids = streams[0].prompt_token_ids
-        left = bundle.description.max_sequence - len(ids)
-        limit = min(left, open_end) if left > 0 else open_end
-        given = body.options(0)
-        given["max_tokens"] = limit
-        streams = [await client.stream(ids, **given)]
-    await _add_choices(client, body, streams)
     source = bundle.template.source if bundle.template is not None else ""
     form = AnswerFormat.of(source, options.answer_format)
+    ids, tokenizer = stream.prompt_token_ids, bundle.tokenizer
+    special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
+    grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
+    given = _options(body, 0, grammar)
+    if open_end is not None and body.token_limit() is None:
+        left = bundle.description.max_sequence - len(ids)
+        given["max_tokens"] = min(left, open_end) if left > 0 else open_end
+    with _named(field):
+        streams = [await client.stream(ids, **given)]
+        await _add_choices(client, body, streams, grammar)
     for stream in streams:
         stream.show_special(form.markers(calls=bool(body.usable_tools)))
     return streams, bundle, form
+
+
+def _options(body: RequestBody, choice: int, grammar: str) -> Options:
+    options = body.options(choice)
+    if grammar:
+        options["grammar"] = grammar
+    return options
+
+
+@contextlib.contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Name the field of the request that has asked for a grammar, if the grammar is refused."""
+    try:
+        yield
+    except BadRequest as error:
+        if error.field == "grammar":
+            raise invalid_value(field, f"{field}: {error}") from error
+        if error.field == "bytes of the grammar":
+            raise invalid_value(field, f"{field} is too large: {error}") from error
+        raise
 
 
 def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
@@ -65,12 +95,12 @@ def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
         )
 
 
-async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[CompletionStream]) -> None:
+async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[CompletionStream], grammar: str) -> None:
     """Add the other choices of the last stream's prompt, which is tokenised only once."""
     ids = streams[-1].prompt_token_ids
     for choice in range(len(streams), len(streams) + body.choices - 1):
         await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
-        streams.append(await client.stream(ids, **body.options(choice)))
+        streams.append(await client.stream(ids, **_options(body, choice, grammar)))
 
 
 def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:

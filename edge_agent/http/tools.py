@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,7 +19,6 @@ MAX_VARIABLES_BYTES = 1 << 14
 MAX_DEPTH = 32
 """Most levels of lists and objects in a schema."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_CANNOT_CONSTRAIN = ": it does not constrain what the target writes"
 
 
 class FunctionDefinition(BaseModel, extra="allow", strict=True):
@@ -67,8 +66,6 @@ def check_functions(functions: Sequence[tuple[str, FunctionDefinition]]) -> None
         if function.name in names:
             raise invalid_value("tools", f"{field}.name is {function.name!r}, as another tool's is")
         names.add(function.name)
-        if function.strict:
-            raise unsupported(f"{field}.strict", f" where it is true{_CANNOT_CONSTRAIN}")
         check_json("tools", field, function.model_dump(), MAX_TOOL_BYTES)
 
 
@@ -78,13 +75,21 @@ def template_tool(tool: ToolDefinition) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def check_choice(choice: str | Mapping[str, Any] | None) -> None:
-    """Raise ApiError for a `tool_choice` that would have to constrain the target, or is none."""
+def check_choice(choice: str | Mapping[str, Any] | None, names: Collection[str]) -> None:
+    """Raise ApiError for a `tool_choice` that is none, or that no function fits. names: of the functions."""
     if choice in (None, "none", "auto"):
         return
-    if choice == "required" or isinstance(choice, Mapping):
-        raise unsupported("tool_choice", f" beyond 'none' and 'auto'{_CANNOT_CONSTRAIN}")
-    raise invalid_value("tool_choice", f"tool_choice is {str(choice)[:40]!r}, must be 'none' or 'auto'")
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if choice.get("type") != "function" or name not in names:
+            message = f"tool_choice names the function {str(name)[:80]!r}, must name one of the tools"
+            raise invalid_value("tool_choice", message)
+    elif choice != "required":
+        bound = "must be 'none', 'auto', 'required' or a function"
+        raise invalid_value("tool_choice", f"tool_choice is {str(choice)[:40]!r}, {bound}")
+    elif not names:
+        raise invalid_value("tool_choice", "tool_choice is 'required', and there are no tools")
 
 
 def check_calls(field: str, calls: Sequence[CalledTool]) -> None:

@@ -11,8 +11,10 @@ from outrider.core.errors import BadRequest
 
 _OPTIONS = "x-guidance"
 """Key of a schema in which llguidance takes options."""
-_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""A space at most after commas and colons, and no other: weak models would go on with white space for ever."""
+COMMA, COLON = ", ?", ": ?"
+"""Separators of a JSON text, as regular expressions: with a space at most. There is no white space elsewhere, with which
+weak models would go on for ever."""
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": COMMA, "key_separator": COLON}
 
 
 def json_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
@@ -36,9 +38,7 @@ def regex(pattern: str) -> str:
 
 def choice(texts: Sequence[str]) -> str:
     """Return the grammar of some texts. Raises BadRequest if there is none, or if one is empty."""
-    if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise BadRequest("choice must be a list of texts, at least one and none of them empty", field="choice")
-    return f"start: CHOICE\nCHOICE: {' | '.join(map(quoted, texts))}"
+    return f"start: CHOICE\nCHOICE: {choice_expression(texts)}"
 
 
 def gbnf(grammar: str) -> str:
@@ -64,6 +64,14 @@ def embedded_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) 
         return f"%json {json.dumps({**schema, _OPTIONS: {**_SEPARATORS, 'lenient': lenient}}, allow_nan=False)}"
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"the JSON schema is no JSON: {error}", field="json_schema") from error
+
+
+def choice_expression(texts: Sequence[str]) -> str:
+    """Return what stands for one of some texts in the text of a grammar. Raises BadRequest as `choice` does."""
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not listed or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise BadRequest("choice must be a list of texts, at least one and none of them empty", field="choice")
+    return " | ".join(map(quoted, texts))
 
 
 def embedded_regex(pattern: str) -> str:

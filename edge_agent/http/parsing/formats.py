@@ -12,29 +12,29 @@ ToolFormat = Literal["hermes", "llama3", "mistral", "deepseek", "harmony", "json
 TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 _Accepts = Callable[[str], bool]
 
-_TOOL_CALL = ("<tool_call>", "</tool_call>")
-_PYTHON_TAG = "<|python_tag|>"
-_TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL_BEGIN, _CALL_END, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+TOOL_CALL = ("<tool_call>", "</tool_call>")
+PYTHON_TAG = "<|python_tag|>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END, CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MAX_HEADER_PARTS = 12
 
 _MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
-    "hermes": _TOOL_CALL,
-    "llama3": (_PYTHON_TAG,),
-    "mistral": (_TOOL_CALLS, _CALL_ID, _ARGS),
-    "deepseek": (_CALLS_BEGIN, _CALL_BEGIN, _CALL_SEPARATOR, _CALL_END, _CALLS_END),
-    "harmony": (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS),
+    "hermes": TOOL_CALL,
+    "llama3": (PYTHON_TAG,),
+    "mistral": (TOOL_CALLS, CALL_ID, ARGS),
+    "deepseek": (CALLS_BEGIN, CALL_BEGIN, CALL_SEPARATOR, CALL_END, CALLS_END),
+    "harmony": (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS),
     "json": (),
 }
 _TELLTALES: tuple[tuple[str, ToolFormat], ...] = (
-    (_CHANNEL, "harmony"),
-    (_CALLS_BEGIN, "deepseek"),
-    (_TOOL_CALLS, "mistral"),
-    (_TOOL_CALL[0], "hermes"),
-    (_PYTHON_TAG, "llama3"),
+    (CHANNEL, "harmony"),
+    (CALLS_BEGIN, "deepseek"),
+    (TOOL_CALLS, "mistral"),
+    (TOOL_CALL[0], "hermes"),
+    (PYTHON_TAG, "llama3"),
     ("<|start_header_id|>", "llama3"),
 )
 """Texts in a chat template's source, and the format that the first of them stands for."""
@@ -127,7 +127,7 @@ def _reasoning(r: TextReader, opening: str, closing: str, prompt: str) -> Readin
 
 def _hermes(r: TextReader, accepts: _Accepts) -> Reading[None]:
     """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere in the text."""
-    opening, closing = _TOOL_CALL
+    opening, closing = TOOL_CALL
     while (yield from r.pass_until("content", opening)):
         place = r.hold()
         yield from r.space()
@@ -147,7 +147,7 @@ def _llama3(r: TextReader, accepts: _Accepts) -> Reading[None]:
         if not (yield from _calls(r, _any_name if marker else accepts, ";", ",")):
             r.rewind(place)
             r.emit("content", marker)
-        marker = yield from r.pass_until("content", _PYTHON_TAG)
+        marker = yield from r.pass_until("content", PYTHON_TAG)
         if not marker:
             return
         place = r.hold()
@@ -167,7 +167,7 @@ def _json(r: TextReader, accepts: _Accepts) -> Reading[None]:
 
 def _mistral(r: TextReader, accepts: _Accepts) -> Reading[None]:
     """Read `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or the later `[TOOL_CALLS]name[ARGS]{...}`."""
-    while (yield from r.pass_until("content", _TOOL_CALLS)):
+    while (yield from r.pass_until("content", TOOL_CALLS)):
         place = r.hold()
         yield from r.space()
         if (yield from r.literal("[")):
@@ -180,31 +180,31 @@ def _mistral(r: TextReader, accepts: _Accepts) -> Reading[None]:
             yield from r.space()
         else:
             r.rewind(place)
-            r.emit("content", _TOOL_CALLS)
+            r.emit("content", TOOL_CALLS)
 
 
 def _mistral_call(r: TextReader) -> Reading[bool]:
     name = yield from r.word()
-    if name and (yield from r.literal(_CALL_ID, _ARGS)) == _CALL_ID:
+    if name and (yield from r.literal(CALL_ID, ARGS)) == CALL_ID:
         yield from r.word()
-        yield from r.literal(_ARGS)
+        yield from r.literal(ARGS)
     yield from r.space()
     return bool(name) and (yield from r.arguments(name))
 
 
 def _deepseek(r: TextReader, accepts: _Accepts) -> Reading[None]:
     """Read calls between DeepSeek's markers, with fenced arguments (V3, R1) or bare ones (V3.1)."""
-    while marker := (yield from r.pass_until("content", _CALLS_BEGIN, _CALL_BEGIN)):
+    while marker := (yield from r.pass_until("content", CALLS_BEGIN, CALL_BEGIN)):
         place = r.hold()
         yield from r.space()
-        begun = marker == _CALL_BEGIN or bool((yield from r.literal(_CALL_BEGIN)))
+        begun = marker == CALL_BEGIN or bool((yield from r.literal(CALL_BEGIN)))
         if begun and (yield from _deepseek_call(r)):
             yield from r.space()
             yield from r.literal("```")
             yield from r.space()
-            yield from r.literal(_CALL_END)
+            yield from r.literal(CALL_END)
             yield from r.space()
-            yield from r.literal(_CALLS_END)
+            yield from r.literal(CALLS_END)
             yield from r.space()
         else:
             r.rewind(place)
@@ -213,7 +213,7 @@ def _deepseek(r: TextReader, accepts: _Accepts) -> Reading[None]:
 
 def _deepseek_call(r: TextReader) -> Reading[bool]:
     name = yield from r.word()
-    if not (yield from r.literal(_CALL_SEPARATOR)):
+    if not (yield from r.literal(CALL_SEPARATOR)):
         return False
     yield from r.space()
     if (yield from r.peek()) != "{":  # what came first is the type of the tool
@@ -232,7 +232,7 @@ def _harmony(r: TextReader, *, calls: bool) -> Reading[None]:
         if header is None:
             r.rewind(place)
             r.emit("content", marker)
-            marker = yield from r.pass_until("content", _START)
+            marker = yield from r.pass_until("content", START)
         else:
             r.release()
             marker = yield from _harmony_message(r, *header, calls=calls)
@@ -246,15 +246,15 @@ def _harmony_message(r: TextReader, channel: str, recipient: str, *, calls: bool
     """Read a message, and what begins the next one; "" if none comes right after it."""
     if recipient and calls:
         r.begin_call(recipient.removeprefix("functions."))
-        ended = yield from r.pass_until("tool_call", *_ENDS, _START)
+        ended = yield from r.pass_until("tool_call", *ENDS, START)
         if ended:
             r.end_call()
     else:
-        ended = yield from r.pass_until("reasoning" if channel == "analysis" else "content", *_ENDS, _START)
-    if not ended or ended == _START:
+        ended = yield from r.pass_until("reasoning" if channel == "analysis" else "content", *ENDS, START)
+    if not ended or ended == START:
         return ended
     yield from r.space()
-    return (yield from r.pass_until("content", _START))
+    return (yield from r.pass_until("content", START))
 
 
 def _harmony_header(r: TextReader) -> Reading[tuple[str, str] | None]:
@@ -262,10 +262,10 @@ def _harmony_header(r: TextReader) -> Reading[tuple[str, str] | None]:
     channel = recipient = ""
     for _ in range(_MAX_HEADER_PARTS):
         yield from r.space()
-        match (yield from r.literal(_MESSAGE, _CHANNEL, _CONSTRAIN, "to=")):
-            case marker if marker == _MESSAGE:
+        match (yield from r.literal(MESSAGE, CHANNEL, CONSTRAIN, "to=")):
+            case marker if marker == MESSAGE:
                 return (channel, recipient) if channel or recipient else None
-            case marker if marker == _CHANNEL:
+            case marker if marker == CHANNEL:
                 yield from r.space()
                 channel = yield from r.word()
             case "to=":
