@@ -139,8 +139,8 @@ class AnswerGrammar:
         form = self._form.tools
         if form == "harmony":
             return self._harmony_calls(functions)
-        if form in _JSON_CALLS:
-            key, _ = _JSON_CALLS[form]
+        if (bare := _JSON_CALLS.get(form or "")) is not None:
+            key, _ = bare
             call = self._either(functions, lambda one: _json_call(one, key))
             if form == "json":
                 return f'{call} | "[" {_listed(call, ", ", parallel)} "]"'
@@ -154,8 +154,8 @@ class AnswerGrammar:
         form = self._form.tools
         if form == "harmony":
             return f"{self.content(f'{_ANY}?')} | {self._harmony_calls(functions)}"
-        if form in _JSON_CALLS:
-            _, begins = _JSON_CALLS[form]
+        if (bare := _JSON_CALLS.get(form or "")) is not None:
+            _, begins = bare
             return f"{self.calls(functions, parallel=parallel)} | /[^{re.escape(begins)}](?s:.*)/?"
         opening, rest, _ = self._marked_calls(functions, parallel=parallel)
         return f"({self._until(opening)} {rest}){'*' if parallel else '?'} {self._without(opening)}"

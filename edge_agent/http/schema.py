@@ -133,7 +133,7 @@ class DeletedResponse(BaseModel):
 
 RouteResponses = dict[int | str, dict[str, Any]]
 
-_EVENTS: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENTS: Mapping[str, Any] = {"text/event-stream": {}}
 
 
 def responses(model: type[BaseModel], *, streams: bool = False) -> RouteResponses:

@@ -12,8 +12,8 @@ from outrider.core.errors import BadRequest
 _OPTIONS = "x-guidance"
 """Key of a schema in which llguidance takes options."""
 COMMA, COLON = ", ?", ": ?"
-"""Separators of a JSON text, as regular expressions: with a space at most. There is no white space elsewhere, with which
-weak models would go on for ever."""
+"""Separators of a JSON text, as regular expressions: with a space at most. There is no white space elsewhere, of which
+weak models would write more and more."""
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": COMMA, "key_separator": COLON}
 
 

@@ -220,19 +220,21 @@ async def test_a_choice_of_tools_is_followed_where_it_constrains_nothing(says: S
 
 
 async def test_what_chat_refuses_is_refused_with_this_apis_names(says: Says) -> None:
-    schema = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}}
+    def asked(schema: Any) -> dict[str, Any]:
+        return {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"text": schema}, "text.format"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "weather"}, "tools": [TOOL]}, "tool_choice"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"text": asked({"not": {}})}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "other"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tools": [{**TOOL, "strict": True, "parameters": {"type": "objekt"}}]}, "tools"),
     ]
     async with says("a") as (openai, _):
         for more, param in cases:
             with pytest.raises(BadRequestError) as caught:
                 await openai.responses.create(model="", input="x", **more)
-            assert caught.value.param == param and str(caught.value.body["message"]).startswith(param)  # type: ignore[index]
+            assert caught.value.param == param and param in str(caught.value.body["message"])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,6 @@ async def test_what_chat_refuses_is_refused_with_this_apis_names(says: Says) -> 
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16"),
         ({"previous_response_id": "resp_nobody"}, "previous_response_id", "resp_nobody"),
         ({"model": "gpt-5"}, "model", "gpt-5"),
-        ({"response_format": {"type": "json_object"}}, "text.format", "text.format"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options", "stream"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI
 from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
@@ -194,7 +194,24 @@ def tool(**more: Any) -> dict[str, Any]:
         ({"tools": [tool(parameters={"x": "y" * 70_000})]}, "tools", "bytes"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is missing"),
         ({"tools": {"type": "function"}}, "tools", "list"),
-        ({"tool_choice": "sometimes"}, "tool_choice", "must be 'none' or 'auto'"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "must be 'none', 'auto', 'required' or a"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool()]}, "tool_choice", "'g'"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [tool()]}, "tool_choice", "must name one of the tools"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "'yaml'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "an object with a schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": schema(40)}}}, "json_schema", "levels"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "the target has no token that ends a sequence"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs", "regex must be a text"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs", "a list of texts"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "json is no JSON"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", "Rule 'x' not found"),
+        ({"structured_outputs": {"grammar": "%"}}, "structured_outputs", "structured_outputs: "),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "several things at once"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "several things at once"),
+        ({"structured_outputs": {"regex": "a" * 200_000}}, "structured_outputs", "too large"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "with a grammar"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "at most max_tokens"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"chat_template_kwargs": {"x": "y" * 20_000}}, "chat_template_kwargs", "bytes"),
         ({"chat_template_kwargs": schema(40)}, "chat_template_kwargs", "levels"),
@@ -215,11 +232,3 @@ async def test_what_is_beyond_the_bounds_is_refused_by_name(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param and said in error["message"]
-
-
-async def test_a_choice_that_would_constrain_the_target_is_refused(says: Says) -> None:
-    async with says(TEXT) as (openai, _):
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            with pytest.raises(BadRequestError, match="does not constrain") as caught:
-                await whole(openai, tool_choice=choice)
-            assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_parameter")
