@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ import pytest_asyncio
 import torch
 import transformers
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel, Field, StringConstraints
 from serving_process import NOTHING, ready_server, server, taken, until_live
 from system import ROOT, System
 from tokenizers import Tokenizer
@@ -102,6 +106,80 @@ async def test_a_response_says_what_a_chat_says_and_continues_an_earlier_one(
     assert [item.type for item in items.data] == ["message"]
 
 
+class Person(BaseModel):
+    """What an answer is to be."""
+
+    name: Annotated[str, StringConstraints(max_length=12)]
+    age: Annotated[int, Field(ge=0, le=150)]
+    kind: Literal["red", "green"]
+
+
+WEATHER: dict[str, Any] = {
+    "name": "weather",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_an_output_follows_what_the_package_asks_for(
+    settled: System, openai: AsyncOpenAI, temperature: float
+) -> None:
+    messages: Any = [{"role": "user", "content": "Invent a person, as JSON."}]
+    asked: Any = {"model": "", "max_tokens": 200, "temperature": temperature, "seed": 3}
+    parsed = await openai.chat.completions.parse(messages=messages, response_format=Person, **asked)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    assert parsed.choices[0].finish_reason == "stop"
+    assert parsed.choices[0].outrider["statistics"]["accepted"] > 0
+    async with openai.chat.completions.stream(messages=messages, response_format=Person, **asked) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed == parsed.choices[0].message.parsed
+    asked_of_responses: Any = {"model": "", "temperature": temperature, "extra_body": {"seed": 3}}
+    response = await openai.responses.parse(input="Invent a person.", text_format=Person, **asked_of_responses)
+    assert isinstance(response.output_parsed, Person)
+    for wish, pattern in (
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, "[a-f]{3}-[0-9]{2}"),
+        ({"choice": ["positive", "negative"]}, "positive|negative"),
+        ({"grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+    ):
+        text = await openai.completions.create(prompt="So ", extra_body={"structured_outputs": wish}, **asked)
+        assert re.fullmatch(pattern, text.choices[0].text)
+        assert text.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_a_function_is_called_with_what_its_schema_allows(
+    settled: System, openai: AsyncOpenAI, temperature: float
+) -> None:
+    messages: Any = [{"role": "user", "content": "How is the weather in Rome?"}]
+    tools: Any = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
+    asked: Any = {"model": "", "max_tokens": 200, "temperature": temperature, "seed": 5, "messages": messages}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, names in (("required", {"weather", "now"}), (named, {"weather"})):
+        answer = await openai.chat.completions.create(tools=tools, tool_choice=choice, **asked)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        calls = answer.choices[0].message.tool_calls
+        assert calls and {call.function.name for call in calls} <= names
+        async with openai.chat.completions.stream(tools=tools, tool_choice=choice, **asked) as stream:
+            final = await stream.get_final_completion()
+        assert [call.function.arguments for call in final.choices[0].message.tool_calls or ()] == [
+            call.function.arguments for call in calls
+        ]
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            assert call.function.name == "now" or (list(arguments) == ["city", "days"] and arguments["days"] <= 9)
+    function = {"type": "function", **WEATHER}
+    response = await openai.responses.create(
+        model="", input="Rome?", tools=[function], tool_choice="required", temperature=temperature
+    )
+    assert [item.type for item in response.output] == ["function_call"] * len(response.output)
+
+
 async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is_the_likeliest(
     settled: System, openai: AsyncOpenAI
 ) -> None:
@@ -157,10 +235,9 @@ async def test_errors_are_the_packages_own(settled: System, openai: AsyncOpenAI)
         await openai.chat.completions.create(
             model="",
             messages=[{"role": "user", "content": "x"}],
-            tools=[{"type": "function", "function": {"name": "f"}}],
-            tool_choice="required",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}],
         )
-    assert caught.value.param == "tool_choice"
+    assert caught.value.param == "tools" and 'Unimplemented keys: ["not"]' in str(caught.value)
     with pytest.raises(BadRequestError) as caught:
         await openai.completions.create(model="", prompt="word " * 20_000)
     assert caught.value.code == "context_length_exceeded"

@@ -204,6 +204,6 @@ def test_without_a_wish_there_is_no_grammar() -> None:
 
 
 def test_calls_that_nobody_reads_are_not_constrained() -> None:
-    body = ChatCompletionRequest(messages=[], tools=TOOLS, tool_choice="required")
+    body = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "required"})
     with pytest.raises(ApiError, match="reads no calls"):
         chat_grammar(body, AnswerFormat.of("", "none"), "", {}, "")
