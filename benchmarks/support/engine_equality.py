@@ -68,11 +68,12 @@ class Call:
     prompt_id: str
     prompt: tuple[int, ...]
     setting: str
+    grammar: str = ""
 
     @property
     def ignore_eos(self) -> bool:
         """Return whether the output has its full length; every other call's may end before it is resumed."""
-        return self.number % 2 == 0
+        return self.number % 2 == 0 and not self.grammar
 
     def __str__(self) -> str:
         return f"{self.prompt_id}, {self.setting}"
@@ -170,6 +171,7 @@ class Devices:
             links = [await stack.enter_async_context(DelayProxy(address)) for address in addresses[:-1]]
             _addresses.set((*(link.address for link in links), addresses[-1]))
             options = {"max_tokens": self._max_tokens, "ignore_eos": call.ignore_eos, **asdict(SETTINGS[call.setting])}
+            options["grammar"] = call.grammar
             stream = await self._clients[drafted].stream(call.prompt, **options)
             got, cut_at, attached_at, after = 0, list[int](), 0, draw.randint(*CUT)
             async with stream:

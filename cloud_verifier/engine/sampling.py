@@ -15,12 +15,16 @@ from outrider.core.coupling import position_key, session_key
 from outrider.core.processors import TokenCounts, penalise
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
-from outrider.core.target_token import Row, argmax, sampled_token
+from outrider.core.target_token import Row, argmax, sampled_token, token_of
 
 LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
 SLICE_BYTES = 8 << 20
 """Size of the float32 logits that are turned into log-probabilities together."""
+
+
+FEW = 1024
+"""Tokens that are looked at one by one where a grammar allows no others."""
 
 
 class Sampler:
@@ -54,11 +58,17 @@ class Sampler:
             logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
         if self.constraint is None or not self.constraint.binds(position):
             return self._token(logits, position)
+        if forced := self.constraint.forced(path):
+            return forced[0]
         if not self.params.filtered:
             token = self._token(logits, position)
             if self.confirms(token, position, path):
                 return token
-        return self._token(self.constraint.masked(logits, position, path), position)
+        allowed = self.constraint.allowed(len(logits), position, path)
+        if np.count_nonzero(allowed) > FEW:
+            return self._token(np.where(allowed, logits, -np.inf), position)
+        ids = np.flatnonzero(allowed)
+        return token_of(ids, logits[ids], self.params, position_key(self.key, position))
 
     def confirms(self, token: int, position: int, path: Sequence[int]) -> bool:
         """Return whether a token that was chosen among all is for certain the one among those that are allowed.

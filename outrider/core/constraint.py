@@ -56,25 +56,31 @@ class Constraint:
         return self._grammar is not None or position < self._min_tokens
 
     def allows(self, token: int, position: int, path: Sequence[int]) -> bool:
-        """Return whether `masked` is certain to leave the token. path: as of `masked`. Raises BadRequest as it does."""
+        """Return whether a token is among the allowed ones, at less cost. False for an end that comes too early, also
+        if nothing else is left. path, errors: as of `allowed`."""
         if position < self._min_tokens and token in self._ends:
             return False
         return self._grammar is None or self._grammar.allows(token, path)
 
-    def masked(self, logits: Row, position: int, path: Sequence[int]) -> Row:
-        """Return logits `[V]` with -inf for tokens that may not follow.
+    def allowed(self, width: int, position: int, path: Sequence[int]) -> NDArray[np.bool_]:
+        """Return whether each of the first `width` ids may follow; none does beyond the grammar's vocabulary.
 
-        path: the tokens between the last committed one and this position. Ids of the logits beyond the grammar's
-        vocabulary are dropped. Raises BadRequest if the grammar exceeds its limits.
+        path: the tokens between the last committed one and this position. Raises BadRequest if the grammar exceeds its
+        limits.
         """
-        allowed = np.ones(len(logits), np.bool_) if self._grammar is None else self._grammar.mask(path)[: len(logits)]
+        allowed = np.ones(width, np.bool_)
+        if self._grammar is not None:
+            mask = self._grammar.mask(path)[:width]
+            allowed[: len(mask)], allowed[len(mask) :] = mask, False
         if position < self._min_tokens:
-            ends = self._ends[self._ends < len(allowed)]
-            only_ends = self._grammar is not None and not np.delete(allowed, ends).any()
-            if not only_ends:
-                allowed = allowed.copy()
+            ends = self._ends[self._ends < width]
+            if self._grammar is None or np.delete(allowed, ends).any():
                 allowed[ends] = False
-        return np.where(allowed, logits[: len(allowed)], -np.inf)
+        return allowed
+
+    def masked(self, logits: Row, position: int, path: Sequence[int]) -> Row:
+        """Return logits `[V]` with -inf for tokens that may not follow. path, errors: as of `allowed`."""
+        return np.where(self.allowed(len(logits), position, path), logits, -np.inf)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that must follow the path by the grammar; none where there is a choice. Raises as `allows`

@@ -54,6 +54,17 @@ def reference_token(logits: Row, params: SamplingParams, at: int) -> int:
     return int(ids[argmax(log_p + gumbel(at, ids))])
 
 
+def token_of(ids: Ids, logits: Row, params: SamplingParams, at: int) -> int:
+    """Return the token that is chosen where only `ids` `[n]`, ascending, are allowed, which have these logits `[n]`.
+
+    Raises InternalError if the logits are not finite.
+    """
+    if params.greedy:
+        return int(ids[argmax(logits)])
+    left, log_p = surviving_log_probs(logits.astype(np.float64, copy=False), params)
+    return int(ids[left][argmax(log_p + gumbel(at, ids[left]))])
+
+
 def sampled_token(logits: Row, params: SamplingParams, at: int) -> int:
     """Return what `reference_token` returns, and raise what it raises."""
     token = quick_token(logits, params, at) if len(logits) >= LARGE else None

@@ -19,6 +19,7 @@ import torch
 from benchmarks import (
     capacity,
     capacity_gpu,
+    constrained,
     counters,
     distill_losses,
     engine,
@@ -340,6 +341,19 @@ def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["walk_ms"].keys() == {"greedy", "t", "top_p_peaked", "top_p_flat", "top_k"}
     assert 0 < last["outside_share"] < 1
     assert min(last["propose_ms"], *last["walk_ms"].values()) > 0
+
+
+@in_shared_loop
+async def test_constrained(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    await constrained.main(SMOKE)
+    torch.set_num_threads(threads)
+    last = last_line(capsys)
+    assert (last["valid"], last["differing"]) == (1.0, 0)
+    assert min(last["ended"], last["resumed"]) > 0
+    for key in ("neighbour_step_p99_ratio", "mask_ms_per_node"):
+        assert last[key].keys() == {"8192", "151936"} and min(last[key].values()) > 0
+    assert last["tokens_per_step_constrained_over_free"] > 0
 
 
 def test_exact(capsys: pytest.CaptureFixture[str]) -> None:

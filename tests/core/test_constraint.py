@@ -153,7 +153,7 @@ def test_logits_may_be_wider_or_narrower_than_the_grammars_vocabulary(grammars: 
     constraint = Constraint(grammars.begin('start: "a"'), {EOS})
     for width in (100, VOCABULARY, VOCABULARY + 64):
         row = constraint.masked(np.ones(width, np.float32), 0, [])
-        assert row.dtype == np.float32
+        assert (row.dtype, len(row)) == (np.float32, width)
         assert np.flatnonzero(np.isfinite(row)).tolist() == ids_of(grammars, "a")
 
 
