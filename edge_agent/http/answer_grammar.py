@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_agent.http.errors import invalid_value, unsupported
@@ -24,6 +25,11 @@ _WITHOUT_EFFECT = ("disable_any_whitespace", "disable_fallback", "disable_additi
 """Options of `structured_outputs` for libraries that this server does not use."""
 MAX_SCHEMA_BYTES = 1 << 16
 """Largest schema of an output, as JSON."""
+_COMBINING = {"allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties", "$dynamicRef"}
+"""Keywords under which several schemas say what an object may have."""
+_SAYING_MORE = {"additionalProperties", "patternProperties", "propertyNames", "minProperties", "dependentRequired"}
+"""Keywords by which an object may be meant to have properties that its schema does not list."""
+_DEFINED = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 _FENCE = "```json"
 _JSON_CALLS = {"json": ("arguments", "{["), "llama3": ("parameters", "{")}
 """Format of calls without an opening marker -> the key of the arguments, and the letters with which no text begins."""
@@ -84,7 +90,47 @@ def _expression(kind: str, value: Any) -> str:
 
 def _checked_schema(schema: Any, *, lenient: bool) -> str:
     check_json("json_schema", "the schema", schema, MAX_SCHEMA_BYTES)
-    return embedded_schema(schema, lenient=lenient)
+    return embedded_schema(_closed(schema), lenient=lenient)
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema whose objects have no properties but those that it lists, unless it says more of them.
+
+    Clients that know other servers count on that: some even take `additionalProperties` out of what they send. A schema
+    that combines others is returned as it is, since the properties of one may be those that another lists.
+    """
+    closed = copy.deepcopy(schema)
+    found = list(_schemas_in(closed))
+    if any(
+        one.keys() & _COMBINING
+        or len(one.keys() & {"properties", "anyOf", "$ref"}) > 1
+        or not _DEFINED.fullmatch(str(one.get("$ref", "#")))
+        for one in found
+    ):
+        return schema
+    for one in found:
+        listed, required = one.get("properties"), one.get("required", [])
+        silent = isinstance(listed, dict) and isinstance(required, list) and not one.keys() & _SAYING_MORE
+        if silent and all(name in listed for name in required):
+            one["additionalProperties"] = False
+    return closed
+
+
+def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and those in it, but for a schema that is true or false."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        members: Sequence[Any] = ()
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+            members = list(value.values())
+        elif key in ("anyOf", "prefixItems") and isinstance(value, list):
+            members = value
+        elif key in ("items", "additionalProperties", "contains", "additionalItems"):
+            members = value if isinstance(value, list) else [value]
+        for member in members:
+            yield from _schemas_in(member)
 
 
 def _parsed(value: Any) -> Any:
@@ -273,7 +319,7 @@ def _json_call(function: FunctionDefinition, key: str) -> str:
 
 def _arguments(function: FunctionDefinition) -> str:
     schema = {"type": "object", **(function.parameters or {"properties": {}})}
-    return embedded_schema(schema, lenient=not function.strict)
+    return embedded_schema(_closed(schema), lenient=not function.strict)
 
 
 def _escaped(text: str) -> str:

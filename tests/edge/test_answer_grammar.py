@@ -207,3 +207,47 @@ def test_calls_that_nobody_reads_are_not_constrained() -> None:
     body = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "required"})
     with pytest.raises(ApiError, match="reads no calls"):
         chat_grammar(body, AnswerFormat.of("", "none"), "", {}, "")
+
+
+LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/item"}}}}
+ITEM = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "accepted"),
+    [
+        (ITEM, '{"n": 1}', True),
+        (ITEM, '{"n": 1, "m": 1}', False),
+        ({**LIST, "$defs": {"item": ITEM}}, '{"items": [{"n": 1}]}', True),
+        ({**LIST, "$defs": {"item": ITEM}}, '{"items": [{"m": 1}]}', False),
+        ({"anyOf": [ITEM, {"type": "null"}]}, '{"m": 1}', False),
+        ({**ITEM, "additionalProperties": True}, '{"n": 1, "m": 1}', True),
+        ({**ITEM, "required": ["m"]}, '{"m": 1}', True),
+        ({"type": "object"}, '{"m": 1}', True),
+        ({"type": "object", "properties": {"properties": {"type": "object"}}}, '{"properties": {"m": 1}}', True),
+        (
+            {"allOf": [ITEM, {"type": "object", "properties": {"m": {"type": "integer"}}, "required": ["m"]}]},
+            '{"n": 1, "m": 1}',
+            True,
+        ),
+        ({**ITEM, "anyOf": [{"properties": {"m": {"type": "integer"}}, "required": ["m"]}]}, '{"n": 1, "m": 1}', True),
+    ],
+)
+def test_an_object_has_only_the_properties_that_its_schema_lists_unless_it_says_more(
+    plain: tuple[Grammars, Mapping[str, int]], schema: dict[str, Any], text: str, accepted: bool
+) -> None:
+    output = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    grammar, _ = text_grammar(CompletionRequest(prompt="", response_format=output))
+    assert accepts(plain, grammar, text) is accepted
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    if "type" in schema:
+        grammar, _ = grammar_of("hermes", "", {}, tools=[tool], tool_choice="required")
+        call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
+        assert accepts(plain, grammar, call) is accepted
+
+
+def test_a_function_without_parameters_takes_none(plain: tuple[Grammars, Mapping[str, int]]) -> None:
+    grammar, _ = grammar_of("hermes", "", {}, tool_choice={"type": "function", "function": {"name": "now"}})
+    call = '<tool_call>\n{"name": "now", "arguments": %s}\n</tool_call>'
+    assert accepts(plain, grammar, call % "{}")
+    assert not accepts(plain, grammar, call % '{"m": 1}')
