@@ -110,8 +110,9 @@ def _closed(schema: Any) -> Any:
         return schema
     for one in found:
         listed, required = one.get("properties"), one.get("required", [])
-        silent = isinstance(listed, dict) and isinstance(required, list) and not one.keys() & _SAYING_MORE
-        if silent and all(name in listed for name in required):
+        if not isinstance(listed, dict) or not isinstance(required, list) or one.keys() & _SAYING_MORE:
+            continue
+        if all(name in listed for name in required):
             one["additionalProperties"] = False
     return closed
 
