@@ -13,7 +13,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-vllm check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test test-vllm test-clients check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -41,6 +41,15 @@ test-vllm: $(STAMP)
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
 	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
 		tests/benchmarks/test_smoke.py -k "vllm or test_engine"
+
+# Client libraries as their users have them, of the newest versions, in an environment of their own.
+CLIENTS_VENV ?= $(CURDIR)/.venv-clients
+test-clients: $(STAMP)
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet uv
+	$(CLIENTS_VENV)/bin/uv pip install --quiet --python $(CLIENTS_VENV)/bin/python \
+		langchain-openai instructor litellm openai-agents openai
+	OUTRIDER_CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_clients.py
 
 # For those who change code: everything that is quick, in a few minutes.
 check: $(STAMP)
