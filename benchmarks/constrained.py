@@ -205,8 +205,8 @@ class SteppedSessions:
         seconds: list[float] = []
         while not all(device.finished for device in devices.values()):
             for number, (name, device) in enumerate(devices.items()):
-                if truths and not device.finished:
-                    self._propose(name, device, truths[number])
+                if not device.finished:
+                    self._propose(name, device, truths[number] if truths else ())
             begun = time.thread_time()
             events = self.engine.step()
             taken = time.thread_time() - begun
@@ -233,7 +233,7 @@ class SteppedSessions:
 
 def step_ratio(model: TargetModel, known: Grammars, size: Size) -> tuple[float, float]:
     """Return the 99th percentile of steps beside constrained sessions over that beside free ones, and ms of a mask."""
-    length, rounds = size.pick(smoke=(40, 1), quick=(270, 4), full=(540, 12))
+    length, rounds = size.pick(smoke=(72, 1), quick=(270, 4), full=(540, 12))
     config = EngineConfig(kv_slots=16 * (length + 64), token_budget=256, max_sessions=2 * NEIGHBOURS, first_token_s=1e6)
     engine = Engine(TorchExecutor(model, config), config, grammars=known)
     sessions = SteppedSessions(engine, length)
