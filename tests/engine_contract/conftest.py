@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
-from engine_builds import BUILDS, Build
+from engine_builds import BUILDS, CONFIG, Build, grammars_for
+from served_devices import Served
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.engine import Engine
 
 
 @pytest.fixture(params=list(BUILDS))
@@ -18,3 +23,22 @@ def build(request: pytest.FixtureRequest) -> Build:
     if kind == "torch" and importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("this environment is vLLM's; our own backend is tested where its versions are")
     return BUILDS[kind]
+
+
+@pytest.fixture
+def serve(build: Build) -> Iterator[Callable[..., Served]]:
+    """Return a function that makes an engine with a configuration and connects it to devices.
+
+    Sessions that a test leaves alive are stopped: the next engine may have the same core of vLLM.
+    """
+    made: list[Served] = []
+
+    def make(config: EngineConfig = CONFIG) -> Served:
+        executor = build(config)
+        made.append(Served(Engine(executor, config, grammars=grammars_for(executor))))
+        return made[-1]
+
+    yield make
+    for served in made:
+        for name in served.devices:
+            served.engine.stop(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_builds import CONFIG, Build, grammars_for
+from engine_builds import CONFIG
 from fake_executor import FakeExecutor
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
@@ -24,17 +24,6 @@ from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
-
-
-@pytest.fixture
-def serve(build: Build) -> Callable[..., Served]:
-    """Return a function that makes an engine with a configuration and connects it to devices."""
-
-    def made(config: EngineConfig = CONFIG) -> Served:
-        executor = build(config)
-        return Served(Engine(executor, config, grammars=grammars_for(executor)))
-
-    return made
 
 
 def alone(serve: Callable[..., Served], prompt: Sequence[int], sampling: str, **options: object) -> list[int]:

@@ -10,22 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from engine_builds import CONFIG, TARGET, Build
+from engine_builds import TARGET
 from fake_executor import FakeExecutor, rows_of
 from served_devices import Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Engine
 from outrider.core.errors import Overloaded
 from outrider.core.protocol.messages import Finish, TokenLogprobs
 
 Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def serve(build: Build) -> Serve:
-    """Return a function that makes an engine with a configuration and connects it to devices."""
-    return lambda config=CONFIG: Served(Engine(build(config), config))
 
 
 @functools.cache
