@@ -43,7 +43,7 @@ class _RatedProposal:
     margin: float
     depth: int
     first: bool
-    """Whether it is the leading source's first proposal."""
+    """Whether it is the leading source's first proposal, or the only token that may follow."""
 
     @property
     def acceptance(self) -> float:
@@ -60,7 +60,8 @@ class NodeProposals:
 
     def __init__(self) -> None:
         self.children: dict[int, tuple[float, bool]] = {}
-        """token -> (acceptance probability given the parent, whether it is the leading source's first proposal)"""
+        """token -> (acceptance probability given the parent, whether it is the leading source's first proposal, or the
+        only token that may follow)"""
         self._leading: dict[int, _RatedProposal] = {}
         """By token."""
         self._secondary: list[_RatedProposal] = []
@@ -79,7 +80,7 @@ class NodeProposals:
             }
         else:
             self._secondary += [
-                _RatedProposal(calibrator, p.token, UNCOMPARED, p.margin, depth, False) for p in proposals
+                _RatedProposal(calibrator, p.token, UNCOMPARED, p.margin, depth, p.margin == CERTAIN) for p in proposals
             ]
         if self._leading:
             self._compared = [replace(p, rank=self._comparison(p.token)) for p in self._secondary]
@@ -89,8 +90,9 @@ class NodeProposals:
             self.children[rated.token] = (max(acceptance, rated.acceptance), first or rated.first)
 
     def predicted(self, token: int) -> bool | None:
-        """Return whether the leading source proposed this token first; None where it proposed nothing."""
-        return next((rated.token == token for rated in self._leading.values() if rated.first), None)
+        """Return whether the leading source proposed this token first; None where it had nothing to choose."""
+        own = (rated for rated in self._leading.values() if rated.first and rated.margin != CERTAIN)
+        return next((rated.token == token for rated in own), None)
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""

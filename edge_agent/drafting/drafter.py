@@ -62,6 +62,11 @@ class _NodeState:
     """Whether the lookup source was asked for its children."""
     proposals: NodeProposals = field(default_factory=NodeProposals)
 
+    @property
+    def certain(self) -> bool:
+        """Return whether the node is the only one that may follow its parent."""
+        return self.acceptance == 1.0
+
 
 class Drafter:
     """Drafts for one session at a time.
@@ -183,7 +188,7 @@ class Drafter:
         if self._chosen is None:
             self._chosen = []
             if self._model is not None and self._room() > 0:
-                leaves = [item for item in self._ranked() if self._expandable(self._model, item.node)]
+                leaves = [item for item in self._ranked() if item.rows and self._expandable(item.node)]
                 least = growth.least_acceptance(self.plan, self._latency, self._tokens_per_step)
                 self._chosen = growth.choose_leaves(leaves, self.plan, self._latency, least)
         return self._chosen
@@ -196,9 +201,11 @@ class Drafter:
         held, elapsed_s = [item.path_acceptance for item in unsent], self._clock() - self._committed_at
         return growth.should_wait(self.plan, held, next_gain, self.decode_s, elapsed_s)
 
-    def _expandable(self, model: CalibratedSource, node: Node) -> bool:
-        reachable = self._states[node.parent].evaluated and not self._states[node.id].evaluated
-        return reachable and model.source.knows(node.token) and self._may_have_children(node)
+    def _expandable(self, node: Node) -> bool:
+        if self._states[node.id].evaluated or not self._may_have_children(node):
+            return False
+        # Above a node that must follow there is nothing to choose: both are evaluated in one decode.
+        return not any(self._states[child].certain for child in self._tree.children(node.id).values())
 
     def _may_have_children(self, node: Node) -> bool:
         return node.token not in self._task.ends and node.position + 1 < self._task.max_tokens
@@ -211,15 +218,25 @@ class Drafter:
 
     def _expand(self, parents: Sequence[RankedNode]) -> None:
         """Ask the model for the children of these nodes and add those that qualify."""
+        nodes = [self._context(parent.node) for parent in parents]
         if self._model is not None:
-            proposed = self._model.source.expand([self._context(parent.node) for parent in parents])
-            for parent, proposals in zip(parents, proposed, strict=True):
-                self._rate(parent, self._model, proposals)
+            nodes = [one for node in nodes for one in (*self._unevaluated_above(node), node)]
+            proposed = dict(zip((node.id for node in nodes), self._model.source.expand(nodes), strict=True))
+            for parent in parents:
+                self._rate(parent, self._model, proposed[parent.node.id])
         self._chosen = None
-        for parent in parents:
-            self._states[parent.node.id].evaluated = True
+        for node in nodes:
+            self._states[node.id].evaluated = True
         for parent in parents:
             self._propose(parent)
+
+    def _unevaluated_above(self, node: NodeContext) -> list[NodeContext]:
+        """Return the nodes between the next evaluated one above and this one, ancestors first."""
+        above: list[NodeContext] = []
+        while node.parent != ROOT and not self._states[node.parent].evaluated:
+            node = self._context(self._tree[node.parent])
+            above.insert(0, node)
+        return above
 
     def _rate(self, parent: RankedNode, calibrated: CalibratedSource, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
@@ -276,13 +293,16 @@ class Drafter:
         for node in self._tree:
             parent, state = ranked[node.parent], self._states[node.id]
             path_acceptance, spine = parent.path_acceptance * state.acceptance, parent.spine and state.first
-            ranked[node.id] = RankedNode(node, parent.depth + 1, path_acceptance, spine)
+            rows = 1 if self._states[node.parent].evaluated else parent.rows + 1 if state.certain and parent.rows else 0
+            if self._model is None or not self._model.source.knows(node.token):
+                rows = 0
+            ranked[node.id] = RankedNode(node, parent.depth + 1, path_acceptance, spine, rows)
         del ranked[ROOT]
         return list(ranked.values())
 
     def _root(self) -> RankedNode:
         """Return the root in the shape of a node."""
-        return RankedNode(Node(ROOT, ROOT, -1, self._tree.position - 1), 0, 1.0, True)
+        return RankedNode(Node(ROOT, ROOT, -1, self._tree.position - 1), 0, 1.0, True, rows=0)
 
     def _context(self, node: Node) -> NodeContext:
         path = tuple(self._tree.path(node.id))

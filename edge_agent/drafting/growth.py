@@ -98,6 +98,8 @@ class RankedNode:
     path_acceptance: float
     spine: bool = False
     """Whether every node on its path is the leading source's first proposal."""
+    rows: int = 1
+    """Nodes of a decode that evaluates it: itself, and those above it that are not evaluated; 0 if it cannot be."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +176,14 @@ def choose_leaves(
 
 
 def _best_count(leaves: Sequence[RankedNode], latency: DecodeLatency) -> int:
-    """Return the n that maximises (path acceptances of the n best) / t(n)."""
-    best, best_rate, total = 1, 0.0, 0.0
-    for n, leaf in enumerate(leaves[: latency.widest], start=1):
+    """Return the n that maximises (path acceptances of the n best) / t(their rows)."""
+    best, best_rate, total, rows = 1, 0.0, 0.0, 0
+    for n, leaf in enumerate(leaves, start=1):
         total += leaf.path_acceptance
-        rate = total / latency.of(n)
+        rows += leaf.rows
+        if rows > latency.widest:
+            break
+        rate = total / latency.of(rows)
         if rate > best_rate * 1.0001:
             best, best_rate = n, rate
     return best

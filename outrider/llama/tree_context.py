@@ -119,9 +119,10 @@ class TreeContext(LlamaContext):
     ) -> tuple[list[int], Logits]:
         """Evaluate n new nodes in one pass: node i carries `tokens[i]` and is a child of the handle `parents[i]`.
 
-        Parent 0 is the last committed token; other parents are handles from earlier calls, not from this one.
+        Parent 0 is the last committed token; other parents are handles from earlier calls, or of nodes that come before
+        in this one, each of which may have one child in it.
         handles: the caller's own ids of the new nodes, above 0 and not in the tree; by default numbers never used.
-        Returns the n handles and the logits `[n, V]`.
+        Returns the n handles and the logits `[m, V]` of those without a child in this call, in their order.
         Raises TreeFull, or BadRequest (unknown parent, handle in use, token outside the vocabulary), before any change.
         """
         self._check_owner()
@@ -131,16 +132,21 @@ class TreeContext(LlamaContext):
         handles = range(self._next, self._next + len(tokens)) if handles is None else handles
         if len(set(handles)) != len(tokens) or min(handles) <= TIP or any(map(self.holds, handles)):
             raise BadRequest.bound("handles", list(handles), f"{len(tokens)} new ids above {TIP}")
-        forks = self._forks_needed(parents)
+        forks = self._forks_needed(parents, handles)
+        if len(tokens) > self._chunk:
+            raise TreeFull(f"{len(tokens)} nodes exceed the {self._chunk} tokens of a decode")
         if len(tokens) > self.room:
             raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self.n_ctx} are free")
         if forks > self._sequences.free:
             raise TreeFull(f"{len(tokens)} nodes need {forks} sequence ids, {self._sequences.free} are free")
-        new = [self._place(parent, token) for parent, token in zip(parents, tokens, strict=True)]
-        batch = self._batch.fill(tokens, [node.position for node in new], [node.sequence for node in new])
-        logits = self._decode(batch, len(new))
+        new: dict[int, _Node] = {}
+        for handle, parent, token in zip(handles, parents, tokens, strict=True):
+            new[handle] = self._place(parent, new[parent] if parent in new else self._nodes[parent], token)
+        positions, sequences = [node.position for node in new.values()], [node.sequence for node in new.values()]
+        last = [not node.continued for node in new.values()]
+        logits = self._decode(self._batch.fill(tokens, positions, sequences, last), sum(last))
         self._next = max(self._next, max(handles) + 1)
-        self._nodes.update(zip(handles, new, strict=True))
+        self._nodes |= new
         return list(handles), logits
 
     def commit(self, path: Sequence[int], tail: Sequence[int] = ()) -> Logits | None:
@@ -180,23 +186,26 @@ class TreeContext(LlamaContext):
 
     # --- nodes and sequences
 
-    def _place(self, parent: int, token: int) -> _Node:
+    def _place(self, parent: int, above: _Node, token: int) -> _Node:
         """Give a new node its position and sequence: the parent's own for its first child, a fork for the others."""
-        above = self._nodes[parent]
         position = above.position + 1
         sequence = self._sequences.fork(above.sequence, position) if above.continued else above.sequence
         above.continued = True
         return _Node(parent, position, sequence, token)
 
-    def _forks_needed(self, parents: Sequence[int]) -> int:
+    def _forks_needed(self, parents: Sequence[int], handles: Sequence[int]) -> int:
         """Return how many new sequence ids children of these parents need. Raises BadRequest for an unknown parent."""
-        first_children = set()
-        for parent in parents:
-            if parent not in self._nodes:
+        first_children = set[int]()
+        new = set[int]()
+        for handle, parent in zip(handles, parents, strict=True):
+            if parent in new and parent in first_children:  # a fork copies cells, and this node has none yet
+                raise BadRequest.bound("parents", parent, "given once, since its node is new in this call")
+            if parent not in new and parent not in self._nodes:
                 known = "a handle of a node in the tree" if self._nodes else "preceded by reset(): nothing is committed"
                 raise BadRequest.bound("parents", parent, known)
-            if not self._nodes[parent].continued:
+            if parent in new or not self._nodes[parent].continued:
                 first_children.add(parent)
+            new.add(handle)
         return len(parents) - len(first_children)
 
     def _move_tip(self, path: Sequence[int]) -> None:

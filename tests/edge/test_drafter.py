@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from scripted import VOCABULARY, ScriptedSource, continuation, target
 
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
-from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.growth import DecodeLatency, RankedNode, SpeculationPlan, choose_leaves
 from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PromptLookup
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.tree import ROOT
+from outrider.core.proposals import CERTAIN
+from outrider.core.tree import ROOT, Node
 from outrider.llama import TreeFull
 
 PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
@@ -289,6 +292,86 @@ def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() ->
     parents = {item.node.parent for item in ranked.values()} - {ROOT}
     assert max(sizes) > 1
     assert any(not ranked[parent].spine for parent in parents)
+
+
+class Forcing:
+    """Propose what must follow after some tokens, as a grammar says it; count what the model is asked for."""
+
+    def __init__(self, forced: dict[int, int], model: ScriptedSource) -> None:
+        self._forced = forced
+        self.calls: list[list[tuple[int, ...]]] = []
+        inner = model.expand
+
+        def expand(nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+            self.calls.append([node.path for node in nodes])
+            return inner(nodes)
+
+        model.expand = expand  # type: ignore[method-assign]
+
+    def begin(self, task: DraftTask) -> None: ...
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None: ...
+
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        return [
+            [Proposal(self._forced[node.token], 0, CERTAIN)] if node.token in self._forced else [] for node in nodes
+        ]
+
+    def knows(self, token: int) -> bool:
+        return True
+
+
+def forcing(forced: dict[int, int], widest: int = 8) -> tuple[Drafter, Forcing]:
+    """Return a drafter with a perfect model beside which these tokens (key) force the next one (value)."""
+    model = ScriptedSource(quality=1.0)
+    source = Forcing(forced, model)
+    made = Drafter(
+        CalibratedSource(model, Calibrator(), Calibrator()),
+        CalibratedSource(source, Calibrator(), Calibrator(), leads=False),
+        DecodeLatency(((1, 1e-3), (widest, 1.2e-3))),
+        Clock(),
+    )
+    made.begin(DraftTask(PROMPT), PLAN)
+    return made, source
+
+
+def test_tokens_that_must_follow_are_evaluated_in_one_decode_with_the_node_above_them() -> None:
+    first = target(PROMPT)
+    made, source = forcing({first: 90, 90: 91, 91: 92})
+    assert made.step() and source.calls == [[()]]
+    assert made.step()
+    above = [(first,), (first, 90), (first, 90, 91), (first, 90, 91, 92)]
+    assert source.calls[1][:4] == above
+    growth = grown(made)
+    by_token = {node.token: node for node in growth.nodes}
+    assert [by_token[token].parent for token in (90, 91, 92)] == [by_token[token].id for token in (first, 90, 91)]
+    below = target((*PROMPT, first, 90, 91, 92))
+    assert any(node.parent == by_token[92].id and node.token == below for node in growth.nodes)
+    asked = [path for call in source.calls for path in call]
+    assert len(asked) == len(set(asked))  # nothing twice
+    made.advance([first, 90])  # a verifier that has evaluated only these
+    assert made.step() or made.harvest(moved=False) is not None
+    assert made._states[ROOT].proposals.children.keys() == {91}
+
+
+def test_tokens_that_must_follow_are_proposed_but_not_evaluated_where_the_draft_does_not_know_one() -> None:
+    first = target(PROMPT)
+    made, source = forcing({first: VOCABULARY + 3, VOCABULARY + 3: 91})
+    growth = grown(made)
+    assert spine(growth)[:3] == [first, VOCABULARY + 3, 91]
+    assert not any(path[:1] == (first,) for call in source.calls for path in call)
+
+
+def test_a_run_that_must_follow_counts_with_all_its_nodes_in_the_price_of_a_decode() -> None:
+    leaves = [
+        RankedNode(Node(1, ROOT, 5, 0), 1, 0.9, rows=7),
+        RankedNode(Node(2, ROOT, 6, 0), 1, 0.8),
+        RankedNode(Node(3, ROOT, 7, 0), 1, 0.7),
+    ]
+    flat, steep = DecodeLatency(((1, 1e-3), (8, 1e-3))), DecodeLatency(((1, 1e-3), (8, 8e-3)))
+    assert [leaf.node.id for leaf in choose_leaves(leaves, PLAN, flat, 0.1)] == [1, 2]  # 8 rows are the widest
+    assert [leaf.node.id for leaf in choose_leaves(leaves[1:], PLAN, flat, 0.1)] == [2, 3]
+    assert [leaf.node.id for leaf in choose_leaves(leaves[1:], PLAN, steep, 0.1)] == [2]
 
 
 def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:

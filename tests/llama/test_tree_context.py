@@ -121,6 +121,34 @@ def test_a_dropped_tree_leaves_the_committed_tokens(context: TreeContext, linear
     assert_linear(linear, [1, 2, 3, 14], rows[1])
 
 
+def test_a_chain_in_one_decode_equals_one_decode_for_each_of_its_nodes(
+    context: TreeContext, linear: TreeContext
+) -> None:
+    context.reset([1, 2, 3])
+    [a], _ = context.decode([0], [10])
+    # Two chains, of which one is the second child of its parent, and a single node between them.
+    parents, tokens, handles = [a, 51, 52, a, a, 61], [20, 21, 22, 30, 40, 41], [51, 52, 53, 54, 61, 62]
+    given, rows = context.decode(parents, tokens, handles)
+    assert given == handles
+    for suffix, row in zip([(20, 21, 22), (30,), (40, 41)], rows, strict=True):
+        assert_linear(linear, [1, 2, 3, 10, *suffix], row)
+    _, rows = context.decode([51, 52], [70, 71])  # branches from the middle of what one decode has evaluated
+    assert_linear(linear, [1, 2, 3, 10, 20, 70], rows[0])
+    assert_linear(linear, [1, 2, 3, 10, 20, 21, 71], rows[1])
+    context.commit([a, 51, 52])
+    _, rows = context.decode([53, 0], [80, 81])
+    assert_linear(linear, [1, 2, 3, 10, 20, 21, 22, 80], rows[0])
+    assert_linear(linear, [1, 2, 3, 10, 20, 21, 81], rows[1])
+
+
+def test_a_chain_longer_than_a_decode_is_refused_and_nothing_changes(context: TreeContext) -> None:
+    context.reset([1, 2, 3])
+    with pytest.raises(TreeFull, match="32 tokens of a decode"):
+        context.decode([0, *range(1, 33)], [5] * 33, range(1, 34))
+    assert context.tree_size == 0
+    assert len(context.decode([0, *range(1, 32)], [5] * 32, range(1, 33))[1]) == 1
+
+
 def test_returned_logits_outlive_the_next_decode(context: TreeContext) -> None:
     first = context.reset([1, 2, 3])
     kept = first.copy()
@@ -191,6 +219,8 @@ REFUSED: dict[str, Callable[[TreeContext], object]] = {
     "the tip's handle": lambda c: c.decode([0], [1], [0]),
     "a handle for two nodes": lambda c: c.decode([0, 0], [1, 2], [9, 9]),
     "more handles than nodes": lambda c: c.decode([0], [1], [8, 9]),
+    "a parent that comes after its child": lambda c: c.decode([9, 0], [1, 2], [8, 9]),
+    "two children of a node that is new": lambda c: c.decode([0, 8, 8], [1, 2, 3], [8, 9, 10]),
     "a path that starts below the tip": lambda c: c.commit([3]),
     "a path that is not a chain": lambda c: c.commit([1, 2]),
     "a path with an unknown handle": lambda c: c.commit([1, 77]),
@@ -321,6 +351,9 @@ class RandomSteps:
         before = self.context.tree_size
         first = max(self.tokens, default=0) + self.random.randrange(1, 4)
         own = self.random.choice([None, self.random.sample(range(first, first + n), n)])
+        if own is not None:
+            for i in range(1, n):  # some nodes go on where the last one ends
+                parents[i] = own[i - 1] if self.random.random() < 0.4 else parents[i]
         try:
             handles, rows = self.context.decode(parents, tokens, own)
         except TreeFull:
@@ -332,8 +365,10 @@ class RandomSteps:
             assert self.context.holds(handle) and handle > 0 and handle not in self.tokens
             self.tokens[handle] = token
             self.paths[handle] = (*self.paths[parent], handle)
-        checked = self.random.randrange(n)
-        assert_linear(self.linear, self.text(self.paths[handles[checked]]), rows[checked])
+        last = [handle for handle in handles if handle not in parents]
+        assert len(rows) == len(last)
+        checked = self.random.randrange(len(last))
+        assert_linear(self.linear, self.text(self.paths[last[checked]]), rows[checked])
 
     def commit(self) -> None:
         path = self.random.choice(list(self.paths.values()))

@@ -2,7 +2,7 @@
 
 The proposals are the same as a device's (outrider.core.proposals), so the same rule accepts them and the output stays
 the target's own. A tree is a chain of `depth` tokens with `siblings` further children at each level, which cost no
-decode.
+decode. Tokens that must follow by the session's grammar cost none either, and come in addition.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ class _Draft:
     path: list[int] = field(default_factory=list)
     tip: int = ROOT
 
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Add children of the tip, the first of which becomes the tip; return whether the chain goes on below it."""
+        position = self.session.protocol.position + len(self.path)
+        if len(self.path) + 1 >= self.session.left or not tokens:
+            return False
+        first = len(self.tree) + 1
+        for number, token in enumerate(tokens):
+            self.tree.add(first + number, self.tip, token)
+        self.tip = first
+        self.path.append(tokens[0])
+        return not self.session.protocol.ends(tokens[0], position)
+
 
 class LlamaServerDraft:
     """Drafts in the context's sequences; a session gets one with its first draft and keeps it until `release`.
@@ -97,9 +109,9 @@ class LlamaServerDraft:
             growing = [one for one, row in zip(growing, rows, strict=True) if self._extend(one, row)]
             if not growing or depth + 1 == self._depth:
                 break
-            rows = self._chains.feed([(one.sequence.number, one.path[-1:]) for one in growing])
+            rows = self._chains.feed([(one.sequence.number, one.path[len(one.sequence.drafted) :]) for one in growing])
             for one in growing:
-                one.sequence.drafted.append(one.path[-1])
+                one.sequence.drafted = list(one.path)
         self.drafting_s = self._clock() - begun - self.reading_s
         return trees
 
@@ -172,18 +184,20 @@ class LlamaServerDraft:
         return new[accepted:]
 
     def _extend(self, one: _Draft, row: Logits) -> bool:
-        """Add the children of the chain's tip by its logits `[V]`; returns whether the chain goes on."""
+        """Add the children of the chain's tip by its logits `[V]`, and what must follow the best one by the grammar.
+
+        Returns whether the chain goes on.
+        """
         session, sampler = one.session, one.session.sampler
+        constraint = sampler.constraint
         position = session.protocol.position + len(one.path)
         logits, path = row[: self._shared], tuple(one.path)
-        if sampler.constraint is not None and sampler.constraint.binds(position):
-            logits = sampler.constraint.masked(logits, position, path)
+        if constraint is not None and constraint.binds(position):
+            logits = constraint.masked(logits, position, path)
         proposals = propose(logits, sampler.params, sampler.key, position, sampler.counts, path, self._children)
-        if len(one.path) + 1 >= session.left or not proposals:
-            return False
-        parent = one.tip
-        for proposal in proposals:
-            one.tree.add(len(one.tree) + 1, parent, proposal.token)
-        one.tip = len(one.tree) + 1 - len(proposals)
-        one.path.append(proposals[0].token)
-        return not session.protocol.ends(proposals[0].token, position)
+        goes_on = one.add([proposal.token for proposal in proposals])
+        if goes_on and constraint is not None:
+            room = min(USUAL_TOKENS, self._chains.length - len(session.tokens) - len(one.path) - self._depth)
+            for token in constraint.forced(one.path)[: max(0, room)]:
+                goes_on = goes_on and one.add([token])
+        return goes_on and one.path[-1] < self._shared

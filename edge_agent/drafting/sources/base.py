@@ -63,7 +63,11 @@ class DraftSource(Protocol):
         """
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-        """Return proposals for each node, best first. A node's parent was expanded before, or is the root."""
+        """Return proposals for each node, best first.
+
+        A node's parent was expanded before, is the root, or comes right before it. The node is then the parent's only
+        child, and the parent has no proposals.
+        """
 
     def knows(self, token: int) -> bool:
         """Return whether the source can evaluate a node of this token."""

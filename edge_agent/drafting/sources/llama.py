@@ -9,7 +9,7 @@ from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint, Row
 from outrider.core.coupling import session_key
 from outrider.core.processors import TokenCounts
-from outrider.core.proposals import propose
+from outrider.core.proposals import CERTAIN, propose
 from outrider.core.tree import ROOT
 from outrider.llama import TreeContext
 
@@ -68,9 +68,10 @@ class LlamaSource:
         if unevaluated:
             parents, ids = [node.parent for node in unevaluated], [node.id for node in unevaluated]
             _, logits = self._context.decode(parents, [node.token for node in unevaluated], ids)
-            for node, row in zip(unevaluated, logits, strict=True):
+            last = [node for node in unevaluated if node.id not in parents]
+            for node, row in zip(last, logits, strict=True):
                 found[node.id] = self._propose(row, node.path)
-        return [found[node.id] for node in nodes]
+        return [found.get(node.id, []) for node in nodes]
 
     def knows(self, token: int) -> bool:
         return token < self._shared_vocabulary
@@ -78,5 +79,8 @@ class LlamaSource:
     def _propose(self, logits: Row, path: tuple[int, ...]) -> list[Proposal]:
         row, position = logits[: self._shared_vocabulary], self._position + len(path)
         if self._constraint is not None and self._constraint.binds(position):
+            forced = self._constraint.forced(path)
+            if forced:
+                return [Proposal(forced[0], 0, CERTAIN)]
             row = self._constraint.masked(row, position, path)
         return propose(row, self._task.sampling, self._key, position, self._counts, path, PROPOSALS)

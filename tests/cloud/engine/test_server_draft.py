@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from rig import Clock, Rig, client, nothing, perfect, prompt_of
-from tiny_targets import VOCAB, Reference
+from small_tokenizer import tokenizer_json
+from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.server_draft import llama_draft, policy
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from outrider.core.constraint import Grammars
 from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
@@ -207,6 +210,27 @@ def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: p
         fed.append(chains.fed - before)
     assert max(fed) <= 16 + 3  # USUAL_TOKENS, and the chain
     assert rig.engine.counters.server_accepted > 0
+
+
+@pytest.mark.parametrize("length", [250, 40])
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_tokens_that_must_follow_by_a_grammar_cost_no_decode(sampling: str, length: int, target: Target) -> None:
+    grammars = Grammars(tokenizer_json(), VOCAB, (EOS,))
+    params = dataclasses.replace(SAMPLING[sampling], grammar='start: (/[a-f]/ "hello123" /[0-9]/ "world")+')
+    received: list[list[int]] = []
+    for chains in (None, Chains(target("llama"), length=length)):
+        draft = chains and LlamaServerDraft(chains, depth=2, siblings=1, vocabulary=VOCAB, clock=lambda: 0.0)
+        rig = Rig(target("llama"), EngineConfig(kv_slots=2048), server_draft=draft, grammars=grammars)
+        for i in range(2):
+            rig.attach(f"s{i}", client(prompt_of(9 + i), nothing, max_tokens=45, sampling=params))
+        rig.run()
+        received += [rig.clients[f"s{i}"].device.received for i in range(2)]
+        if chains is not None:
+            assert chains.held(0) == chains.held(1) == 0
+            # With two levels alone three tokens a step would be the most; 15 of 17 follow by the grammar.
+            assert rig.engine.counters.steps < (2 + 45 / 6 if length == 250 else 45)
+    assert received[:2] == received[2:]
+    assert all(len(one) >= 17 for one in received)
 
 
 def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
