@@ -4,7 +4,8 @@ Objects, arrays, regular expressions and choices are asked for, greedy and sampl
 pair. Each call is sent with and without drafts, in one piece and resumed on the other verifier after some tokens.
 `valid` is the share of outputs that follow their grammar, of those that end by themselves; `differing` counts outputs
 that are not those of the same call without drafts and in one piece. `tokens_per_step_constrained_over_free` compares
-the tokens of a step with drafts under a grammar with those of the same prompts without one.
+the tokens of a step with drafts under a grammar with those of the same prompts without one, up to the same length: an
+output's first steps come before its first drafts.
 
 `neighbour_step_p99_ratio` is that of steps of an engine with four free sessions and four others, which write JSON under
 a grammar or text without one, each with eight accepted nodes: by CPU time on one core, both arms in turns.
@@ -21,6 +22,7 @@ import random
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,6 +68,7 @@ PERSON: dict[str, Any] = {
 }
 STEP = r"[a-z]{2,8}( [a-z]{2,8}){0,6}"
 ANSWERS = ["positive", "negative", "neither of both"]
+DRAFTED = Way(drafted=True, resumed=False)
 IDS, END = 8192, 0
 """Number of the shipped target's ids, and the one that ends a text."""
 NEIGHBOURS, NODES = 4, 8
@@ -94,6 +97,10 @@ KINDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
 """Name -> a grammar, and what says whether a text follows it (an exception means no)."""
 
 
+def kind_of(call: Call) -> str:
+    return next(name for name, (grammar, _) in KINDS.items() if grammar == call.grammar)
+
+
 def follows(kind: str, text: str) -> bool:
     try:
         return KINDS[kind][1](text) not in (None, False)
@@ -104,18 +111,9 @@ def follows(kind: str, text: str) -> bool:
 # --- outputs
 
 
-@dataclass
-class Outputs:
-    """Count the outputs of constrained calls."""
-
-    ended: int = 0
-    valid: int = 0
-    differing: int = 0
-    resumed: int = 0
-
-
-async def outputs(pair: Pair, tokenizer_json: str, size: Size) -> tuple[Outputs, float]:
-    """Send every call in every way; return the counts, and tokens per step under a grammar over those without."""
+async def outputs(pair: Pair, tokenizer_json: str, size: Size) -> tuple[Counter[str], dict[str, float]]:
+    """Send every call in every way; return how many outputs ended, were valid, differing and resumed, and the tokens
+    per step under a grammar over those without, for each kind and for "all"."""
     count, max_tokens = size.pick(smoke=(4, 48), quick=(24, 160), full=(96, 160))
     prompts = pair.encode(harness.prompts("heldout", max(2, count // len(KINDS))))
     tokenizer = Grammars(tokenizer_json, IDS, (END,)).tokenizer
@@ -126,7 +124,7 @@ async def outputs(pair: Pair, tokenizer_json: str, size: Size) -> tuple[Outputs,
         for i, name in ((i, list(prompts)[i % len(prompts)]) for i in range(count))
     ]
     models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
-    found = Outputs()
+    found = Counter[str]()
     async with harness.cluster() as cluster:
         addresses = [(await cluster.start_verifier(*models)).address for _ in range(2)]
         async with Devices.start(addresses[0], max_tokens) as devices:
@@ -136,26 +134,39 @@ async def outputs(pair: Pair, tokenizer_json: str, size: Size) -> tuple[Outputs,
                 return await devices.send(call, where, drafted=way.drafted)
 
             answers = await asyncio.gather(*(send(call, way) for call in calls for way in WAYS))
-            free = await asyncio.gather(*(send(replace(call, grammar=""), Way(True, False)) for call in calls))
-    by_call = [answers[i : i + len(WAYS)] for i in range(0, len(answers), len(WAYS))]
+            by_call = [answers[i : i + len(WAYS)] for i in range(0, len(answers), len(WAYS))]
+            # Both arms at once: beside sessions without drafts, verifiers wait less for those of others.
+            arms = [
+                (kind_of(call), arm, replace(call, grammar=grammar, max_tokens=len(group[0].tokens)))
+                for call, group in zip(calls, by_call, strict=True)
+                for arm, grammar in (("constrained", call.grammar), ("free", ""))
+            ]
+            timed = await asyncio.gather(*(send(call, DRAFTED) for _, _, call in arms))
     for call, group in zip(calls, by_call, strict=True):
         plain = group[WAYS.index(PLAIN)]
-        kind = next(name for name, (grammar, _) in KINDS.items() if grammar == call.grammar)
+        kind = kind_of(call)
         for way, answer in zip(WAYS, group, strict=True):
-            found.resumed += answer.attaches > 1
+            found["resumed"] += answer.attaches > 1
             if answer.tokens != plain.tokens:
-                found.differing += 1
+                found["differing"] += 1
                 print(f"DIFFERING {call}, {kind}, {answer}")
             if answer.tokens[-1] == END:
-                found.ended += 1
+                found["ended"] += 1
                 text = tokenizer.decode_str(list(answer.tokens[:-1]))
-                found.valid += (right := follows(kind, text))
+                found["valid"] += (right := follows(kind, text))
                 if not right:
                     print(f"INVALID {call}, {kind}, {way}: {text!r}")
-    speeds = {True: [group[WAYS.index(Way(True, False))] for group in by_call], False: list(free)}
-    per_step = {kind: sum(len(a.tokens) for a in some) / sum(a.steps for a in some) for kind, some in speeds.items()}
-    print(f"tokens per step with drafts: {per_step[True]:.2f} under a grammar, {per_step[False]:.2f} without")
-    return found, per_step[True] / per_step[False]
+    tokens, steps = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for (kind, arm, _), answer in zip(arms, timed, strict=True):
+        for name in (kind, "all"):
+            tokens[name, arm] += len(answer.tokens)
+            steps[name, arm] += answer.steps
+    ratios = {}
+    for name in dict.fromkeys(name for name, _ in tokens):
+        own, free = (tokens[name, arm] / steps[name, arm] for arm in ("constrained", "free"))
+        ratios[name] = own / free
+        print(f"tokens per step with drafts, {name}: {own:.2f} under a grammar, {free:.2f} without", flush=True)
+    return found, ratios
 
 
 # --- steps
@@ -289,12 +300,12 @@ async def main(argv: Sequence[str] | None = None) -> None:
     ):
         ratio, mask_ms = step_ratio(model, Grammars(tokenizer, ids, (END,)), size)
         ratios[str(ids)], masks[str(ids)] = round(ratio, 3), round(mask_ms, 4)
-    valid = found.valid / found.ended if found.ended else 0.0
+    valid = found["valid"] / found["ended"] if found["ended"] else 0.0
     criteria = [
         Criterion.bound("valid outputs of those that ended", valid, at_least=1.0, enforced_from=Size.SMOKE),
-        Criterion.none("outputs that differ from those without drafts and in one piece", found.differing),
-        Criterion.bound("resumed outputs", found.resumed, at_least=1.0, enforced_from=Size.SMOKE),
-        Criterion.bound("tokens per step under a grammar over those without", over_free, at_least=1.0),
+        Criterion.none("outputs that differ from those without drafts and in one piece", found["differing"]),
+        Criterion.bound("resumed outputs", found["resumed"], at_least=1.0, enforced_from=Size.SMOKE),
+        Criterion.bound("tokens per step under a grammar over those without", over_free["all"], at_least=1.0),
         *(
             Criterion.bound(f"p99 of steps beside a grammar, {ids} ids", ratio, at_most=RATIO, enforced_from=None)
             for ids, ratio in ratios.items()
@@ -302,10 +313,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
     ]
     result = {
         "valid": round(valid, 4),
-        "ended": found.ended,
-        "differing": found.differing,
-        "resumed": found.resumed,
-        "tokens_per_step_constrained_over_free": round(over_free, 3),
+        "ended": found["ended"],
+        "differing": found["differing"],
+        "resumed": found["resumed"],
+        "tokens_per_step_constrained_over_free": round(over_free["all"], 3),
+        "tokens_per_step_by_kind": {name: round(ratio, 3) for name, ratio in over_free.items() if name in KINDS},
         "neighbour_step_p99_ratio": ratios,
         "mask_ms_per_node": masks,
     }

@@ -69,6 +69,8 @@ class Call:
     prompt: tuple[int, ...]
     setting: str
     grammar: str = ""
+    max_tokens: int = 0
+    """Length of the output at most; 0 for that of all calls."""
 
     @property
     def ignore_eos(self) -> bool:
@@ -170,8 +172,8 @@ class Devices:
         async with self._places, contextlib.AsyncExitStack() as stack:
             links = [await stack.enter_async_context(DelayProxy(address)) for address in addresses[:-1]]
             _addresses.set((*(link.address for link in links), addresses[-1]))
-            options = {"max_tokens": self._max_tokens, "ignore_eos": call.ignore_eos, **asdict(SETTINGS[call.setting])}
-            options["grammar"] = call.grammar
+            options = {"ignore_eos": call.ignore_eos, **asdict(SETTINGS[call.setting]), "grammar": call.grammar}
+            options["max_tokens"] = call.max_tokens or self._max_tokens
             stream = await self._clients[drafted].stream(call.prompt, **options)
             got, cut_at, attached_at, after = 0, list[int](), 0, draw.randint(*CUT)
             async with stream:
