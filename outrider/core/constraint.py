@@ -8,9 +8,10 @@ limits count work, not time: what is within them on one machine is so on every o
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +27,18 @@ Row = NDArray[np.floating[Any]]
 
 CACHED = 256
 """Grammars that are kept compiled, those that were used last."""
+MAX_FORCED = 1_024
+"""Most tokens that a grammar may leave no choice for at once: each of them costs time at every place before it."""
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 1_000,
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 20_000,
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
 }
-"""A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it."""
+"""A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it. The fuel of the
+lexer bounds how large a regular expression may become while it is followed, which is also what a grammar may hold."""
 _SHOWN = 500
 """Characters of a library's message that a refusal repeats."""
 
@@ -121,9 +125,14 @@ class GrammarState:
     any order; that of a path that continues the last one costs least.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
-        """Begin with the matcher's own state, of which this has its copy."""
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, failed: Callable[[], None] = lambda: None) -> None:
+        """Begin with the matcher's own state, of which this has its copy.
+
+        failed: is called when the matcher says an error. Copies share what their lexer has found, and its limits: after
+        an error of one, others may be of no use either.
+        """
         self._matcher = matcher
+        self._failed = failed
         self._vocabulary = tokenizer.vocab_size
         self._eos = frozenset(tokenizer.eos_tokens)
         self._path: list[int] = []
@@ -151,13 +160,19 @@ class GrammarState:
         return bits.view(np.bool_)
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Return the tokens that must follow the path one after the other; none where there is a choice."""
+        """Return the tokens that must follow the path one after the other; none where there is a choice.
+
+        Raises BadRequest if they are more than MAX_FORCED, or if the grammar exceeds its limits.
+        """
         self._go(path)
         if self._matcher.is_stopped():
             tokens = [*self._eos] if len(self._eos) == 1 else []
         else:
             tokens = self._matcher.compute_ff_tokens()
         self.check()
+        if len(tokens) > MAX_FORCED:
+            problem = f"the grammar leaves no choice for {len(tokens)} tokens at once, must be at most {MAX_FORCED}"
+            raise BadRequest(problem, field="grammar")
         return tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -168,8 +183,8 @@ class GrammarState:
     def check(self) -> None:
         """Raise BadRequest if the grammar forbids the sequence, or exceeds its limits."""
         if self._matcher.is_error():
-            message = _first_line(self._matcher.get_error())
-            raise BadRequest(f"the grammar cannot be followed: {message}", field="grammar")
+            self._failed()
+            raise BadRequest(f"the grammar cannot be followed: {_problem(self._matcher)}", field="grammar")
 
     def _go(self, path: Sequence[int]) -> None:
         """Bring the matcher to a path."""
@@ -208,7 +223,8 @@ class Grammars:
 
         Raises BadRequest, which names the place, for a grammar that is wrong, too large or of unknown features.
         """
-        return GrammarState(self._matcher(grammar).deep_copy(), self.tokenizer)
+        matcher = self._matcher(grammar)
+        return GrammarState(matcher.deep_copy(), self.tokenizer, lambda: self._forget(grammar, matcher))
 
     def knows(self, grammar: str) -> bool:
         """Return whether the grammar is compiled."""
@@ -232,13 +248,22 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return matcher
 
+    def _forget(self, grammar: str, matcher: LLMatcher) -> None:
+        """Compile the grammar anew for the next session, unless that has been done."""
+        with self._lock:
+            if self._compiled.get(grammar) is matcher:
+                del self._compiled[grammar]
+
     def _compiled_anew(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(**_LIMITS)
         matcher = LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
         if matcher.is_error():
-            raise BadRequest(f"the grammar is refused: {_first_line(matcher.get_error())}", field="grammar")
+            raise BadRequest(f"the grammar is refused: {_problem(matcher)}", field="grammar")
+        beginning = GrammarState(matcher.deep_copy(), self.tokenizer)
+        beginning.forced([])
+        beginning.mask([])
         return matcher
 
 
@@ -250,6 +275,15 @@ def grammars_of(tokenizer: Path, vocabulary: int, eos_token_ids: tuple[int, ...]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelRefused(f"{tokenizer} cannot be read: {error}") from error
     return Grammars(text, vocabulary, eos_token_ids)
+
+
+def _problem(matcher: LLMatcher) -> str:
+    """Return what a matcher says is wrong: the place, and the reason, which stands lines below if it is a regex's."""
+    message = matcher.get_error()
+    if message.startswith("NoExtensionBias"):
+        return "it has a place at which nothing may follow, and the text may not end"
+    reason = re.search(r"^error: .*", message, re.MULTILINE)
+    return _first_line(message) + (f" {_first_line(reason[0])}" if reason else "")
 
 
 def _first_line(message: str) -> str:

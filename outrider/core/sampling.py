@@ -45,8 +45,7 @@ class SamplingParams:
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _within("seed", self.seed, 0, 2**64 - 1)
         _check_bias(self.logit_bias)
-        if (size := len(self.grammar.encode())) > MAX_GRAMMAR_BYTES:
-            raise BadRequest.bound("bytes of the grammar", size, f"at most {MAX_GRAMMAR_BYTES}")
+        _check_grammar(self.grammar)
         if self.top_p == 0.0:
             raise BadRequest.bound("top_p", self.top_p, "greater than 0 (use temperature=0 for greedy)")
         if 0.0 < self.temperature < 1e-3:
@@ -77,6 +76,15 @@ def _within(field: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, kind):
         raise BadRequest.bound(field, repr(value)[:80], f"{name}between {low} and {high}")
     between(field, value, low, high)
+
+
+def _check_grammar(grammar: str) -> None:
+    try:
+        size = len(grammar.encode())
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"the grammar has a lone surrogate at character {error.start}", field="grammar") from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise BadRequest.bound("bytes of the grammar", size, f"at most {MAX_GRAMMAR_BYTES}")
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:

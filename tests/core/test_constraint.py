@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +166,12 @@ def test_logits_may_be_wider_or_narrower_than_the_grammars_vocabulary(grammars: 
         ('start: %json {"type": "objekt"}', "Invalid type: objekt"),
         ('start: %json {"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
         ('start: %json {"$ref": "http://localhost/x"}', "does not fetch resources"),
-        ("start: /a(/", "refused"),
+        ("start: /a(/", "unclosed group"),
+        ("start: /a(?=b)b/", "look-around, including look-ahead and look-behind, is not supported"),
+        ("start: start", "nothing may follow"),
+        ('start: %json {"$ref": "#"}', "nothing may follow"),
+        ("start: " + json.dumps("hello world " * 5_000), "tokens at once, must be at most 1024"),
+        ("start: /(((a{900}){1000}){1000})/", "no choice for"),
         ('start: "a"{1,2000000000000}', "refused"),
         ("start: " + "(" * 5_000 + '"a"' + ")" * 5_000, "deeply nested"),
         ("start: \x00", "refused"),
@@ -177,6 +183,42 @@ def test_a_wrong_grammar_is_refused_by_what_is_wrong(grammars: Grammars, grammar
     assert problem in str(caught.value)
     assert caught.value.field == "grammar"
     assert not grammars.knows(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: /x(((a{900}){1000}){1000})|y/",
+        "start: " + " | ".join(json.dumps(c + "hello wor ld" * 9_000) for c in "xy"),
+    ],
+)
+def test_a_long_text_without_a_choice_ends_the_sequence_that_comes_to_it(grammars: Grammars, grammar: str) -> None:
+    """A grammar may hide such a text behind a choice; what it costs then is bounded, too."""
+    state = grammars.begin(grammar)
+    assert state.forced([]) == []
+    with pytest.raises(BadRequest, match=r"no choice for (\d+) tokens at once, must be at most 1024") as caught:
+        state.forced(ids_of(grammars, "x"))
+    assert int(re.findall(r"\d+", str(caught.value))[0]) <= 100_000
+
+
+def test_a_session_that_exceeds_the_limits_leaves_the_next_one_all_of_them(grammars: Grammars) -> None:
+    grammar = "start: /(?s:.*)a(?s:.){200}b/"
+    rng = np.random.default_rng(1)
+    with pytest.raises(BadRequest, match="too many states"):
+        for _ in range(50):
+            state = grammars.begin(grammar)
+            for _ in range(150):
+                state.commit([int(rng.choice(np.flatnonzero(state.mask([]))[1:]))])
+    assert not grammars.knows(grammar)
+    state = grammars.begin(grammar)
+    state.commit(ids_of(grammars, "banana and more"))
+    state.mask([])
+
+
+def test_a_grammar_of_no_unicode_is_refused() -> None:
+    with pytest.raises(BadRequest, match="the grammar has a lone surrogate at character 7") as caught:
+        SamplingParams(grammar="start: \ud800")
+    assert caught.value.field == "grammar"
 
 
 def test_a_sequence_that_the_grammar_forbids_is_refused_when_it_is_resumed(grammars: Grammars) -> None:
