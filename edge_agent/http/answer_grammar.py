@@ -55,9 +55,10 @@ def output_expression(body: RequestBody) -> tuple[str, str]:
     given = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
     if unknown := given.keys() - {*_FIELDS, *_WITHOUT_EFFECT}:
         raise unsupported(f"structured_outputs.{min(unknown)[:40]}")
-    wishes += [("structured_outputs", name, given[name]) for name in _FIELDS if given.get(name)]
     older = body.model_extra or {}
-    wishes += [(f"guided_{name}", name, older[f"guided_{name}"]) for name in _FIELDS if older.get(f"guided_{name}")]
+    named = [("structured_outputs", name, given.get(name)) for name in _FIELDS]
+    named += [(f"guided_{name}", name, older.get(f"guided_{name}")) for name in _FIELDS]
+    wishes += [wish for wish in named if wish[2] is not None and wish[1:] != ("json_object", False)]
     if len(wishes) > 1:
         names = " and ".join(f"{field}: {kind}" for field, kind, _ in wishes)
         raise invalid_value(wishes[1][0], f"the output cannot follow several things at once; got {names}")

@@ -66,6 +66,8 @@ def check_functions(functions: Sequence[tuple[str, FunctionDefinition]]) -> None
         if function.name in names:
             raise invalid_value("tools", f"{field}.name is {function.name!r}, as another tool's is")
         names.add(function.name)
+        if (kind := (function.parameters or {}).get("type", "object")) != "object":
+            raise invalid_value("tools", f"{field}.parameters.type is {str(kind)[:40]!r}, must be 'object'")
         check_json("tools", field, function.model_dump(), MAX_TOOL_BYTES)
 
 
