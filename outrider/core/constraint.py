@@ -37,8 +37,8 @@ _LIMITS: dict[str, Any] = {
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
 }
-"""A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it. The fuel of the
-lexer bounds how large a regular expression may become while it is followed, which is also what a grammar may hold."""
+"""A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it. The lexer's
+fuel also bounds what a regular expression grows to while it is followed, in time and in memory."""
 _SHOWN = 500
 """Characters of a library's message that a refusal repeats."""
 
