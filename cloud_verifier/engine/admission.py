@@ -23,9 +23,14 @@ def check_attach(attach: Attach, limits: SessionLimits, executor: TargetExecutor
     got, field = f"{len(attach.prompt)} + {attach.max_tokens}", "prompt length + max_tokens"
     if tokens > longest:
         raise BadRequest.bound(field, got, f"at most {longest}, the target's longest sequence")
-    held = executor.usage.capacity - limits.nodes
+    held = longest_session(limits, executor)
     if tokens > held:
         raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
+
+
+def longest_session(limits: SessionLimits, executor: TargetExecutor) -> int:
+    """Return the most tokens of a session, prompt and output together, that an idle target holds beside its nodes."""
+    return max(1, min(executor.capabilities.max_sequence, executor.usage.capacity - limits.nodes))
 
 
 class Admission:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils.logging import disable_progress_bar
 
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.step_profiler import describe
@@ -90,7 +91,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         target=target,
         vocabulary_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        max_sequence=model.max_sequence,
+        max_sequence=longest_session(config.limits, executor),
     )
     serve_engine(engine, end, ready)
 

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
@@ -65,7 +66,7 @@ def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -
         target=target,
         vocabulary_size=capabilities.vocabulary,
         eos_token_ids=executor.eos_token_ids,
-        max_sequence=capabilities.max_sequence,
+        max_sequence=longest_session(config.limits, executor),
         chains_only=not capabilities.trees,
     )
     grammars = load_grammars(config, capabilities.vocabulary, executor.eos_token_ids)

@@ -13,6 +13,7 @@ from engine_builds import CONFIG
 from fake_executor import FakeExecutor
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
+from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, SessionRows
@@ -305,6 +306,19 @@ def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refus
     served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=12), expected)
     served.run()
     assert served.devices["s"].received == expected and len(expected) == 12
+
+
+def test_a_session_is_no_longer_than_what_the_slots_can_hold_beside_its_nodes(serve: Callable[..., Served]) -> None:
+    served = serve(EngineConfig(kv_slots=512, token_budget=128, max_sessions=16))
+    executor = served.engine._executor
+    longest = longest_session(LIMITS, executor)
+    assert longest == executor.usage.capacity - LIMITS.nodes < 512
+    prompt = prompt_of(longest - 4)
+    with pytest.raises(BadRequest, match=f"at most {longest}"):
+        served.attach("longer", device_of(prompt, ignore_eos=True, max_tokens=5))
+    served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=4))
+    served.run()
+    assert len(served.devices["s"].received) == 4
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
