@@ -18,6 +18,7 @@ from edge_agent.sdk.types import Options
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import Detokenizer
 from outrider.core.errors import BadRequest
+from outrider.core.protocol.messages import MAX_GENERATED_TOKENS
 
 
 async def start_texts(
@@ -42,7 +43,8 @@ async def start_chat(
 ) -> tuple[list[CompletionStream], TargetBundle, AnswerFormat]:
     """Return a stream for each choice, the target, and the form in which it writes calls and reasoning.
 
-    open_end: most tokens of an answer whose request sets no length, within what the target can hold; None: the SDK's.
+    open_end: most tokens of an answer whose request sets no length, or a quarter of the target's longest sequence if
+    that is more, within what the target can hold; None: the SDK's.
     """
     body.refuse_unsupported()
     _check_choices(body, 1, options.max_choices)
@@ -55,8 +57,9 @@ async def start_chat(
     grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
     given = _options(body, 0, grammar)
     if open_end is not None and body.token_limit() is None:
-        left = bundle.description.max_sequence - len(ids)
-        given["max_tokens"] = min(left, open_end) if left > 0 else open_end
+        longest = bundle.description.max_sequence
+        most, left = min(MAX_GENERATED_TOKENS, max(open_end, longest // 4)), longest - len(ids)
+        given["max_tokens"] = min(left, most) if left > 0 else most
     with _named(field):
         streams = [await client.stream(ids, **given)]
         await _add_choices(client, body, streams, grammar)
@@ -66,9 +69,13 @@ async def start_chat(
 
 
 def _options(body: RequestBody, choice: int, grammar: str) -> Options:
+    """Return the SDK's options. A grammar says where the output ends, so `ignore_eos` has no effect beside one.
+
+    Load generators send it with whatever they measure.
+    """
     options = body.options(choice)
     if grammar:
-        options["grammar"] = grammar
+        options["grammar"], options["ignore_eos"] = grammar, False
     return options
 
 

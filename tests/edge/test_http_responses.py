@@ -13,6 +13,7 @@ from response_events import checked
 from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
 
 from outrider.core.errors import Overloaded
+from outrider.core.protocol.messages import MAX_GENERATED_TOKENS
 
 TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"], "strict": False}
 TEMPLATE = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{# <tool_call> #}"
@@ -96,11 +97,17 @@ async def test_an_answer_that_is_cut_short_is_incomplete(says: Says) -> None:
         assert events[-1]["type"] == "response.incomplete"
 
 
-async def test_a_length_that_is_not_given_is_what_the_target_can_hold_up_to_a_bound(says: Says) -> None:
+@pytest.mark.parametrize(
+    ("longest", "most"), [(4000, None), (8192, 4096), (40_000, 10_000), (1 << 20, MAX_GENERATED_TOKENS)]
+)
+async def test_a_length_that_is_not_given_is_what_the_target_can_hold_up_to_a_bound(
+    says: Says, longest: int, most: int | None
+) -> None:
     async with says("a") as (openai, verifier):
+        verifier.script.max_sequence = longest
         await openai.responses.create(model="", input="x")
-        attach, longest = verifier.opens[-1].attach, verifier.script.max_sequence
-        assert attach.max_tokens == min(4096, longest - len(attach.prompt)) > 1024
+        attach = verifier.opens[-1].attach
+        assert attach.max_tokens == (most or longest - len(attach.prompt))
         await openai.chat.completions.create(model="", messages=[{"role": "user", "content": "x"}])
         assert verifier.opens[-1].attach.max_tokens == 1024
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, omit
 from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
@@ -128,6 +128,18 @@ async def test_reasoning_that_the_prompt_begins_is_reasoning(says: Says) -> None
 # --- requests
 
 
+async def test_a_grammar_ends_the_answer_of_a_client_that_ignores_ends(says: Says) -> None:
+    async with says("{}") as (openai, verifier):
+        forced = {"extra_body": {"ignore_eos": True}, "tools": omit}
+        choice = await whole(openai, response_format={"type": "json_object"}, **forced)
+        assert choice.message.content == "{}" and choice.finish_reason == "stop"
+        attach = verifier.opens[-1].attach
+        assert attach.sampling.grammar and not attach.ignore_eos
+        await whole(openai, **{**forced, "max_tokens": 4})
+        attach = verifier.opens[-1].attach
+        assert not attach.sampling.grammar and attach.ignore_eos
+
+
 async def test_tools_calls_results_and_variables_reach_the_template(says: Says) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
     messages = [
@@ -215,7 +227,6 @@ def tool(**more: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "several things at once"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "several things at once"),
         ({"structured_outputs": {"regex": "a" * 200_000}}, "structured_outputs", "too large"),
-        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "with a grammar"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "at most max_tokens"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"chat_template_kwargs": {"x": "y" * 20_000}}, "chat_template_kwargs", "bytes"),

@@ -27,7 +27,11 @@ from edge_agent.sdk.generation import CompletionStream
 from outrider.core.errors import OutriderError
 
 OPEN_END = 4096
-"""Most tokens of a response without `max_output_tokens`: agents write whole files."""
+"""Most tokens of a response without `max_output_tokens`, or a quarter of the target's longest sequence if that is more.
+
+Agents write whole files, and Codex CLI takes an incomplete response for an error. But a session holds room for as many
+tokens as it may generate.
+"""
 _PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 """Beginnings of the ids of items that are no messages."""
 _PATH = "/v1/responses/{response_id}"
