@@ -128,8 +128,8 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, failed: Callable[[], None] = lambda: None) -> None:
         """Begin with the matcher's own state, of which this has its copy.
 
-        failed: is called when the matcher says an error. Copies share what their lexer has found, and its limits: after
-        an error of one, others may be of no use either.
+        failed: is called when the grammar turns out not to be followed. Copies of a matcher share what their lexer has
+        found, and its limits: after an error of one, others may be of no use either.
         """
         self._matcher = matcher
         self._failed = failed
@@ -171,6 +171,7 @@ class GrammarState:
             tokens = self._matcher.compute_ff_tokens()
         self.check()
         if len(tokens) > MAX_FORCED:
+            self._failed()
             problem = f"the grammar leaves no choice for {len(tokens)} tokens at once, must be at most {MAX_FORCED}"
             raise BadRequest(problem, field="grammar")
         return tokens

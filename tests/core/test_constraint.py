@@ -199,6 +199,7 @@ def test_a_long_text_without_a_choice_ends_the_sequence_that_comes_to_it(grammar
     with pytest.raises(BadRequest, match=r"no choice for (\d+) tokens at once, must be at most 1024") as caught:
         state.forced(ids_of(grammars, "x"))
     assert int(re.findall(r"\d+", str(caught.value))[0]) <= 100_000
+    assert not grammars.knows(grammar)
 
 
 def test_a_session_that_exceeds_the_limits_leaves_the_next_one_all_of_them(grammars: Grammars) -> None:
