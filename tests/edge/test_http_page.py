@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from browser import Page, chromium
 from fake_verifier import FakeVerifier
 from reciter import TEXT, recital
+from saying import ARGUMENTS, WEATHER, Says
+from saying import TEXT as SAID
 from scripted import tokenizer_json
 from selenium.webdriver.common.keys import Keys
 
@@ -68,6 +71,37 @@ async def test_characters_of_several_tokens_are_whole(page: Page, url: str) -> N
     await page.ask("x")
     text = await page.answered()
     assert text.startswith(TEXT) and "�" not in text
+
+
+async def test_reasoning_is_folded_above_the_answer(page: Page, says: Says) -> None:
+    async with says("<think>\nKöln <b>hm</b>.\n</think>\n\nLet me see: 5 < 7 €.") as (openai, _):
+        await page.open(str(openai.base_url).removesuffix("v1/"))
+        await page.ask("x")
+        assert await page.answered() == "Let me see: 5 < 7 €."
+        assert {kind for kind, _ in await page.runs()} == {"target"}
+        fold = "document.querySelector('.answer .fold')"
+        assert await page.run(f"return [{fold}.open, {fold}.innerText]") == [False, "Reasoning"]
+        await page.click(".answer .fold summary")
+        assert await page.run(f"return {fold}.lastChild.innerText.trim()") == "Köln <b>hm</b>."
+        assert await page.complaints() == []
+
+
+async def test_calls_of_tools_are_folded(page: Page, says: Says) -> None:
+    """The page itself offers no tools, so its request gets them here."""
+    offered = (
+        "const send = window.fetch; window.fetch = (path, given = {}) => send(path, !given.body ? given : {...given, "
+    )
+    offered += "body: JSON.stringify({...JSON.parse(given.body), tools: arguments_tools})});"
+    async with says(SAID) as (openai, _):
+        await page.open(str(openai.base_url).removesuffix("v1/"))
+        await page.run(offered.replace("arguments_tools", json.dumps([WEATHER])))
+        await page.ask("x")
+        assert (await page.answered()).strip() == "Let me see."
+        folds = "return [...document.querySelectorAll('.answer .fold')].map(one => one.textContent)"
+        assert [text.strip() for text in await page.run(folds)] == [
+            "ReasoningKöln, hm.",
+            *[f"Call of weather{ARGUMENTS}"] * 2,
+        ]
 
 
 # --- turns
