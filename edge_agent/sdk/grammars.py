@@ -56,8 +56,10 @@ def gbnf(grammar: str) -> str:
 
 def embedded_schema(schema: Mapping[str, Any] | bool, *, lenient: bool = False) -> str:
     """Return what stands for a schema in the text of a grammar. Raises BadRequest as `json_schema` does."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        return "%json false"  # refused as such, lenient or not
+    if schema is True:
+        schema = {}
     if not isinstance(schema, Mapping):
         raise BadRequest("the JSON schema must be an object, or true or false", field="json_schema")
     try:

@@ -12,17 +12,20 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.grammar_checks import check_grammar, place_of, split_schemas
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 Row = NDArray[np.floating[Any]]
 
 CACHED = 256
@@ -39,6 +42,9 @@ _LIMITS: dict[str, Any] = {
 }
 """A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it. The lexer's
 fuel also bounds what a regular expression grows to while it is followed, in time and in memory."""
+STACK_BYTES = 1 << 28
+"""Stack of a thread that compiles. The longest chain of references in a grammar of 128 KiB has needed 32 MiB."""
+_STACK_LOCK = threading.Lock()
 _SHOWN = 500
 """Characters of a library's message that a refusal repeats."""
 
@@ -258,10 +264,13 @@ class Grammars:
     def _compiled_anew(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
+        check_grammar(grammar)
         limits = LLParserLimits(**_LIMITS)
-        matcher = LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+        matcher = _with_deep_stack(
+            lambda: LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+        )
         if matcher.is_error():
-            raise BadRequest(f"the grammar is refused: {_problem(matcher)}", field="grammar")
+            raise BadRequest(f"the grammar is refused: {_placed(_problem(matcher), grammar)}", field="grammar")
         beginning = GrammarState(matcher.deep_copy(), self.tokenizer)
         beginning.forced([])
         beginning.mask([])
@@ -278,13 +287,34 @@ def grammars_of(tokenizer: Path, vocabulary: int, eos_token_ids: tuple[int, ...]
     return Grammars(text, vocabulary, eos_token_ids)
 
 
+def _with_deep_stack(build: Callable[[], T]) -> T:
+    """Return what a function returns on a thread with a deep stack: a chain of references overflows a usual one."""
+    with ThreadPoolExecutor(1) as pool:
+        with _STACK_LOCK:
+            usual = threading.stack_size(STACK_BYTES)
+            try:
+                building = pool.submit(build)
+            finally:
+                threading.stack_size(usual)
+        return building.result()
+
+
+def _placed(problem: str, grammar: str) -> str:
+    """Return a problem with the place in the JSON schema of which it speaks, if it speaks of one."""
+    _, in_schema, said = problem.partition("failed to compile JSON schema: ")
+    places = (place_of(said, schema) for schema in split_schemas(grammar)[1] if in_schema)
+    place = next(filter(None, places), "")
+    return f"{place}: {said}" if place else problem
+
+
 def _problem(matcher: LLMatcher) -> str:
     """Return what a matcher says is wrong: the place, and the reason, which stands lines below if it is a regex's."""
     message = matcher.get_error()
     if message.startswith("NoExtensionBias"):
         return "it has a place at which nothing may follow, and the text may not end"
     reason = re.search(r"^error: .*", message, re.MULTILINE)
-    return _first_line(message) + (f" {_first_line(reason[0])}" if reason else "")
+    expression = message.strip().split("\n", 2)[1].strip()[:_SHOWN] if reason else ""
+    return _first_line(message) + (f" {expression}: {_first_line(reason[0])}" if reason else "")
 
 
 def _first_line(message: str) -> str:
