@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.core.grammar_checks import check_grammar, place_of, split_schemas
+from outrider.core.grammar_checks import check_grammar, place_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -302,8 +302,7 @@ def _with_deep_stack(build: Callable[[], T]) -> T:
 def _placed(problem: str, grammar: str) -> str:
     """Return a problem with the place in the JSON schema of which it speaks, if it speaks of one."""
     _, in_schema, said = problem.partition("failed to compile JSON schema: ")
-    places = (place_of(said, schema) for schema in split_schemas(grammar)[1] if in_schema)
-    place = next(filter(None, places), "")
+    place = place_of(said, grammar) if in_schema else ""
     return f"{place}: {said}" if place else problem
 
 

@@ -5,6 +5,7 @@ What is read here came from outside, so that every pattern below takes time in p
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -26,6 +27,8 @@ MAX_TERMINALS = 128
 """Most terminals of a grammar that are made of other ones; the compiler's time grows with the cube of their chains."""
 MAX_PATTERNS = 8
 """Most patterns that one text may have to match; each further one doubles the compiler's time and memory."""
+_MAX_FAILED = 100
+"""Most places after `%json` that are no JSON: each costs time."""
 _MAX_JOINED = 100_000
 """Most names that are kept while patterns are counted."""
 
@@ -41,6 +44,7 @@ _DEFINITION = re.compile(r"\b(\w+) ?(?:\.-?\d{1,9})? ?(?:\[[^\]]{0,99}\])? ?:")
 _TERMINAL = re.compile(r"\b_*[A-Z]")
 _HINTS = (
     (r"^Unsatisfiable schema: anyOf", ("enum", "anyOf", "type")),
+    (r"^Unsatisfiable schema: .*\bitem", ("items", "prefixItems", "minItems")),
     (r"^(Resource|Anchor|Pointer|circular)|registry|does not exist", ("$ref", "$dynamicRef", "$schema", "$id")),
     (r"range", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
     (r"patternProperty", ("patternProperties",)),
@@ -51,10 +55,10 @@ _HINTS = (
 """What a message says -> the keywords of which it may speak without naming one."""
 
 
-def place_of(message: str, schema: object) -> str:
-    """Return the keyword that a compiler's message refuses and its place in the schema, such as `"not" at #/items`.
+def place_of(message: str, grammar: str) -> str:
+    """Return the keyword that a compiler's message refuses and its place in its schema, such as `"not" at #/items`.
 
-    Empty if the message speaks of the whole schema.
+    Empty if the message speaks of no keyword.
     """
     named, hinted = [word for word in re.findall(r"[$\w]+", message) if word != "not"], list[str]()
     if unknown := re.match(r"Unimplemented keys: (\[.*\])", message):
@@ -62,20 +66,23 @@ def place_of(message: str, schema: object) -> str:
     else:
         hinted = [key for pattern, keys in _HINTS if re.search(pattern, message, re.IGNORECASE) for key in keys]
     best, least = "", (3, 0)
-    for path, node in _subschemas(schema):
+    _, schemas = split_schemas(grammar)
+    for path, node in itertools.chain.from_iterable(map(_subschemas, schemas)):
         if not isinstance(node, dict):
-            if node is False and "schema is false" in message and least > (0, 0):
-                best, least = f"false at {_pointer(path)}", (0, 0)
+            if node is False and "schema is false" in message and least > (0, -99):
+                best, least = f"false at {_pointer(path)}", (0, -99)
             continue
         for key, value in node.items():
             if key not in named and key not in hinted:
                 continue
-            spoken = isinstance(value, str | int | float) and str(value) in message
-            listed = named if key in named else hinted
-            rank = (0 if spoken else 1 if listed is named else 2, listed.index(key))
+            said = str(value) if isinstance(value, str | int | float) else ""
+            if said and said in message:
+                rank = (0, -len(said))
+            else:
+                rank = (1, named.index(key)) if key in named else (2, hinted.index(key))
             if rank < least:
                 best, least = _placed(key, path), rank
-    return best or _foreign_reference(schema)
+    return best or next(filter(None, map(_foreign_reference, schemas)), "")
 
 
 def _foreign_reference(schema: object) -> str:
@@ -104,15 +111,18 @@ def check_grammar(grammar: str) -> None:
 def split_schemas(grammar: str) -> tuple[str, list[object]]:
     """Return a grammar's text without the JSON that stands after `%json`, and the values of that.
 
-    What is no JSON stays in the text: the compiler says so.
+    What is no JSON stays in the text: the compiler says so. Raises BadRequest if that is more than a mistake.
     """
-    decoder, kept, values, at = json.JSONDecoder(), list[str](), list[object](), 0
+    decoder, kept, values, at, failed = json.JSONDecoder(), list[str](), list[object](), 0, 0
     for found in _EMBEDDED.finditer(grammar):
         if found.start() < at:
             continue
         try:
             value, end = decoder.raw_decode(grammar, found.end())
         except (ValueError, RecursionError):
+            failed += 1
+            if failed > _MAX_FAILED:
+                raise BadRequest(f"the grammar has {failed} times %json without JSON", field="grammar") from None
             continue
         kept.append(grammar[at : found.start()])
         values.append(value)
@@ -131,12 +141,11 @@ def _subschemas(schema: object) -> Iterator[tuple[Path, dict[str, Any] | bool]]:
         if isinstance(schema, dict | bool):
             yield path, schema
         if isinstance(schema, dict):
-            left += reversed(
-                [
-                    ((path, key) if name is None else ((path, key), name), member)
-                    for key, name, member in _members(schema)
-                ]
-            )
+            left += reversed([(_below(path, key, name), member) for key, name, member in _members(schema)])
+
+
+def _below(path: Path, key: str, name: str | None) -> Path:
+    return (path, key) if name is None else ((path, key), name)
 
 
 def _members(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | None, object]]:
