@@ -272,8 +272,8 @@ class Grammars:
         if matcher.is_error():
             raise BadRequest(f"the grammar is refused: {_placed(_problem(matcher), grammar)}", field="grammar")
         beginning = GrammarState(matcher.deep_copy(), self.tokenizer)
+        beginning.mask([])  # first, since it lets other threads run, and does most of the other's work
         beginning.forced([])
-        beginning.mask([])
         return matcher
 
 
