@@ -64,23 +64,23 @@ def output_expression(body: RequestBody) -> tuple[str, str]:
         raise invalid_value(wishes[1][0], f"the output cannot follow several things at once; got {names}")
     for field, kind, value in wishes:
         try:
-            return _expression(kind, value), field
+            return _expression(field, kind, value), field
         except BadRequest as error:
             raise invalid_value(field, f"{field}: {error}") from error
     return "", ""
 
 
-def _expression(kind: str, value: Any) -> str:
-    """Return the expression of one wish. Raises BadRequest."""
+def _expression(field: str, kind: str, value: Any) -> str:
+    """Return the expression of one wish. Raises BadRequest, or ApiError for a schema that is too deep or too large."""
     match kind:
         case "json_object":
             return embedded_schema({"type": "object"})
         case "json_schema":
             if not isinstance(value, Mapping) or "schema" not in value:
                 raise BadRequest("json_schema must be an object with a schema")
-            return _checked_schema(value["schema"], lenient=not value.get("strict"))
+            return _checked_schema(field, value["schema"], lenient=not value.get("strict"))
         case "json":
-            return _checked_schema(_parsed(value), lenient=False)
+            return _checked_schema(field, _parsed(value), lenient=False)
         case "regex":
             return embedded_regex(_text(kind, value))
         case "choice":
@@ -89,8 +89,8 @@ def _expression(kind: str, value: Any) -> str:
             return f"%lark {{\n{gbnf(_text(kind, value))}\n}}"
 
 
-def _checked_schema(schema: Any, *, lenient: bool) -> str:
-    check_json("json_schema", "the schema", schema, MAX_SCHEMA_BYTES)
+def _checked_schema(field: str, schema: Any, *, lenient: bool) -> str:
+    check_json(field, f"{field}: the schema", schema, MAX_SCHEMA_BYTES)
     return embedded_schema(_closed(schema), lenient=lenient)
 
 
