@@ -52,10 +52,13 @@ _ID = re.compile(
 def hub_id(given: str | Path) -> tuple[str, str, str] | None:
     """Return repository, revision and file ("" if none is named) of an id; None for what is, or must be, a path.
 
-    Whatever exists here is a path, and so is `org/name.gguf`, which names no file in a repository.
+    Whatever exists here is a path, and so are `org/name.gguf`, which names no file in a repository, and what leads out
+    of one by `..`.
     """
     found = _ID.fullmatch(str(given))
     if found is None or os.path.lexists(given) or (found["repo"].endswith(".gguf") and not found["file"]):
+        return None
+    if ".." in (found["file"] or "").split("/"):
         return None
     return found["repo"], found["revision"] or MAIN, found["file"] or ""
 

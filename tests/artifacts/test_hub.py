@@ -122,6 +122,8 @@ def fetch(environment: dict[str, str], tmp_path: Path) -> Fetch:
         ("org/name/more", None),
         ("org/name@", None),
         ("org/name:f@v1", None),
+        ("org/name:../../f.gguf", None),
+        ("org/name:a..b/f.gguf", ("org/name", "main", "a..b/f.gguf")),
     ],
 )
 def test_an_id_is_told_from_a_path(given: str, found: object) -> None:
