@@ -21,10 +21,8 @@ LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
 SLICE_BYTES = 8 << 20
 """Size of the float32 logits that are turned into log-probabilities together."""
-
-
 FEW = 1024
-"""Tokens that are looked at one by one where a grammar allows no others."""
+"""Most tokens that are looked at alone, without the rest of the row, where a grammar allows no others."""
 
 
 class Sampler:
@@ -71,10 +69,11 @@ class Sampler:
         return token_of(ids, logits[ids], self.params, position_key(self.key, position))
 
     def confirms(self, token: int, position: int, path: Sequence[int]) -> bool:
-        """Return whether a token that was chosen among all is for certain the one among those that are allowed.
+        """Return whether the token that is chosen among all tokens is surely also the choice among the allowed ones.
 
-        The best of all that is allowed is the best of the allowed, which saves their mask. Filters are another matter:
-        what they leave depends on what is forbidden. Raises BadRequest if the constraint cannot be followed.
+        Without filters it is if the constraint allows it: the greatest of all scores is the greatest of any part that
+        has it, so that no mask is needed. What filters leave depends on which tokens are forbidden. Raises BadRequest
+        if the constraint cannot be followed.
         """
         if self.constraint is None or not self.constraint.binds(position):
             return True

@@ -226,7 +226,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def begin(self, grammar: str) -> GrammarState:
-        """Return the state before the first token. Compiles the grammar unless it is known, in other threads meanwhile.
+        """Return the state before the first token. Compile the grammar unless it is known; others do not wait.
 
         Raises BadRequest, which names the place, for a grammar that is wrong, too large or of unknown features.
         """
