@@ -19,8 +19,9 @@ from outrider.core.errors import BadRequest
 
 MAX_ITEMS = 10_000
 """Most items of all lists in a schema, by `minItems` and `maxItems`: the compiler writes out each one, in 0.1 ms."""
-MAX_OPTIONAL = 1_000
-"""Most optional properties of an object; the compiler's time grows with their square, 0.2 s for these."""
+MAX_CHOICES = 1_000
+"""Most optional properties of an object, members of `anyOf` or `oneOf`, and lists and objects in an `enum`: no step
+follows more at once. The compiler's time grows with the square of the first, 0.2 s for these."""
 MAX_MULTIPLE = 10_000
 """Largest common multiple of what `multipleOf` asks for in a schema; numbers then have so many remainders."""
 MAX_TERMINALS = 128
@@ -177,19 +178,21 @@ def _check_schema(schema: object) -> None:
             multiple = math.lcm(multiple, _whole(factor))
             if multiple > MAX_MULTIPLE:
                 raise _too_much(_placed("multipleOf", path), f"a common multiple of at most {MAX_MULTIPLE}")
-        if _optional(node) > MAX_OPTIONAL:
-            raise _too_much(_placed("properties", path), f"at most {MAX_OPTIONAL} optional properties of an object")
+        for keyword, count in _choices(node):
+            if count > MAX_CHOICES:
+                raise _too_much(_placed(keyword, path), f"at most {MAX_CHOICES} choices at one place")
         patterns += _own_patterns(node)
     if patterns > MAX_PATTERNS:
         _PatternCount(schema).check()
 
 
-def _optional(node: Mapping[str, Any]) -> int:
-    """Return the number of an object's properties that it may lack."""
-    properties, required = node.get("properties"), node.get("required")
-    if not isinstance(properties, dict):
-        return 0
-    return len(properties) - sum(name in properties for name in _listed(required))
+def _choices(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield keywords of a schema, with the number of ways in which a text may go on by them."""
+    if isinstance(properties := node.get("properties"), dict):
+        yield "properties", len(properties.keys() - _listed(node.get("required")))
+    for key in ("anyOf", "oneOf", "enum"):
+        if isinstance(members := node.get(key), list):
+            yield key, sum(isinstance(one, dict | list) for one in members)
 
 
 class _PatternCount:

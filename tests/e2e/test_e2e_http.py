@@ -243,6 +243,37 @@ async def test_errors_are_the_packages_own(settled: System, openai: AsyncOpenAI)
     assert caught.value.code == "context_length_exceeded"
 
 
+async def test_schemas_that_are_made_to_be_slow_are_refused_in_time(settled: System, openai: AsyncOpenAI) -> None:
+    """Each one alone would end a process, fill its memory or keep it busy for minutes, without the limits."""
+    chain = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1_100)}
+    slow: dict[str, Any] = {
+        "maxItems": {"type": "array", "maxItems": 10**9},
+        "allOf": {"allOf": [{"pattern": f".*{number}.*"} for number in range(24)]},
+        "multipleOf": {"type": "integer", "multipleOf": 215_656_441},
+        "tokens at once": {"const": "a" * 60_000},
+        "1000 choices": {"enum": [{"a": number, "b": [number]} for number in range(2_000)]},
+        "nothing may follow": {"$ref": "#"},
+    }
+
+    async def ask(schema: dict[str, Any]) -> str | None:
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = await openai.chat.completions.create(  # type: ignore[call-overload]
+            model="",
+            messages=[{"role": "user", "content": "x"}],
+            response_format=wanted,
+            max_tokens=8,
+            timeout=20,
+            temperature=0,
+        )
+        return answer.choices[0].message.content  # type: ignore[no-any-return]
+
+    for problem, schema in slow.items():
+        with pytest.raises(BadRequestError, match=problem) as caught:
+            await ask(schema)
+        assert caught.value.param == "response_format", problem
+    assert await ask({"$defs": {**chain, "d1100": {}}, "$ref": "#/$defs/d0", "type": "object"})
+
+
 async def test_a_client_that_goes_away_frees_its_place_at_the_verifier(settled: System, openai: AsyncOpenAI) -> None:
     stream = await openai.completions.create(
         model="", prompt=PROMPT, n=2, max_tokens=600, stream=True, extra_body={"ignore_eos": True}
