@@ -22,13 +22,18 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 from outrider.wire.v1.session_pb2 import TargetIdentity
 
 _TIMEOUT_S = 5.0
-_RECONNECT_TIMEOUT_S = 3.5
-"""Longer than the longest back-off of a channel (wire.channels)."""
+RECONNECT_TIMEOUT_S = 2.8
+"""How long a coordinator that may be restarting is waited for: over twice the longest back-off of a channel
+(wire.channels), and not so long that those who ask for text take it for a hang."""
 _LEAST_DELAY_S = 0.1
 _ADVICE = (
     "start it, for example with `outrider up`, or give the address of one that runs with --coordinator or"
     " OUTRIDER_EDGE_COORDINATOR"
 )
+
+
+class CoordinatorAway(Unavailable):
+    """The coordinator could not be reached for longer than a restart takes: another try would only wait again."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class CoordinatorClient:
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
-        Overloaded is raised. patient: whether a coordinator that cannot be reached is tried a second time, since it may
-        have just restarted. If the caller is cancelled during the call, the session is closed once it has been opened.
+        Overloaded is raised. patient: whether a coordinator that cannot be reached is waited for, since it may be
+        restarting; CoordinatorAway is raised if it does not come back. If the caller is cancelled during the call, the session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
@@ -145,10 +150,13 @@ class CoordinatorClient:
             return await self._open_once(request)
         except Unavailable as unreachable:
             # The coordinator may have just restarted: a channel that failed does not reconnect until its back-off ends.
+            begun = time.monotonic()
             try:
-                return await self._open_once(request, timeout=_RECONNECT_TIMEOUT_S, wait_for_ready=True)
+                return await self._open_once(request, timeout=RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
-                raise unreachable from None
+                if time.monotonic() - begun < RECONNECT_TIMEOUT_S:  # it has answered, and may have room later
+                    raise unreachable from None
+                raise CoordinatorAway(str(unreachable)) from None
 
     async def _open_once(self, request: pb.OpenSessionRequest, **options: Any) -> pb.OpenSessionResponse:
         opening = asyncio.create_task(self._call(self._stub.OpenSession, request, **options))

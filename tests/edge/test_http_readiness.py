@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -120,3 +121,13 @@ async def test_those_who_ask_within_seconds_share_one_probe(
     answers = await asyncio.gather(*(web.get("ready") for _ in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert coordinator.opened == before + 1
+
+
+async def test_a_request_to_a_dead_coordinator_fails_within_about_three_seconds(
+    web: httpx.AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    await coordinator.__aexit__()
+    begun = time.monotonic()
+    answer = await web.post("v1/completions", json={"prompt": "def", "max_tokens": 4})
+    assert answer.status_code == 503 and "(--coordinator) cannot be reached" in answer.text
+    assert time.monotonic() - begun < 3.5
