@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _generate(args: argparse.Namespace) -> None:
-    settings = _fetched(settle(EdgeSettings, args, PROGRAM))
+    settings = await _with_draft(settle(EdgeSettings, args, PROGRAM))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     async with _client(settings) as client:
         await _print(await client.stream(prompt, **_options(args)), args)
@@ -89,7 +89,7 @@ async def _generate(args: argparse.Namespace) -> None:
 
 async def _chat(args: argparse.Namespace) -> None:
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    async with _client(_fetched(settle(EdgeSettings, args, PROGRAM))) as client:
+    async with _client(await _with_draft(settle(EdgeSettings, args, PROGRAM))) as client:
         await client.prepare()
         while (line := await _ask(args)) is not None:
             if not line.strip():
@@ -110,7 +110,7 @@ async def _serve(args: argparse.Namespace) -> None:
     settings = settle(EdgeSettings, args, PROGRAM, lambda settings: ServeOptions.of(settings).check())
     options = ServeOptions.of(settings)
     options.check()
-    settings = _fetched(settings, log.info)
+    settings = await _with_draft(settings, log.info)
     timeout = DEFAULT_TIMEOUT if settings.serve_timeout_s is None else settings.serve_timeout_s
     async with _client(
         settings, timeout=timeout, retries=settings.serve_retries, offline=settings.serve_offline
@@ -195,23 +195,33 @@ def _say(text: str) -> None:
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 
-def _fetched(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings:
-    """Return the settings with a path for a draft on the hub. tell: called with how far that is. Raises ModelRefused,
-    Unavailable, or ImportError."""
-    if hub_id(settings.draft) is None:
+async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings:
+    """Return the settings with a path for a draft that they name, after it has decoded a token in a child process.
+
+    A draft on the hub is fetched; `tell` is called with how far that is. Nothing has asked the cluster yet. Raises
+    ModelRefused, Unavailable, or ImportError.
+    """
+    with EndedByInterrupt():
+        from edge_agent.target.bundle import AUTO, LOOKUP
+        from outrider.llama.trial import try_draft
+
+    if settings.draft in ("", _NONE, AUTO, LOOKUP):
         return settings
-    return settings.model_copy(update={"draft": str(fetch_draft(settings.draft, tell=tell))})
+    path = Path(settings.draft)
+    if hub_id(settings.draft) is not None:
+        path = fetch_draft(settings.draft, tell=tell)
+    check_gguf(path, others="auto, lookup or none")
+    if without := await asyncio.to_thread(try_draft, path):
+        raise ImportError(without)
+    return settings.model_copy(update={"draft": str(path)})
 
 
 def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
-    """Make the client. defaults: options of all its requests. Raises BadRequest or ModelRefused."""
+    """Make the client. defaults: options of all its requests. Raises BadRequest."""
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
-        from edge_agent.target.bundle import AUTO, LOOKUP
 
     draft = None if settings.draft in ("", _NONE) else settings.draft
-    if draft not in (None, AUTO, LOOKUP):
-        check_gguf(Path(str(draft)), others="auto, lookup or none")
     if not settings.coordinator and not settings.verifier:
         settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)

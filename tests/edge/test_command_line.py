@@ -103,6 +103,18 @@ async def test_a_message_that_is_too_long_by_itself_is_refused(verifier: FakeVer
     assert process.returncode == 2 and b"prompt plus max_tokens" in err and b"Traceback" not in err
 
 
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat", "--message", "x"], ["serve"]], ids=" ".join)
+async def test_a_draft_that_is_damaged_is_refused_before_the_cluster_is_asked(
+    tmp_path: Path, command: list[str]
+) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 1000)
+    process = await started([*command, "--coordinator", "127.0.0.1:1", "--draft", str(damaged)])
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, out) == (2, b"")
+    assert err.startswith(f"outrider-edge: --draft {damaged}: no token can be decoded with it: ".encode())
+
+
 async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
