@@ -61,8 +61,10 @@ class EdgeSettings(BaseSettings):
     cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of one core's time, from 0 to 1, that drafting may take; 1 is no limit. Nodes that the verifier waits for
     are drafted first."""
-    draft_context: int = Field(default=4096, ge=64)
-    """Tokens of a draft's context, never more than the draft was trained for."""
+    draft_context: int | None = Field(default=None, ge=64)
+    """Tokens of a draft's context, never more than the draft was trained for. Without it, as many as the target has
+    positions, if a quarter of the free memory holds the contexts of all workers, else at least 4096. Sessions that
+    outgrow it go on by look-up."""
     prompt_lookup: bool = True
     """Propose tokens from repetitions in the text, beside the draft."""
     siblings: int = Field(default=3, ge=1, le=8)

@@ -51,6 +51,8 @@ class DraftSession:
         """Reads the sequence, to take over from the current worker. It proposes nothing before."""
         self._successor_updates = 0
         self.pool = pool
+        self._fallback: DraftPool | None = None
+        """The draft that goes on after a failure, which stays told."""
         self._requested = pool
         """The draft that the session shall use in the end."""
         self.release = self._current[0].release if self._current is not None else None
@@ -63,6 +65,8 @@ class DraftSession:
         """None before `begin`."""
         self._worker_plan: SpeculationPlan | None = None
         """The plan that the current worker was given last."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when drafting has ended by a failure, and no other draft is about to take over."""
         self._on_change: Callable[[], None] = lambda: None
         self._on_handover: Callable[[float], None] = lambda _: None
         self._nodes: dict[int, int] = {}
@@ -164,6 +168,11 @@ class DraftSession:
             self._successor, self._successor_updates = successor, 0
             self._read(successor, dataclasses.replace(self._plan, nodes=0))
 
+    async def fall_back(self, pool: DraftPool) -> None:
+        """Change to a draft that goes on where the one that the session should have has failed."""
+        self._fallback = pool
+        await self.change_to(pool)
+
     def end(self) -> None:
         """Return the workers; nothing is drafted any more."""
         self._ended = True
@@ -203,6 +212,7 @@ class DraftSession:
                 self.failure = news
                 _give_back(lease)
                 self._current = None
+                self._check_drafting()
             else:
                 now = self._note(news)
                 self._merge(news)
@@ -248,6 +258,7 @@ class DraftSession:
         """Hand over to the successor when it has caught up with the current worker; give it up where it fails."""
         if isinstance(news, str):
             self._drop_successor()
+            self._check_drafting()
             return
         self._successor_updates += 1
         caught_up = self._current is None or news.base >= self._base
@@ -259,13 +270,20 @@ class DraftSession:
         previous, self._current, self._successor = self._current, successor, None
         self._replaced_at = self._updated_at if previous is not None else None
         _give_back(previous)
-        self.pool, self.release, self.failure = pool, pool.release if pool is not None else "", ""
+        self.pool, self.release = pool, pool.release if pool is not None else ""
+        if pool is None or pool is not self._fallback:
+            self.failure = ""
         self._nodes, self._committed, self._worker_plan, self._updated_at = {}, {}, None, None
         if update is not None:
             self._note(update)
         if self._plan is not None:
             self.replan(self._plan)
             self._on_change()
+
+    def _check_drafting(self) -> None:
+        """Tell of a failure that has left nobody to draft, now or soon."""
+        if self._current is None and self._successor is None:
+            self.on_failure()
 
     def _drop_successor(self) -> None:
         _give_back(self._successor)

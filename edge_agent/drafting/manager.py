@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from edge_agent.drafting.draft_session import DraftSession
 from edge_agent.drafting.pool import DraftPool
@@ -40,6 +41,7 @@ class DraftManager:
         pool = self.pool
         draft = await self._begun(session, pool)
         self._sessions.add(draft)
+        draft.on_failure = lambda: self._fall_back(draft)
         try:
             if pool is not self.pool:  # it was replaced while the worker started
                 self._change(draft)
@@ -88,13 +90,25 @@ class DraftManager:
         try:
             return DraftSession(session, pool, await pool.take())
         except (ModelRefused, Overloaded) as error:
-            self._fallback = fallback = self._fallback or pool.fallback()
+            fallback = self._fallback_of(pool)
             worker = await fallback.take() if fallback is not None else None
             draft = DraftSession(session, fallback, worker)
             draft.busy = isinstance(error, Overloaded)
             draft.failure = "" if draft.busy else str(error)
             log.info("a session drafts %s: %s", "by lookup alone" if draft.drafting else "nothing", error)
             return draft
+
+    def _fallback_of(self, pool: DraftPool) -> DraftPool | None:
+        self._fallback = self._fallback or pool.fallback()
+        return self._fallback
+
+    def _fall_back(self, draft: DraftSession) -> None:
+        """Let a session whose draft has failed go on by lookup alone, in the background."""
+        failed = draft.pool
+        if failed is None or failed is self._fallback or (fallback := self._fallback_of(failed)) is None:
+            return
+        log.info("a session goes on by lookup alone: %s", draft.failure)
+        self._keep(draft.fall_back(fallback))
 
     def _by_turn(self, draft: DraftSession) -> int:
         """Return in which order sessions change to another draft: those with a model's worker, lookup alone, none."""
@@ -107,7 +121,10 @@ class DraftManager:
 
     def _change(self, draft: DraftSession) -> None:
         """Let a session change to the present draft, in the background."""
-        task = asyncio.create_task(draft.change_to(self.pool))
+        self._keep(draft.change_to(self.pool))
+
+    def _keep(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._on_changed)
 

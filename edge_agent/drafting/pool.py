@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,10 @@ _A = TypeVar("_A")
 
 WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
+_CONTEXT = 4096
+"""Tokens of a context that needs no look at the memory."""
+_MEMORY_SHARE = 0.25
+"""Share of the free memory that the contexts of all workers take together, if they are longer than that."""
 _LOOKUP_LATENCY = DecodeLatency(((1, 1e-4),))
 
 
@@ -50,8 +55,11 @@ class DraftOptions:
     """Sessions that may draft with a model at once; further ones draft by lookup alone rather than wait."""
     threads: int = 1
     """CPU threads of a decode."""
-    context: int = 4096
-    """Tokens that a draft's context holds, capped by what the draft was trained for."""
+    context: int | None = None
+    """Tokens that a draft's context holds, capped by what the draft was trained for. None: the target's positions, as
+    far as the contexts of all workers leave three quarters of the free memory."""
+    positions: int = 0
+    """Positions of the target; 0 if they are not known."""
     prompt_lookup: bool = True
     """Whether n-gram lookup in the text proposes tokens beside the model."""
     budget: CpuBudget | None = None
@@ -83,6 +91,7 @@ class DraftPool:
         self._model_calibrators = (Calibrator(), Calibrator())
         self._lookup_calibrators = (Calibrator(), Calibrator())
         self._latency: DecodeLatency | None = None
+        self._context_length = self._chosen_length(model) if model is not None else 0
         self._workers: list[DraftWorker] = []
         self._idle: list[DraftWorker] = []
         self._start_failure = ""
@@ -254,13 +263,25 @@ class DraftPool:
             log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
         return self._latency
 
+    def _chosen_length(self, model: LlamaModel) -> int:
+        """Return the tokens of a worker's context; tells if sessions may outgrow it."""
+        given, positions = self._options.context, self._options.positions or _CONTEXT
+        length = min(given or positions, model.n_ctx_train)
+        if given is None and length > _CONTEXT:
+            room = int(_MEMORY_SHARE * free_memory()) // (self._options.workers * model.token_bytes())
+            length = max(_CONTEXT, min(length, room))
+        if length < positions:
+            why = "set draft_context to change that" if given else "there is no memory for more"
+            why = "it was trained for no more" if length == model.n_ctx_train else why
+            log.info("draft %s: sessions of over %d tokens go on by lookup alone: %s", self.name, length, why)
+        return length
+
     def _model_source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
         """Return a source and its context, which belongs to the calling thread."""
         from edge_agent.drafting.sources.llama import LlamaSource
         from outrider.llama import TreeContext
 
-        size = min(self._options.context, model.n_ctx_train)
-        context = TreeContext(model, n_ctx=size, threads=self._options.threads)
+        context = TreeContext(model, n_ctx=self._context_length, threads=self._options.threads)
         return LlamaSource(context, shared_vocabulary=self._shared_vocabulary), context
 
 
@@ -282,6 +303,23 @@ def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, dige
     except BaseException:
         model.close()
         raise
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still take; 0 where the system does not say."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(fields["MemAvailable"].split()[0])
+        with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+            limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+            free = min(free, max(0, limit - used))
+        return free
+    except (OSError, KeyError, ValueError):
+        pass
+    try:  # half of all memory, where no more than that is known
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def _free(loading: asyncio.Task[tuple[LlamaModel, int, str]]) -> None:

@@ -143,9 +143,15 @@ class DraftWorker:
                 self._serve(drafter, inbox)
                 pause_s = None if self._report is None else self._draft(drafter)
             except Exception as error:
-                # Whatever breaks in the draft, the session goes on as plain streaming.
-                log.warning("the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG))
-                if not isinstance(error, BadRequest):  # the draft is not to blame for a text that is too long for it
+                # Whatever breaks in the draft, the session goes on without it.
+                blamed = not isinstance(
+                    error, BadRequest
+                )  # not for a text that is too long for it, which may be common
+                level = logging.WARNING if blamed else logging.INFO
+                log.log(
+                    level, "the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG)
+                )
+                if blamed:
                     self._failed(_described(error))
                 self._send(_described(error))
                 self._report = pause_s = None

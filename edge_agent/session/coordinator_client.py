@@ -103,7 +103,8 @@ class CoordinatorClient:
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. patient: whether a coordinator that cannot be reached is waited for, since it may be
-        restarting; CoordinatorAway is raised if it does not come back. If the caller is cancelled during the call, the session is closed once it has been opened.
+        restarting; CoordinatorAway is raised if it does not come back. If the caller is cancelled during the call, the
+        session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -111,7 +112,7 @@ class BundleLoader:
         template = await self._template(description, tokenizer)
 
         def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[DraftPool]:
-            return DraftPool.load(path, name, tokenizer.table, self.draft_options, digest, health)
+            return DraftPool.load(path, name, tokenizer.table, self._options(description), digest, health)
 
         drafts = await first_draft(description.target, load) if first_draft is not None else None
         if drafts is None:
@@ -135,10 +136,13 @@ class BundleLoader:
             return DraftPool.lookup_only(self.draft_options) if self.draft_options.prompt_lookup else None
         try:
             path = await self._fetched(ref)
-            return await DraftPool.load(path, ref.name, tokenizer.table, self.draft_options, ref.digest)
+            return await DraftPool.load(path, ref.name, tokenizer.table, self._options(description), ref.digest)
         except (ModelRefused, ImportError) as error:
             log.warning("the offered draft cannot be used, going on as plain streaming: %s", error)
             return None
+
+    def _options(self, description: Description) -> DraftOptions:
+        return dataclasses.replace(self.draft_options, positions=description.max_sequence)
 
     async def _fetched(self, ref: ArtifactRef) -> Path:
         return await self.cache.get(ref, self.source.fetch)
@@ -184,7 +188,7 @@ class BundleLoader:
         if draft == LOOKUP:
             return DraftPool.lookup_only(self.draft_options)
         if draft != AUTO:
-            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, self.draft_options)
+            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, self._options(description))
         try:
             return await self.offered_draft(description, tokenizer)
         except VocabularyMismatch:

@@ -103,6 +103,24 @@ class LlamaModel:
         """Return the number of positions that the model was trained for."""
         return int(library().llama_model_n_ctx_train(self.handle))
 
+    def token_bytes(self, batch: int = 512) -> int:
+        """Return the bytes that a context takes for each of its tokens, nearly: keys and values in float16, and for
+        attention without flash kernels a column of scores for each of the `batch` tokens of a decode."""
+        lib = library()
+        layers, heads = lib.llama_model_n_layer(self.handle), lib.llama_model_n_head(self.handle)
+        width = int(self._metadata("attention.key_length") or lib.llama_model_n_embd(self.handle) // heads)
+        return int(4 * layers * lib.llama_model_n_head_kv(self.handle) * width + 4 * batch * heads)
+
+    def _metadata(self, name: str) -> str:
+        """Return the value of a key of the model's architecture; "" where the file has none."""
+        lib, buffer = library(), ctypes.create_string_buffer(256)
+
+        def value(key: str) -> str:
+            length = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+            return buffer.value.decode(errors="replace") if length >= 0 else ""
+
+        return value(f"{value('general.architecture')}.{name}")
+
     # --- vocabulary
 
     def token_table(self) -> list[bytes]:

@@ -239,14 +239,22 @@ async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path
             await made.generate("x")
 
 
-async def test_a_prompt_longer_than_the_drafts_context_is_streamed_without_it(
-    verifier: FakeVerifier, tmp_path: Path
+@pytest.mark.parametrize(("prompt", "max_tokens"), [("abc " * 100, 30), ("x", 150)], ids=["prompt", "output"])
+async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_lookup_and_is_counted(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: str, max_tokens: int
 ) -> None:
-    settings = EdgeSettings(draft_context=64)
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
-        completion = await made.generate("abc " * 100, max_tokens=30)
-    assert completion.text == TEXT[: len(completion.text)]
-    assert "ContextFull" in completion.statistics.draft_failure
+    caplog.set_level("INFO", "edge_agent.drafting")
+    async with AsyncClient(
+        verifier=verifier.address, cache_dir=tmp_path, settings=EdgeSettings(draft_context=64)
+    ) as made:
+        plain = await made.generate(prompt, max_tokens=max_tokens)
+        completion = await made.generate(prompt, max_tokens=max_tokens)
+        metrics = made.metrics.render().decode()
+    assert completion.token_ids == plain.token_ids and len(completion.token_ids) == max_tokens
+    assert "ContextFull" in completion.statistics.draft_failure and completion.statistics.draft == "lookup"
+    assert "outrider_edge_draft_failures_total 2.0" in metrics
+    assert [record.levelname for record in caplog.records if "gave up" in record.message] == ["INFO", "INFO"]
+    assert any("sessions of over 64 tokens go on by lookup alone: set draft_context" in m for m in caplog.messages)
 
 
 async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(

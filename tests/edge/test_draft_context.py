@@ -1,0 +1,59 @@
+"""Test how long the context of a draft is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.drafting import pool
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from outrider.llama import LlamaModel
+
+TOKEN_BYTES = 1000
+
+
+class Trained:
+    """Stands for a model that was trained for 32,768 positions."""
+
+    n_ctx_train = 32_768
+
+    def token_bytes(self) -> int:
+        return TOKEN_BYTES
+
+
+def length_of(monkeypatch: pytest.MonkeyPatch, options: DraftOptions, free: int = 1 << 40) -> int:
+    monkeypatch.setattr(pool, "free_memory", lambda: free)
+    return DraftPool("d", options, Trained())._context_length  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        (DraftOptions(positions=20_000), 20_000),
+        (DraftOptions(positions=131_072), 32_768),
+        (DraftOptions(positions=2_048), 2_048),
+        (DraftOptions(), 4_096),
+        (DraftOptions(context=512, positions=20_000), 512),
+        (DraftOptions(context=30_000, positions=20_000), 30_000),
+    ],
+)
+def test_it_holds_the_targets_positions_unless_another_length_is_given(
+    monkeypatch: pytest.MonkeyPatch, options: DraftOptions, length: int
+) -> None:
+    assert length_of(monkeypatch, options) == length
+
+
+def test_all_workers_together_take_a_quarter_of_the_free_memory_but_never_fewer_tokens_than_4096(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = DraftOptions(workers=2, positions=20_000)
+    assert length_of(monkeypatch, options, free=4 * 2 * 10_000 * TOKEN_BYTES) == 10_000
+    assert length_of(monkeypatch, options, free=0) == 4_096
+
+
+def test_the_bytes_of_a_token_are_those_of_its_keys_values_and_scores(tiny_gguf: Path) -> None:
+    with LlamaModel.load(tiny_gguf) as model:
+        scores = model.token_bytes(2) - model.token_bytes(1)
+        assert model.token_bytes(0) > 0 and scores > 0 and scores % 4 == 0
+    assert pool.free_memory() > 1 << 20
