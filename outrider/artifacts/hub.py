@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.artifacts.model_files import read_json
+from outrider.artifacts.model_files import INDEX, WEIGHTS, read_json
 from outrider.core.errors import ModelRefused, Unavailable
 from outrider.core.text import clean, counted
 
@@ -38,7 +38,7 @@ ANSWER_TIMEOUT_S = 10.0
 MAX_LISTED = 12
 """GGUF files that a message names, at most."""
 MAIN = "main"
-CONFIG, TOKENIZER, WEIGHTS, INDEX = "config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _SETTINGS = (
     *(CONFIG, TOKENIZER, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.*", "*processor_config.json", "*quant*_config.json", "quantize_config.json"),

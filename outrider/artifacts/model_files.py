@@ -9,6 +9,8 @@ from outrider.core.errors import ModelRefused
 
 MAX_HEADER = 100_000_000
 """Bytes of a safetensors header, at most; the format's own bound."""
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
 _GGUF = b"GGUF"
 _LFS = b"version https://git-lfs"
 
@@ -27,16 +29,27 @@ def check_target(folder: Path, name: str = "--model", *, needs_weights: bool = T
         if not (folder / wanted).is_file():
             raise ModelRefused(f"{name} {folder}: it has no {wanted}; {mend}")
         read_json(folder / wanted, name)
-    shards = set(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = read_json(index, name).get("weight_map")
-        shards |= {folder / str(file) for file in files.values()} if isinstance(files, dict) else set()
+    shards = weight_files(folder, name)
     if needs_weights and not shards:
         raise ModelRefused(f"{name} {folder}: it has no *.safetensors; {mend}")
-    for shard in sorted(shards):
+    for shard in shards:
         if why := _damage(shard):
             raise ModelRefused(f"{name} {folder}: {shard.name} {why}; download it again")
+
+
+def weight_files(folder: Path, name: str = "--model") -> list[Path]:
+    """Return the safetensors files that are a target's weights, by name; one of an index may be missing.
+
+    These are model.safetensors and the files of the index, and an adapter of them; all files where there is neither.
+    Others beside them, such as Mistral's consolidated.safetensors, hold the same weights again. name: what named the
+    folder, for messages. Raises ModelRefused for an index that is no JSON.
+    """
+    named = read_json(folder / INDEX, name).get("weight_map") if (folder / INDEX).is_file() else None
+    files = {folder / str(file) for file in named.values()} if isinstance(named, dict) else set()
+    files |= {folder / WEIGHTS} if (folder / WEIGHTS).is_file() else set()
+    if not files:
+        return sorted(folder.glob("*.safetensors"))
+    return sorted(files | ({folder / _ADAPTER} if (folder / _ADAPTER).is_file() else set()))
 
 
 def check_gguf(file: Path, name: str = "--draft", *, others: str = "") -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from outrider.artifacts.model_files import check_gguf, check_target
+from outrider.artifacts.model_files import check_gguf, check_target, weight_files
 from outrider.core.errors import ModelRefused
 
 
@@ -36,6 +36,20 @@ def test_a_whole_target_is_accepted(target: Path) -> None:
     check_target(target)
     save_file({}, target / "empty.safetensors")
     check_target(target)
+
+
+def test_files_that_hold_the_weights_again_are_not_among_them(target: Path) -> None:
+    shards = sorted(target.glob("*.safetensors"))
+    (target / "consolidated.safetensors").write_bytes(b"damaged")
+    check_target(target)
+    assert weight_files(target) == shards
+    save_file({}, target / "adapter_model.safetensors")
+    assert weight_files(target) == [target / "adapter_model.safetensors", *shards]
+    for file in (*shards, target / "adapter_model.safetensors", target / "model.safetensors.index.json"):
+        file.unlink()
+    assert weight_files(target) == [target / "consolidated.safetensors"]
+    save_file({}, target / "model.safetensors")
+    assert weight_files(target) == [target / "model.safetensors"]
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])

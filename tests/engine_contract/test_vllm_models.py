@@ -196,6 +196,14 @@ def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_pat
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
 
 
+def test_the_files_of_the_index_are_read_though_consolidated_ones_lie_beside_them(tmp_path: Path) -> None:
+    folder = made(tmp_path / "target", SERVED["llama"]())
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    save_file({"of.another.name": torch.zeros(1)}, folder / "consolidated.safetensors")
+    assert serve(folder) == ALL
+
+
 def test_a_long_context_of_layers_with_and_without_a_window_fits_into_the_slots(tmp_path: Path) -> None:
     """Of Gemma 3's layers five in six have a window; a block of the cache belongs to one kind alone."""
     shape = SHAPE | {"max_position_embeddings": 131_072, "num_hidden_layers": 6}

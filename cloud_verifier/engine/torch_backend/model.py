@@ -46,6 +46,7 @@ from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.weights import Progress, hash_of
+from outrider.artifacts.model_files import weight_files
 from outrider.core.errors import ModelRefused
 
 ATTENTION = "outrider_slots"
@@ -123,7 +124,7 @@ class TargetModel:
         read: reads the weights to their device; None reads all of them to `device`.
         """
         directory = Path(path)
-        files = sorted(directory.glob("*.safetensors"))
+        files = weight_files(directory)
         if not (directory / "config.json").is_file() or not files:
             raise ModelRefused(f"{directory} has no config.json or no *.safetensors; give a Hugging Face directory")
         attention = choose(attention, torch.device(device))
@@ -139,7 +140,7 @@ class TargetModel:
             raise ModelRefused(f"threads is {used}, must be 1 with attention exact: with more no bits were compared")
         if threads is not None:
             torch.set_num_threads(threads)
-        on_progress(f"hashing weights: {sum(f.stat().st_size for f in files) / 1e6:.0f} MB")
+        on_progress(f"hashing weights: {sum(f.stat().st_size for f in files if f.is_file()) / 1e6:.0f} MB")
         digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
         module = read(directory, DTYPES[dtype]) if read else read_module(directory, DTYPES[dtype]).to(device)

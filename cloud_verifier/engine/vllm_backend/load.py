@@ -23,6 +23,7 @@ from cloud_verifier.engine.step_profiler import measure_cost
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.scheduler import PlannedScheduler
 from cloud_verifier.engine.vllm_backend.slots import KV_SLOTS
+from outrider.artifacts.model_files import INDEX
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
@@ -80,6 +81,8 @@ def engine_core(
     sets. Raises ModelRefused or BadRequest.
     """
     further = further or {}
+    if (model / INDEX).is_file():  # else vLLM prefers Mistral's consolidated files, which the target's hash leaves out
+        further = {"load_format": "hf", **further}
     for name in further.keys() & OURS.keys():
         raise BadRequest(f"engine_args sets {name}, which must be left out: {OURS[name]}", field="engine_args")
     backend = "cloud_verifier.engine.vllm_backend.worker"

@@ -54,6 +54,23 @@ def test_a_loaded_model_tells_what_it_is(tiny_directory: Directory) -> None:
     assert said[-2:] == ["hashing weights: 100 %", "loading qwen3 as float32 on cpu"]
 
 
+@pytest.mark.parametrize("shard_size", ["50GB", "20KB"])
+def test_weights_that_lie_there_twice_are_the_same_target(tmp_path: Path, shard_size: str) -> None:
+    make_tiny("llama").save_pretrained(tmp_path, max_shard_size=shard_size)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard_size == "20KB")
+    before = TargetModel.load(tmp_path).weights_hash
+    (tmp_path / "consolidated.safetensors").write_bytes(b"the same weights again")
+    assert TargetModel.load(tmp_path).weights_hash == before
+
+
+def test_a_shard_of_the_index_that_is_missing_is_named(tmp_path: Path) -> None:
+    make_tiny("llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    first = min(tmp_path.glob("model-00001-*.safetensors"))
+    first.unlink()
+    with pytest.raises(ModelRefused, match=f"has no {first.name}, which its index names"):
+        TargetModel.load(tmp_path)
+
+
 def test_the_same_weights_under_another_configuration_are_another_target(tmp_path: Path) -> None:
     make_tiny("llama").save_pretrained(tmp_path)
     hashes = [TargetModel.load(tmp_path).weights_hash]
