@@ -158,6 +158,7 @@ def _look(repo: str, revision: str, tell: Tell) -> tuple[str, dict[str, int], st
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     api = hub.HfApi()
+    _limit_waits()
     for library in ("huggingface_hub", "httpx2"):  # their lines hold signed addresses
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
@@ -181,6 +182,24 @@ def _look(repo: str, revision: str, tell: Tell) -> tuple[str, dict[str, int], st
         tell(f"{unreached}: taking {repo} from the cache")
     cached = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return folder.name, dict.fromkeys(sorted(cached), 0), absent
+
+
+def _limit_waits() -> None:
+    """Have requests without a timeout, such as those that list files for a download, wait ANSWER_TIMEOUT_S at most."""
+    from huggingface_hub.utils import get_session
+
+    hooks = get_session().event_hooks
+    if _limit_wait not in hooks["request"]:
+        get_session().event_hooks = hooks | {"request": [*hooks["request"], _limit_wait]}
+
+
+def _limit_wait(request: Any) -> None:
+    """Set the times of a request that has none."""
+    given = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        name: ANSWER_TIMEOUT_S if given.get(name) is None else given[name]
+        for name in ("connect", "read", "write", "pool")
+    }
 
 
 def _download(repo: str, revision: str, commit: str, sizes: Mapping[str, int], tell: Tell, absent: str) -> Path:
@@ -357,6 +376,8 @@ def _refusals(where: str, repo: str, revision: str) -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """Return an error's class and the first line that it says."""
+    """Return an error's class and the first line that it says, or its cause's where huggingface_hub hides that."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
     said = (str(error).strip().splitlines() or [""])[0]
     return clean(f"{type(error).__name__}: {said}" if said else type(error).__name__)

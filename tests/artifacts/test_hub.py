@@ -21,11 +21,12 @@ from hub_server import Hub, Repository, hub_server
 from outrider.artifacts.hub import hub_id
 
 FETCH = """
-import logging, sys
+import logging, os, sys
 from outrider.artifacts import hub
 from outrider.core.errors import OutriderError
 logging.basicConfig(level=logging.INFO)
 hub.TELL_S = 0.0
+hub.ANSWER_TIMEOUT_S = float(os.environ.get("TEST_ANSWER_TIMEOUT_S", hub.ANSWER_TIMEOUT_S))
 try:
     print("=", getattr(hub, f"fetch_{sys.argv[1]}")(sys.argv[2], tell=lambda text: print("-", text, flush=True)))
 except OutriderError as error:
@@ -308,6 +309,16 @@ def test_a_server_that_goes_on_failing_is_named_and_whole_files_are_kept(hub: Hu
     hub.fetched.clear()
     assert fetch("target", "org/sharded").path is not None
     assert [name for name, _ in hub.fetched] == [SHARDS[1]]
+
+
+@pytest.mark.parametrize("listings", [0, 1, 2])
+def test_a_hub_that_falls_silent_before_a_listing_is_given_up(hub: Hub, fetch: Fetch, listings: int) -> None:
+    hub.listings = listings
+    begun = time.monotonic()
+    found = fetch("draft", "org/draft", TEST_ANSWER_TIMEOUT_S="0.5")
+    assert time.monotonic() - begun < 50
+    assert found.refusal.startswith("Unavailable --draft org/draft: ") and "ReadTimeout: timed out" in found.refusal
+    assert ("check the network" if listings == 0 else "the download broke off (ReadTimeout") in found.refusal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

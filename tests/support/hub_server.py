@@ -49,6 +49,8 @@ class Hub:
     """file -> for each coming answer, after how many of its bytes it breaks off, and how"""
     failing: set[str] = field(default_factory=set)
     """Files that are answered with status 503."""
+    listings: int | None = None
+    """How often it says what a repository holds before it falls silent; None: always."""
     fetched: list[tuple[str, int]] = field(default_factory=list)
     """The files that were sent, each with its first byte."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -90,6 +92,10 @@ def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
             if revision not in (*repository.revisions, repository.commit):
                 return self._error(404, "RevisionNotFound")
             if file is None:
+                if hub.listings is not None:
+                    hub.listings -= 1
+                    if hub.listings < 0:
+                        released.wait(60)
                 return self._describe(found["repo"], repository, tree=found["kind"] == "tree")
             if repository.gated and given is None:
                 return self._error(403, "GatedRepo")
