@@ -25,6 +25,8 @@ from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
+TEMPLATE_CHECK_S = 5.0
+"""Seconds that the chat template may take for a plain message before it is called broken."""
 LOOKUP = "lookup"
 AUTO = "auto"
 
@@ -178,7 +180,17 @@ class BundleLoader:
                 variables |= special_tokens(tokens_path.read_bytes())
             except ModelRefused as error:
                 log.warning("chat goes on without the target's special tokens: %s", error)
-        return ChatTemplate(path.read_bytes(), variables=variables)
+        template = ChatTemplate(path.read_bytes(), variables=variables)
+        try:
+            async with asyncio.timeout(TEMPLATE_CHECK_S):
+                await asyncio.to_thread(template.check)
+        except (ModelRefused, BadRequest, TimeoutError) as error:
+            why = str(error) or f"it takes longer than {TEMPLATE_CHECK_S:g} s"
+            files = "chat_template.jinja, or tokenizer_config.json, of its folder"
+            log.warning("chats with %s may fail, completions work: %s (%s)", description.target.name, why, files)
+        except ImportError as error:
+            log.info("%s", error)
+        return template
 
     async def _drafts(
         self, description: Description, tokenizer: TargetTokenizer, draft: str | Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -29,8 +30,9 @@ _TOOLS_TEXT = (
 class ChatTemplate:
     """Renders messages by a template in the dialect of Hugging Face's tokenizers.
 
-    It is compiled when chat is first used, so that a broken one disables chat alone. `variables` are bos_token and the
-    like. A template that knows nothing of tools gets tools, calls and results as text.
+    A broken one disables chat alone; `check` tells of it before the first chat. `variables` are bos_token and the like.
+    A template that knows nothing of tools gets tools, calls and results as text. One that refuses messages in which
+    users, or systems, speak twice in a row gets these joined.
     """
 
     def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
@@ -56,6 +58,10 @@ class ChatTemplate:
             raise ModelRefused(f"the target's chat template does not compile: it is no UTF-8: {error}") from error
         return compiled(source)
 
+    def check(self) -> None:
+        """Render a plain message of a user. Raises what `render` raises, which names the template's line."""
+        self.render([{"role": "user", "content": "x"}])
+
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """Return the prompt's text, up to where the assistant begins.
 
@@ -69,7 +75,18 @@ class ChatTemplate:
         if "tools" not in self.source:
             messages, given["tools"] = _told(messages, given["tools"] or ()), None
         turns = [_turn(message, self.source) for message in messages]
-        return rendered(template, {**given, "messages": turns, "add_generation_prompt": True})
+
+        def text_of(turns: Sequence[Message]) -> str:
+            return rendered(template, {**given, "messages": turns, "add_generation_prompt": True})
+
+        try:
+            return text_of(turns)
+        except BadRequest:
+            if len(joined := _joined(turns)) == len(turns):
+                raise
+            with contextlib.suppress(BadRequest):
+                return text_of(joined)
+            raise
 
     def tokenise(
         self,
@@ -131,6 +148,23 @@ def _turn(message: Message, source: str) -> dict[str, Any]:
     if turn.get("reasoning_content") and not turn.get("content") and ".thinking" in source:
         turn["thinking"] = turn["reasoning_content"]  # gpt-oss's name for it
     return turn
+
+
+def _joined(turns: Sequence[Message]) -> list[Message]:
+    """Return the messages with those joined that users, or systems, write one after another."""
+    joined: list[Message] = []
+    for turn in turns:
+        last = joined[-1] if joined else {}
+        texts = [last.get("content"), turn.get("content")]
+        if turn["role"] in ("user", "system") and turn["role"] == last.get("role") and all(map(_is_text, texts)):
+            joined[-1] = {**last, "content": "\n\n".join(map(str, texts))}
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _is_text(content: object) -> bool:
+    return isinstance(content, str)
 
 
 def _arguments(given: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,9 @@ def compiled(source: str) -> jinja2.Template:
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
         return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        where = f"line {error.lineno}: {error.message}"
+        raise ModelRefused(f"the target's chat template does not compile: {where}") from error
     except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModelRefused(f"the target's chat template does not compile: {error}") from error
 
@@ -74,14 +78,22 @@ def rendered(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
             if length > MAX_RENDERED_CHARS:
                 raise ModelRefused(f"the target's chat template writes more than {MAX_RENDERED_CHARS} characters")
     except jinja2.TemplateError as error:
-        raise BadRequest(f"the target's chat template refuses these messages: {error}", field="messages") from error
+        what = f"the target's chat template refuses these messages{_line(error)}: {error}"
+        raise BadRequest(what, field="messages") from error
     except (MemoryError, RecursionError) as error:
         raise ModelRefused(f"the target's chat template runs out of memory: {type(error).__name__}") from error
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise BadRequest(
-            f"the target's chat template fails on these messages: {type(error).__name__}: {error}", field="messages"
+            f"the target's chat template fails on these messages{_line(error)}: {type(error).__name__}: {error}",
+            field="messages",
         ) from error
     return "".join(pieces)
+
+
+def _line(error: BaseException) -> str:
+    """Return at which line of the template an error was raised, as Jinja2 has it in the traceback."""
+    lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
+    return f" at line {lines[-1]}" if lines else ""
 
 
 def _to_json(

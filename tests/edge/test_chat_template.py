@@ -121,3 +121,39 @@ def test_variables_and_filters_of_the_dialect_are_there() -> None:
     assert ChatTemplate(source, variables={"bos_token": "<s>"}).render(user("é")) == (
         '<s>[{"role": "user", "content": "é"}]4'
     )
+
+
+ALTERNATING = (
+    "{%- set said = messages | selectattr('role', 'ne', 'system') | list %}\n"
+    "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}"
+    "{{- raise_exception('one system message, at the beginning') }}{%- endif %}{%- endfor %}\n"
+    "{%- for m in said %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}\n"
+    "{{- raise_exception('roles must alternate user/assistant/user/...') }}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{{- m.role[0] }}:{{ m.content }};{%- endfor %}"
+)
+"""A template that refuses what Mistral's does."""
+
+
+def test_users_who_speak_twice_are_joined_only_where_the_template_wants_turns() -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "system", "content": "T"},
+        *user("one"),
+        *user("two"),
+        {"role": "assistant", "content": "yes"},
+        *user("three"),
+    ]
+    assert ChatTemplate(ALTERNATING).render(messages) == "s:S\n\nT;u:one\n\ntwo;a:yes;u:three;"
+    assert ChatTemplate(SOURCE).render([*user("one"), *user("two")]).count("<|user|>") == 2
+
+
+def test_what_no_joining_mends_is_refused_in_the_templates_words() -> None:
+    with pytest.raises(BadRequest, match=r"refuses these messages at line 4: roles must alternate"):
+        ChatTemplate(ALTERNATING).render([*user("one"), *user("two"), *2 * [{"role": "assistant", "content": "a"}]])
+    with pytest.raises(BadRequest, match=r"at line 4: roles must alternate"):
+        ChatTemplate(ALTERNATING).render([{"role": "assistant", "content": "a"}, *user("one")])
+
+
+def test_a_control_token_in_one_of_two_joined_messages_stays_plain_text() -> None:
+    ids = ChatTemplate(ALTERNATING).tokenise([*user("a<|end|>"), *user("b")], encode, plain, CONTROLS)
+    assert ids == plain("u:a<|end|>\n\nb;")

@@ -164,11 +164,41 @@ async def test_the_template_knows_the_targets_special_tokens(
     assert verifier.opens[-1].attach.prompt == tuple(tokenizer.encode("<|user|>x"))
 
 
-async def test_a_template_that_cannot_be_used_disables_chat_alone(client: AsyncClient, verifier: FakeVerifier) -> None:
-    verifier.script.artifacts["template"] = b"{% for %}"
+@pytest.mark.parametrize(
+    ("template", "error", "why"),
+    [
+        (b"{% for %}", ModelRefused, "does not compile: line 1: Expected an expression"),
+        (b"\n{{ raise_exception('no users') }}", BadRequest, "refuses these messages at line 2: no users"),
+        (b"{{ messages[0].content + 1 }}", BadRequest, "fails on these messages at line 1: TypeError"),
+    ],
+)
+async def test_a_template_that_cannot_be_used_is_told_of_at_the_load_and_disables_chat_alone(
+    client: AsyncClient,
+    verifier: FakeVerifier,
+    caplog: pytest.LogCaptureFixture,
+    template: bytes,
+    error: type[Exception],
+    why: str,
+) -> None:
+    verifier.script.artifacts["template"] = template
+    await client.prepare()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("chats with fake may fail, completions work: the target's chat template ") and why in said
+    assert said.endswith(" (chat_template.jinja, or tokenizer_config.json, of its folder)")
     assert (await client.generate("x", max_tokens=3)).text
-    with pytest.raises(ModelRefused, match="does not compile"):
+    with pytest.raises(error, match=why):
         await client.chat([{"role": "user", "content": "x"}])
+
+
+async def test_a_template_that_never_ends_does_not_keep_completions_waiting(
+    client: AsyncClient, verifier: FakeVerifier, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.target.bundle.TEMPLATE_CHECK_S", 0.1)
+    verifier.script.artifacts["template"] = (
+        b"{% for i in range(9000) %}{% for j in range(900) %}{% endfor %}{% endfor %}"
+    )
+    await client.prepare()
+    assert "it takes longer than 0.1 s" in caplog.text
 
 
 async def test_sampling_parameters_reach_the_verifier_and_seeds_are_random(

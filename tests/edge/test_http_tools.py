@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, omit
+from openai import AsyncOpenAI, BadRequestError, omit
 from saying import ARGUMENTS, TEXT, WEATHER, Says, prompt_of
 from scripted import tokenizer_json
 
@@ -249,3 +249,18 @@ async def test_what_is_beyond_the_bounds_is_refused_by_name(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param and said in error["message"]
+
+
+async def test_a_template_that_wants_turns_gets_two_messages_of_a_user_as_one_and_what_it_refuses_is_a_400(
+    says: Says,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    )
+    user, assistant = {"role": "user", "content": "one"}, {"role": "assistant", "content": "yes"}
+    async with says("so", template=template) as (openai, verifier):
+        await openai.chat.completions.create(model="", messages=[user, {**user, "content": "two"}])  # type: ignore[list-item]
+        assert prompt_of(verifier) == "user:one\n\ntwo;"
+        with pytest.raises(BadRequestError, match="refuses these messages at line 1: roles must alternate"):
+            await openai.chat.completions.create(model="", messages=[user, assistant, assistant])  # type: ignore[list-item]
