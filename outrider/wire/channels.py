@@ -40,7 +40,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A full prompt with a full resumed sequence is 1.3 MB; nothing else comes near."""
 MAX_METADATA_BYTES = 16 * 1024
 RECONNECT_FIRST_MS = 100
-RECONNECT_MAX_MS = 1_000
+RECONNECT_MAX_MS = 500
 CONNECT_TIMEOUT_MS = 5_000
 """The time of one attempt to connect: TCP and TLS take three to four round trips."""
 MAX_CONCURRENT_RPCS = 4_096
