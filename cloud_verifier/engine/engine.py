@@ -98,6 +98,9 @@ class Engine:
 
     # What the caller may do between steps
 
+    def ready_for(self, grammar: str) -> bool:
+        return self._executor.ready_for(grammar)
+
     def start(
         self,
         session_id: str,

@@ -48,8 +48,12 @@ class VerificationEngine(Protocol):
 
     counters: EngineCounters
     grammars: Grammars | None
-    """Those of the target's tokenizer. The caller should compile a session's grammar, on another thread, before `start`
-    does; None if the target serves no grammars."""
+    """Those of the target's tokenizer. The caller should compile a session's grammar, on another thread, and wait for
+    `ready_for` before it calls `start`, which else compiles it; None if the target serves no grammars."""
+
+    def ready_for(self, grammar: str) -> bool:
+        """Return whether steps need not wait for a grammar that `grammars` know; else it is being compiled elsewhere,
+        and the caller may ask again."""
 
     def start(
         self,
@@ -158,6 +162,9 @@ class TargetExecutor(Protocol):
         replaced: a live session whose place it takes, which goes on until `begin` unless it is ended.
         Raises Overloaded, without a time to retry after, and then nothing has changed.
         """
+
+    def ready_for(self, grammar: str) -> bool:
+        """Return whether all processes that choose tokens have compiled a grammar; those that have not begin to."""
 
     def begin(self, session: EngineSession) -> None:
         """Reserve what an admitted session can take; the session that it replaces has ended by now."""

@@ -76,9 +76,13 @@ class EngineLoop:
 
     def _take_compiled(self) -> list[pb.EngineEvent]:
         """Take the requests that have waited for grammars which are compiled now."""
-        done = [session_id for session_id, (compiled, _) in self._compiling.items() if compiled.done()]
+        done = [one for one, (compiled, (start, *_)) in self._compiling.items() if self._is_compiled(compiled, start)]
         waited = [self._compiling.pop(session_id) for session_id in done]
         return [event for compiled, requests in waited for event in self._take_waited(compiled, requests)]
+
+    def _is_compiled(self, compiled: Future[None], start: pb.EngineRequest) -> bool:
+        """Return whether a start need not wait any longer: all know its grammar, or it cannot be compiled."""
+        return compiled.done() and bool(compiled.exception() or self._engine.ready_for(_grammar_of(start)))
 
     def _take_waited(self, compiled: Future[None], requests: Sequence[pb.EngineRequest]) -> list[pb.EngineEvent]:
         """Take requests, of which the first, a start, fails as the compilation of its grammar did."""
@@ -128,8 +132,8 @@ class EngineLoop:
 
     def _start(self, request: pb.EngineRequest) -> None:
         start, grammars = request.start, self._engine.grammars
-        grammar = start.attach.sampling.grammar
-        if grammar and grammars is not None and not grammars.knows(grammar):
+        grammar = _grammar_of(request)
+        if grammar and grammars is not None and not (grammars.knows(grammar) and self._engine.ready_for(grammar)):
             # Steps go on meanwhile, and the session's further requests wait behind this one.
             compiled = self._compiler.submit(grammars.compile, grammar)
             self._compiling[request.session_id] = (compiled, [request])
@@ -165,6 +169,11 @@ class EngineLoop:
                 counters=counters_to_proto(counters, stats),
             )
         )
+
+
+def _grammar_of(request: pb.EngineRequest) -> str:
+    """Return the grammar of a start; "" if it has none."""
+    return request.start.attach.sampling.grammar
 
 
 def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.EngineCounters:

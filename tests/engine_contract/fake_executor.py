@@ -59,6 +59,9 @@ class FakeExecutor:
     def _needed(self, session: EngineSession) -> int:
         return len(session.protocol.attach.prompt) + session.protocol.attach.max_tokens
 
+    def ready_for(self, grammar: str) -> bool:
+        return True
+
     def begin_step(self) -> None:
         self._recording.clear()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
 import stand_in_race
-from engine_builds import CONFIG
+from engine_builds import CONFIG, TARGET, grammars_for
 from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
@@ -35,6 +36,7 @@ from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
 from cloud_verifier.engine_process import main
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded
+from outrider.core.protocol.device import DeviceSession
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -313,6 +315,33 @@ def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
 
 def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED["llama"]()), tensor_parallel=2) == ALL
+
+
+def test_workers_compile_a_grammar_beside_the_steps_before_its_session_begins() -> None:
+    core = load.engine_core(TARGET, CONFIG, dtype="float32", nodes=8, tensor_parallel=2)
+    try:
+        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
+        core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
+        served = Served(Engine(executor, CONFIG, grammars=grammars_for(executor)))
+        grammar = r"start: /[a-f]{40}/"
+        assert served.engine.grammars is not None
+        served.engine.grammars.compile(grammar)
+        assert not served.engine.ready_for(grammar)  # the workers have not heard of it
+        served.attach("neighbour", device_of(prompt_of(30), ignore_eos=True, max_tokens=200))
+        until = time.monotonic() + 60.0
+        while not served.engine.ready_for(grammar):
+            assert time.monotonic() < until
+            served.turn()
+        params = replace(SAMPLINGS["sampled"], grammar=grammar)
+        served.attach("bound", DeviceSession(prompt_of(5), sampling=params, max_tokens=100))
+        served.run()
+        assert not served.failures and len(served.devices["neighbour"].received) == 200
+        tokenizer = served.engine.grammars.tokenizer
+        ends = set(executor.eos_token_ids)
+        text = tokenizer.decode_str([one for one in served.devices["bound"].received if one not in ends])
+        assert re.fullmatch("[a-f]{40}", text)
+    finally:
+        core.shutdown()
 
 
 def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:

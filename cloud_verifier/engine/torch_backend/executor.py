@@ -97,6 +97,9 @@ class TorchExecutor:
     def begin(self, session: EngineSession) -> None:
         self.slots[session].reserve()
 
+    def ready_for(self, grammar: str) -> bool:
+        return True  # this process alone chooses tokens
+
     def begin_step(self) -> None:
         self._segments.clear()
         self._recording.clear()

@@ -105,6 +105,9 @@ class VllmExecutor:
         session.computed = scheduler.cached_tokens(request)
         self._requests[session] = request
 
+    def ready_for(self, grammar: str) -> bool:
+        return all(self._core.model_executor.collective_rpc("knows_grammar", args=(grammar, self.eos_token_ids)))
+
     def begin(self, session: EngineSession) -> None:
         self._core.add_request(self._requests[session])
 

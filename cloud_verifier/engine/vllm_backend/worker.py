@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        self._compiler = ThreadPoolExecutor(1, "grammars")
+        self._compiling: dict[str, Future[None]] = {}
+        """grammar -> its compilation, until somebody knows that it has ended"""
         runner = self.model_runner
         runner._sample = CoupledSampling(runner)
         if not get_pp_group().is_last_rank:
@@ -56,6 +60,21 @@ class CoupledWorker(_Worker):  # type: ignore[misc]
         """Read the tokenizer before the first session with a grammar comes."""
         with suppress(ModelRefused):  # the engine has told why, and refuses such sessions
             target_grammars(self.model_config, eos_token_ids)
+
+    def knows_grammar(self, grammar: str, eos_token_ids: Sequence[int]) -> bool:
+        """Return whether no step will compile a grammar; begins to compile an unknown one beside the steps.
+
+        A grammar that cannot be compiled counts as known: the step that needs it says why.
+        """
+        if not get_pp_group().is_last_rank:
+            return True  # it chooses no tokens
+        grammars = target_grammars(self.model_config, eos_token_ids)
+        if grammars.knows(grammar):
+            self._compiling.pop(grammar, None)
+            return True
+        if grammar not in self._compiling:
+            self._compiling[grammar] = self._compiler.submit(grammars.compile, grammar)
+        return self._compiling[grammar].done()
 
     def determine_available_memory(self) -> int:
         available: int = super().determine_available_memory()

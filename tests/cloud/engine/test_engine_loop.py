@@ -218,3 +218,36 @@ def test_a_start_waits_for_its_grammar_with_all_that_follows_it_and_nobody_else_
     (failure,) = [event for event in end.sent if event.WhichOneof("kind") == "failure"]
     assert (failure.epoch, failure.failure.message) == (1, "the grammar is refused: bad")
     assert engine.stats().verifier.live_sessions == 2
+
+
+def test_a_start_waits_until_the_processes_that_choose_tokens_know_its_grammar_also_the_second_one(
+    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, grammars = engine_over(target("llama"), EngineConfig(kv_slots=512)), SlowGrammars()
+    grammars.compiled.add("good")
+    grammars.may_end.set()
+    engine.grammars = grammars  # type: ignore[assignment]
+    monkeypatch.setattr(engine, "_grammar", lambda grammar: None)
+    asked = list[str]()
+    monkeypatch.setattr(engine, "ready_for", lambda grammar: asked.append(grammar) or len(asked) > 8)
+    batches: list[list[pb.EngineRequest]] = [[constrained("first", 1, "good")], [constrained("second", 1, "good")]]
+    end = ScriptedEnd(*batches, *([] for _ in range(6)))
+    started_at: dict[str, int] = {}
+    begin = engine.start
+
+    def noted(session_id: str, *args: object) -> None:
+        started_at[session_id] = len(asked)
+        begin(session_id, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "start", noted)
+    receive = end.receive
+
+    def received(timeout_s: Callable[[], float]) -> Iterator[pb.EngineRequest]:
+        while any(not compiled.done() for compiled, _ in loop._compiling.values()):
+            time.sleep(1e-3)
+        return receive(0.0)
+
+    loop = EngineLoop(engine, end)  # type: ignore[arg-type]
+    monkeypatch.setattr(end, "receive", received)
+    loop.run()
+    assert started_at.keys() == {"first", "second"} and min(started_at.values()) > 8
