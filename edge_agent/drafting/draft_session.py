@@ -43,6 +43,10 @@ class DraftSession:
     """Whether all workers of the draft that the session should have were in use when it began."""
     grammar: Callable[[], GrammarState] | None = None
     """Returns the state of the session's grammar before the first token. To be set before `begin`."""
+    on_failure: Callable[[], None] | None = None
+    """Called when drafting has ended by a failure, and no other draft is about to take over."""
+    _fallback: DraftPool | None = None
+    """The draft that goes on after a failure, which stays told."""
 
     def __init__(self, session: DeviceSession, pool: DraftPool | None, worker: DraftWorker | None) -> None:
         self._session = session
@@ -51,8 +55,6 @@ class DraftSession:
         """Reads the sequence, to take over from the current worker. It proposes nothing before."""
         self._successor_updates = 0
         self.pool = pool
-        self._fallback: DraftPool | None = None
-        """The draft that goes on after a failure, which stays told."""
         self._requested = pool
         """The draft that the session shall use in the end."""
         self.release = self._current[0].release if self._current is not None else None
@@ -65,8 +67,6 @@ class DraftSession:
         """None before `begin`."""
         self._worker_plan: SpeculationPlan | None = None
         """The plan that the current worker was given last."""
-        self.on_failure: Callable[[], None] = lambda: None
-        """Called when drafting has ended by a failure, and no other draft is about to take over."""
         self._on_change: Callable[[], None] = lambda: None
         self._on_handover: Callable[[float], None] = lambda _: None
         self._nodes: dict[int, int] = {}
@@ -282,7 +282,7 @@ class DraftSession:
 
     def _check_drafting(self) -> None:
         """Tell of a failure that has left nobody to draft, now or soon."""
-        if self._current is None and self._successor is None:
+        if self._current is None and self._successor is None and self.on_failure is not None:
             self.on_failure()
 
     def _drop_successor(self) -> None:

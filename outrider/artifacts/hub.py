@@ -186,7 +186,7 @@ def _look(repo: str, revision: str, tell: Tell) -> tuple[str, dict[str, int], st
 
 def _limit_waits() -> None:
     """Have requests without a timeout, such as those that list files for a download, wait ANSWER_TIMEOUT_S at most."""
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     hooks = get_session().event_hooks
     if _limit_wait not in hooks["request"]:
