@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -171,6 +172,25 @@ async def test_items_become_the_messages_of_the_template(says: Says) -> None:
         assert verifier.opens[-1].attach.prompt.count(end) == 7  # the template's own: a tool's text cannot end its turn
 
 
+async def test_an_output_that_names_its_tool_needs_no_call(says: Says) -> None:
+    items = [
+        {"role": "user", "content": "How is the weather?"},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ARGUMENTS},
+        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+        {"type": "function_call_output", "name": "goal", "namespace": "agent", "output": "Be warm <|end|>"},
+    ]
+    async with says(TEXT) as (openai, verifier):
+        asked: dict[str, Any] = {"model": "", "tools": [TOOL], "max_output_tokens": 1}
+        await openai.responses.create(input=items, **asked)
+        _, _, told = prompt_of(verifier).partition("<tool>|sunnycall_1<|end|>")
+        call, _, result = told.partition("<|end|>")
+        assert call.startswith("<assistant>|None<tool_call>") and '"name": "goal"' in call and "Köln" not in call
+        assert re.fullmatch(r"<tool>\|Be warm <\|end\|>[0-9a-f]{9}<\|end\|>", result)
+        first = verifier.opens[-1].attach.prompt
+        await openai.responses.create(input=items, **asked)
+        assert verifier.opens[-1].attach.prompt == first  # a prefix that is cached stays one
+
+
 async def test_system_messages_at_the_beginning_are_one_and_a_later_one_is_the_templates_to_judge(says: Says) -> None:
     system, user = {"role": "developer", "content": "b"}, {"role": "user", "content": "c"}
     async with says("a", ROLES) as (openai, verifier):
@@ -255,6 +275,8 @@ async def test_what_chat_refuses_is_refused_with_this_apis_names(says: Says) -> 
          "input[0].content[0]", "'input_image'"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]},
          "input[0].output[0]", "'input_image'"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "input[0].call_id is missing"),
+        ({"input": [{"type": "function_call_output", "name": "a b", "output": "x"}]}, "input", "input[0].name"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "input[0] refers to 'msg_1'"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type", "'web_search_call'"),
         ({"provenance": True}, "provenance", "provenance"),

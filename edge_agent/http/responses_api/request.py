@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -214,7 +215,9 @@ def _messages(instructions: str | None, items: Iterable[tuple[str, Item]]) -> li
     """Return a chat's messages for items, each with its place's name.
 
     System messages at the beginning become one, and so do an assistant's reasoning, text and calls: most templates know
-    no others. Raises ApiError for an item that is none of a message, a call, an output or reasoning.
+    no others. So an output that names its tool and answers no call, by which Codex CLI tells of its own state, is told
+    as a call without arguments and its result. Raises ApiError for an item that is none of a message, a call, an output
+    or reasoning.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for field, item in items:
@@ -226,14 +229,14 @@ def _messages(instructions: str | None, items: Iterable[tuple[str, Item]]) -> li
                     turn = _turn(messages)
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
-                function = CalledFunction(
-                    name=_present(f"{field}.name", item.name), arguments=_present(f"{field}.arguments", item.arguments)
-                )
-                check_call(field, function, "input")
-                call = {"id": _present(f"{field}.call_id", item.call_id), "type": "function", "function": function}
-                _turn(messages).setdefault("tool_calls", []).append(call)
+                name, arguments = _present(f"{field}.name", item.name), _present(f"{field}.arguments", item.arguments)
+                _add_call(messages, field, _present(f"{field}.call_id", item.call_id), name, arguments)
             case "function_call_output":
-                call_id, text = _present(f"{field}.call_id", item.call_id), _text(f"{field}.output", item.output)
+                text, call_id = _text(f"{field}.output", item.output), item.call_id
+                if call_id is None and item.name is not None:
+                    call_id = hashlib.sha256(text.encode()).hexdigest()[:9]  # an id that Mistral's templates take
+                    _add_call(messages, field, call_id, item.name, "{}")
+                call_id = _present(f"{field}.call_id", call_id)
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
             case other:
                 raise unsupported(
@@ -253,6 +256,12 @@ def _add_message(messages: list[dict[str, Any]], field: str, item: Item) -> None
         messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
     else:
         messages.append({"role": "system", "content": text})
+
+
+def _add_call(messages: list[dict[str, Any]], field: str, call_id: str, name: str, arguments: str) -> None:
+    function = CalledFunction(name=name, arguments=arguments)
+    check_call(field, function, "input")
+    _turn(messages).setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
 
 def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
