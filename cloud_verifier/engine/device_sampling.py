@@ -106,7 +106,7 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
     known = dict(zip(rows, ahead, strict=False))
     paths: list[list[int]] = [[] for _ in chains]
     walking = [*range(len(chains))]
-    while walking := [index for index in walking if not _ended(chains[index], paths[index], known)]:
+    while walking := [index for index in walking if not _ended_or_failed(chains[index], paths[index], known)]:
         rows = [chains[index].row + len(paths[index]) for index in walking]
         for index, row in zip(tuple(walking), _on_host(logits, rows), strict=True):
             chain, path = chains[index], paths[index]
@@ -118,6 +118,16 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
                 path.clear()
                 walking.remove(index)
     return paths
+
+
+def _ended_or_failed(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:
+    """Follow a chain as `_ended` does; an error is the chain's alone, and leaves it no path."""
+    try:
+        return _ended(chain, path, known)
+    except Exception:
+        log.exception("a token cannot be chosen")
+        path.clear()
+        return True
 
 
 def _ended(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bool:

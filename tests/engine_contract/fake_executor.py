@@ -12,7 +12,7 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
-from outrider.core.errors import InternalError, OutriderError, Overloaded
+from outrider.core.errors import OutriderError, Overloaded
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
 
@@ -83,7 +83,7 @@ class FakeExecutor:
             logits = _logits(one.session.tokens, one.batch)
             try:
                 verified = one.session.verify(one.batch, logits)
-            except InternalError as error:
+            except OutriderError as error:
                 results.append(error)
                 continue
             if one.session.record:

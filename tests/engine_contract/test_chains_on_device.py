@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 
 from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.errors import InternalError
+from outrider.core.constraint import Constraint
+from outrider.core.errors import BadRequest, InternalError
 from outrider.core.sampling import SamplingParams
 
 pytest.importorskip("hypothesis")
@@ -120,6 +122,20 @@ def test_rows_that_are_certain_on_the_device_are_not_chosen_on_the_host(monkeypa
     paths = verify_chains(logits, chains, DeviceSampler(stand_in_race))
     assert [len(path) for path in paths] == [4] * 12
     assert len(chosen) <= 4
+
+
+def test_a_constraint_that_cannot_be_followed_ends_its_chain_alone() -> None:
+    class Broken(Constraint):
+        def allows(self, token: int, position: int, path: Sequence[int]) -> bool:
+            raise BadRequest("the grammar cannot be followed", field="grammar")
+
+        forced = allowed = allows  # type: ignore[assignment]
+
+    logits, sampling = torch.randn(4, 5_000), SamplingParams(temperature=0.8)
+    constraints = [None, Broken(None, {0}, 9), None, None]
+    chains = [Chain(Sampler(sampling, PROMPT, (), one), 0, at, []) for at, one in enumerate(constraints)]
+    for device in (None, DeviceSampler(stand_in_race)):
+        assert [len(path) for path in verify_chains(logits, chains, device)] == [1, 0, 1, 1]
 
 
 def test_kernels_that_fail_leave_all_rows_to_the_host() -> None:

@@ -509,6 +509,18 @@ def test_a_grammar_that_exceeds_its_limits_ends_its_session_alone(serve: Callabl
     assert len(served.devices["other"].received) == 24
 
 
+def test_a_grammar_whose_limits_are_met_in_the_middle_is_the_clients_mistake(serve: Callable[..., Served]) -> None:
+    """An error of the server would be tried again, elsewhere too, and cost its steps every time."""
+    served = serve()
+    long = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar="start: /[ab](x{5000}|y{5000})/"), max_tokens=50)
+    served.attach("long", long)
+    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
+    served.run()
+    error = served.failures["long"].error
+    assert isinstance(error, BadRequest) and "leaves no choice" in str(error)
+    assert len(served.devices["other"].received) == 24
+
+
 def test_no_sequence_ends_before_its_least_length(serve: Callable[..., Served]) -> None:
     served = serve()
     prompts = [prompt_of(length) for length in (5, 20)]

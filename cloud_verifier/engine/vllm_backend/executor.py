@@ -236,7 +236,7 @@ class VllmExecutor:
         if output is None and request.num_computed_tokens < request.num_tokens:
             return None
         if output is None or output.new_token_ids[:1] in ([], [NO_TOKEN]):
-            return InternalError("no token can be chosen: the target's logits are not finite, or sampling failed")
+            return _why_no_token(session, rows.batch)
         try:
             if output.new_prompt_logprobs_tensors is not None:
                 session.scores = _scores(output.new_prompt_logprobs_tensors)[session.protocol.scored :]
@@ -296,6 +296,25 @@ def _token_logprobs(ids: Any, values: Any) -> tuple[TokenLogprobs, ...]:
         TokenLogprobs(own[0], tuple(zip(alternatives[1:], own[1:], strict=True)))
         for own, alternatives in zip(clipped.tolist(), ids.tolist(), strict=True)
     )
+
+
+def _why_no_token(session: EngineSession, batch: TreeBatch | None) -> OutriderError:
+    """Return the error of a session for which the worker has chosen no token: its grammar's, or the target's.
+
+    Follows the grammar along the chain as the worker does, since only tokens come back from there.
+    """
+    constraint, path = session.sampler.constraint, list[int]()
+    try:
+        if constraint is not None:
+            for token in batch.tokens if batch is not None else ():
+                if not constraint.allows(token, session.protocol.position + len(path), path):
+                    break
+                path.append(token)
+            constraint.allowed(1, session.protocol.position + len(path), path)
+            constraint.forced(path)
+    except OutriderError as error:
+        return error
+    return InternalError("no token can be chosen: the target's logits are not finite, or sampling failed")
 
 
 def _verified(session: EngineSession, batch: TreeBatch | None, tokens: Sequence[int]) -> Verified:
