@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,21 +186,42 @@ def _look(repo: str, revision: str, tell: Tell) -> tuple[str, dict[str, int], st
 
 
 def _limit_waits() -> None:
-    """Have requests without a timeout, such as those that list files for a download, wait ANSWER_TIMEOUT_S at most."""
+    """Have requests without a timeout, such as those that list files for a download, wait ANSWER_TIMEOUT_S at most.
+
+    huggingface_hub repeats some of them; it is not to do so more often than a download is tried.
+    """
     from huggingface_hub import get_session
 
+    _unanswered.clear()
     hooks = get_session().event_hooks
     if _limit_wait not in hooks["request"]:
-        get_session().event_hooks = hooks | {"request": [*hooks["request"], _limit_wait]}
+        get_session().event_hooks = {
+            "request": [*hooks["request"], _limit_wait],
+            "response": [*hooks["response"], _note_answer],
+        }
+
+
+_unanswered: Counter[str] = Counter()
+"""How often each address was asked in vain by requests without a timeout."""
 
 
 def _limit_wait(request: Any) -> None:
-    """Set the times of a request that has none."""
+    """Set the times of a request that has none. Raises ConnectionError once it has had no answer ATTEMPTS times."""
     given = request.extensions.get("timeout", {})
+    times = ("connect", "read", "write", "pool")
+    if all(given.get(name) is not None for name in times):
+        return
+    address = str(request.url)
+    if _unanswered[address] == ATTEMPTS:
+        raise ConnectionError(f"no answer in {ATTEMPTS} times {ANSWER_TIMEOUT_S:g} s")
+    _unanswered[address] += 1
     request.extensions["timeout"] = {
-        name: ANSWER_TIMEOUT_S if given.get(name) is None else given[name]
-        for name in ("connect", "read", "write", "pool")
+        name: ANSWER_TIMEOUT_S if given.get(name) is None else given[name] for name in times
     }
+
+
+def _note_answer(response: Any) -> None:
+    _unanswered.pop(str(response.request.url), None)
 
 
 def _download(repo: str, revision: str, commit: str, sizes: Mapping[str, int], tell: Tell, absent: str) -> Path:
@@ -250,7 +272,7 @@ def _bar(tell: Callable[[int], None]) -> Any:
 
     last, most = time.monotonic(), 0
 
-    class Counter(tqdm):  # type: ignore[misc]
+    class Progress(tqdm):  # type: ignore[misc]
         """A progress bar that shows nothing."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -265,7 +287,7 @@ def _bar(tell: Callable[[int], None]) -> Any:
                 last = time.monotonic()
                 tell(most)
 
-    return Counter
+    return Progress
 
 
 def _size(count: int) -> str:
@@ -321,7 +343,7 @@ def _may_pass(error: Exception) -> bool:
 
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500
-    return not _of_disk(error)
+    return not _of_disk(error) and type(error) is not ConnectionError  # of _limit_wait
 
 
 def _of_disk(error: Exception) -> bool:

@@ -316,9 +316,13 @@ def test_a_hub_that_falls_silent_before_a_listing_is_given_up(hub: Hub, fetch: F
     hub.listings = listings
     begun = time.monotonic()
     found = fetch("draft", "org/draft", TEST_ANSWER_TIMEOUT_S="0.5")
-    assert time.monotonic() - begun < 50
-    assert found.refusal.startswith("Unavailable --draft org/draft: ") and "ReadTimeout: timed out" in found.refusal
-    assert ("check the network" if listings == 0 else "the download broke off (ReadTimeout") in found.refusal
+    assert time.monotonic() - begun < 25
+    assert found.refusal.startswith("Unavailable --draft org/draft: ")
+    assert (
+        "(ReadTimeout: timed out); check the network",
+        "the download broke off (ReadTimeout: timed out)",
+        "the download broke off (ConnectionError: no answer in 3 times 0.5 s)",
+    )[listings] in found.refusal
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
