@@ -40,7 +40,7 @@ _A = TypeVar("_A")
 
 WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
-_CONTEXT = 4096
+CONTEXT = 4096
 """Tokens of a context that needs no look at the memory."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the contexts of all workers take together, if they are longer than that."""
@@ -265,11 +265,11 @@ class DraftPool:
 
     def _chosen_length(self, model: LlamaModel) -> int:
         """Return the tokens of a worker's context; tells if sessions may outgrow it."""
-        given, positions = self._options.context, self._options.positions or _CONTEXT
+        given, positions = self._options.context, self._options.positions or CONTEXT
         length = min(given or positions, model.n_ctx_train)
-        if given is None and length > _CONTEXT:
+        if given is None and length > CONTEXT:
             room = int(_MEMORY_SHARE * free_memory()) // (self._options.workers * model.token_bytes())
-            length = max(_CONTEXT, min(length, room))
+            length = max(CONTEXT, min(length, room))
         if length < positions:
             why = "set draft_context to change that" if given else "there is no memory for more"
             why = "it was trained for no more" if length == model.n_ctx_train else why

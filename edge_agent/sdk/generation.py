@@ -13,7 +13,6 @@ from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.sdk.request import Request, check_fits, check_ids, check_scores
 from edge_agent.sdk.sessions import DeliverySource, Sessions
 from edge_agent.sdk.types import Chunk, Completion, FinishReason, Timeout
-from edge_agent.session.coordinator_client import CoordinatorAway
 from edge_agent.session.statistics import Statistics, Usage
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.detokenizer import TextAssembler
@@ -175,7 +174,7 @@ class Generation:
         if self.request.offline == "draft_only" and isinstance(error, Unavailable) and not self._is_offline:
             return self._offline_source(error)
         pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
-        may_help = isinstance(error, _RETRIED) and not isinstance(error, CoordinatorAway)
+        may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
         may_help = may_help and not self._received and not self._is_offline
         in_time = elapsed_s + pause_s <= self._sessions.settings.resume_budget_s
         if not may_help or not in_time or failures > self.request.retries:

@@ -32,10 +32,6 @@ _ADVICE = (
 )
 
 
-class CoordinatorAway(Unavailable):
-    """The coordinator could not be reached for longer than a restart takes: another try would only wait again."""
-
-
 @dataclass(frozen=True)
 class Placement:
     """A session that the coordinator has opened."""
@@ -103,8 +99,8 @@ class CoordinatorClient:
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. patient: whether a coordinator that cannot be reached is waited for, since it may be
-        restarting; CoordinatorAway is raised if it does not come back. If the caller is cancelled during the call, the
-        session is closed once it has been opened.
+        restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled during
+        the call, the session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
             target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
@@ -155,9 +151,9 @@ class CoordinatorClient:
             try:
                 return await self._open_once(request, timeout=RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
-                if time.monotonic() - begun < RECONNECT_TIMEOUT_S:  # it has answered, and may have room later
-                    raise unreachable from None
-                raise CoordinatorAway(str(unreachable)) from None
+                # Sooner, it has answered, and may have room later.
+                unreachable.waited = time.monotonic() - begun >= RECONNECT_TIMEOUT_S
+                raise unreachable from None
 
     async def _open_once(self, request: pb.OpenSessionRequest, **options: Any) -> pb.OpenSessionResponse:
         opening = asyncio.create_task(self._call(self._stub.OpenSession, request, **options))

@@ -89,6 +89,9 @@ class Overloaded(OutriderError):
 class Unavailable(OutriderError):
     """The peer cannot be reached, is loading or went away. `retry_after_s`: seconds, 0 where the peer named none."""
 
+    waited = False
+    """Whether it was waited for longer than a restart takes: another try would only wait again."""
+
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s

@@ -29,7 +29,7 @@ from benchmarks.support.draft_replay.recording import (
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
-from edge_agent.drafting.pool import WIDTHS, DraftOptions
+from edge_agent.drafting.pool import CONTEXT, WIDTHS, DraftOptions
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import PromptLookup
@@ -181,7 +181,7 @@ def recorder(
     model = LlamaModel.load(draft, threads=options.threads)
     try:
         shared = compare_token_tables(model.token_table(), table)
-        context = TreeContext(model, n_ctx=min(options.context, model.n_ctx_train), threads=options.threads)
+        context = TreeContext(model, n_ctx=min(CONTEXT, model.n_ctx_train), threads=options.threads)
         try:
             widths = DecodeLatency.measured(measure_widths(context, WIDTHS))
             source = LlamaSource(context, shared_vocabulary=shared)
