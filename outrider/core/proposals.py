@@ -153,3 +153,31 @@ def _ranked(ids: list[int], scores: list[float], count: int) -> list[Proposal]:
         return []
     lead = scores[0] - scores[1] if len(scores) > 1 else _REACH
     return [Proposal(ids[i], i, lead if i == 0 else scores[0] - scores[i]) for i in range(min(count, len(ids)))]
+
+
+def propose_among(
+    ids: NDArray[np.int64],
+    log_q: NDArray[np.float64],
+    sampling: SamplingParams,
+    key: int,
+    position: int,
+    count: int,
+) -> list[Proposal]:
+    """Return the `count` best children by log q + g (by log q if sampling is greedy) among a few tokens.
+
+    ids: `[n]`. log_q: `[n]`, logarithms of their probability at the session's temperature; what is missing of a sum of
+    1 belongs to tokens that are not named. key: the session's noise key. position: of the children. Margins count the
+    unnamed tokens as one more candidate, so that a token that was seen once does not seem certain.
+    """
+    if not ids.size:
+        return []
+    unnamed = math.log(max(1.0 - float(np.exp(log_q).sum()), math.exp(-_REACH)))
+    if sampling.greedy:
+        scores = log_q
+    else:
+        scores = log_q + gumbel(position_key(key, position), ids)
+        unnamed += float(np.euler_gamma)  # the mean of Gumbel noise
+    order = np.argsort(-scores, kind="stable")[: count + 1]
+    proposals = _ranked(ids[order].tolist(), scores[order].tolist(), count)
+    lead = max(0.0, min(proposals[0].margin if len(order) > 1 else math.inf, float(scores[order[0]]) - unnamed))
+    return [Proposal(proposals[0].token, 0, lead), *proposals[1:]]

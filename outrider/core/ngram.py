@@ -1,0 +1,256 @@
+"""Predict the next token from counts of what followed the same tokens before: in a text, and in a store of other texts.
+
+The prediction mixes contexts of 1 to ORDER tokens by Witten-Bell smoothing: a context that was followed by few kinds of
+tokens is trusted more than one that was followed by many (Witten and Bell, 1991). Without any model it proposes what
+look-up in the prompt finds (LLMA, arXiv 2304.04487) and, with a store, what retrieval finds (REST, arXiv 2311.08252).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.errors import BadRequest
+
+ORDER = 6
+"""Tokens of the longest context; 4, 6 and 8 predict equally well on the demo pair."""
+FOLLOWERS = 16
+"""The most frequent followers of a context that are looked at; the others count as tokens that were not found."""
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_START = 0xD6E8FEB86659FD93
+_MASK = (1 << 64) - 1
+_CHUNK = 1 << 20
+"""Tokens that are counted at once, which bounds the memory of a build to about 100 bytes a token of a chunk."""
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """Holds which tokens followed which contexts, and how often, as arrays that may be memory-mapped.
+
+    A context is known by a hash of its tokens. Two contexts with one hash would be taken for one another, which costs a
+    wrong proposal and nothing else.
+    """
+
+    keys: NDArray[np.uint64]
+    """`[C]`: hashes of the contexts, in ascending order."""
+    starts: NDArray[np.int64]
+    """`[C + 1]`: index of each context's first follower; the last one is F."""
+    totals: NDArray[np.int64]
+    """`[C]`: occurrences of each context."""
+    tokens: NDArray[np.int32]
+    """`[F]`: followers, the most frequent ones of a context first."""
+    counts: NDArray[np.int32]
+    """`[F]`: how often each of them followed."""
+
+    @classmethod
+    def build(cls, sequences: Iterable[Sequence[int]], *, least_sequences: int = 1) -> NgramTable:
+        """Count the contexts of sequences of token ids.
+
+        least_sequences: n-grams, that is a context with its follower, of fewer sequences are left out.
+        """
+        parts: list[_Pairs] = []
+        pending: list[_Pairs] = []
+        length = 0
+        for sequence in sequences:
+            pairs = _pairs_of(np.asarray(sequence, dtype=np.int64))
+            pending.append(pairs)
+            length += len(pairs.tokens)
+            if length >= ORDER * _CHUNK:
+                parts, pending, length = [_merged([*parts, *pending])], [], 0
+        merged = _merged([*parts, *pending])
+        return cls._of_pairs(merged.where(merged.sequences >= least_sequences))
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> NgramTable:
+        """Return the table of arrays by name, as `arrays` gave them.
+
+        Reads them once, to check them. Raises BadRequest if they are not those of a table.
+        """
+        missing = [one.name for one in fields(cls) if one.name not in arrays]
+        if missing:
+            raise BadRequest(f"an n-gram table lacks {', '.join(missing)}; build it again", field="store")
+        table = cls(**{one.name: arrays[one.name] for one in fields(cls)})
+        if not table._sound():
+            raise BadRequest("the arrays of an n-gram table do not fit together; build it again", field="store")
+        return table
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def followers(self, hashes: Sequence[int]) -> list[tuple[int, int, list[int], list[int]]]:
+        """Return (occurrences, kinds of followers, the most frequent ones, their counts) of each context.
+
+        hashes: of contexts that continue one another, the shortest first; those from the first unknown one on are left
+        out.
+        """
+        if not len(self.keys) or not hashes:
+            return []
+        wanted = np.array(hashes, dtype=np.uint64)
+        indices = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        unknown = self.keys[indices] != wanted
+        indices = indices[: int(np.argmax(unknown)) if unknown.any() else len(hashes)]
+        entries = []
+        bounds = zip(
+            self.starts[indices].tolist(), self.starts[indices + 1].tolist(), self.totals[indices].tolist(), strict=True
+        )
+        for first, end, total in bounds:
+            shown = slice(first, min(end, first + FOLLOWERS))
+            entries.append((total, end - first, self.tokens[shown].tolist(), self.counts[shown].tolist()))
+        return entries
+
+    @classmethod
+    def _of_pairs(cls, pairs: _Pairs) -> NgramTable:
+        order = np.lexsort((-pairs.counts, pairs.contexts))
+        contexts, counts = pairs.contexts[order], pairs.counts[order]
+        keys, starts = np.unique(contexts, return_index=True)
+        totals = np.add.reduceat(counts, starts) if len(keys) else np.empty(0, np.int64)
+        bounds = np.append(starts, len(contexts)).astype(np.int64)
+        tokens = pairs.tokens[order].astype(np.int32)
+        return cls(keys, bounds, totals.astype(np.int64), tokens, np.minimum(counts, 2**31 - 1).astype(np.int32))
+
+    def _sound(self) -> bool:
+        """Return whether every look-up stays within the arrays and finds sensible numbers."""
+        types = {"keys": "u8", "starts": "i8", "totals": "i8", "tokens": "i4", "counts": "i4"}
+        if any(a.dtype != np.dtype(types[name]) or a.ndim != 1 for name, a in self.arrays().items()):
+            return False
+        contexts, followers = len(self.keys), len(self.tokens)
+        if len(self.starts) != contexts + 1 or len(self.totals) != contexts or len(self.counts) != followers:
+            return False
+        if self.starts[0] != 0 or self.starts[-1] != followers or bool(np.any(np.diff(self.starts) < 1)):
+            return False
+        if bool(np.any(self.keys[1:] <= self.keys[:-1])) or bool(np.any(self.tokens < 0)):
+            return False
+        return not contexts or bool(
+            np.all(self.counts > 0)
+            and np.all(np.add.reduceat(self.counts, self.starts[:-1], dtype=np.int64) <= self.totals)
+        )
+
+
+class NgramModel:
+    """Predicts the next token of a growing text from the text itself and from stores. Not thread-safe."""
+
+    def __init__(self, stores: Sequence[NgramTable] = ()) -> None:
+        """Begin with an empty text. stores: tables of other texts, which count as if they stood before it."""
+        self._stores = tuple(stores)
+        self._tables = self._stores
+        self._recent: dict[int, dict[int, int]] = {}
+        """Hash of a context -> follower -> count, of tokens that were added since `reset`."""
+        self._tail: list[int] = []
+        """The last ORDER tokens of the text, the latest one first."""
+
+    def reset(self, tokens: Sequence[int]) -> None:
+        """Replace the text. It takes about 1 microsecond for each token."""
+        self._tables = (*self._stores, NgramTable.build([tokens])) if tokens else self._stores
+        self._recent = {}
+        self._tail = list(tokens[: -ORDER - 1 : -1])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            for context in _hashes(self._tail):
+                followers = self._recent.setdefault(context, {})
+                followers[token] = followers.get(token, 0) + 1
+            self._tail = [token, *self._tail[: ORDER - 1]]
+
+    def following(self, path: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return token ids and the logarithms of their probability after the text and `path`, most probable first.
+
+        Both are `[n]`. What is missing of a sum of 1 is the probability of all tokens that were not found.
+        """
+        mixed: dict[int, float] = {}
+        contexts = _hashes([*path[: -ORDER - 1 : -1], *self._tail][:ORDER])
+        found = [table.followers(contexts) for table in self._tables]
+        for order, context in enumerate(contexts):
+            entries = [one[order] for one in found if order < len(one)]
+            recent = self._recent.get(context)
+            if recent:
+                latest = (
+                    sorted(recent, key=lambda token: -recent[token])[:FOLLOWERS] if len(recent) > 1 else list(recent)
+                )
+                entries.append((sum(recent.values()), len(recent), latest, [recent[token] for token in latest]))
+            if not entries:
+                break  # a longer context was not seen either
+            # Tables may share followers: the sum of kinds is at most too large, which trusts the context less.
+            total, kinds = 0, 0
+            for entry in entries:
+                total, kinds = total + entry[0], kinds + entry[1]
+            weight = 1.0 / (total + kinds)
+            mixed = {token: share * kinds * weight for token, share in mixed.items()}
+            for _, _, tokens, counts in entries:
+                for token, count in zip(tokens, counts, strict=True):
+                    mixed[token] = mixed.get(token, 0.0) + weight * count
+        best = sorted(mixed.items(), key=itemgetter(1), reverse=True)[:FOLLOWERS]
+        return np.array([token for token, _ in best], np.int64), np.log([share for _, share in best], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Contexts with one follower each, every array `[n]`."""
+
+    contexts: NDArray[np.uint64]
+    tokens: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    """In how many sequences the pair occurs."""
+
+    def where(self, kept: NDArray[np.bool_]) -> _Pairs:
+        return _Pairs(self.contexts[kept], self.tokens[kept], self.counts[kept], self.sequences[kept])
+
+
+def _pairs_of(text: NDArray[np.int64]) -> _Pairs:
+    """Return the distinct (context, follower) of one sequence."""
+    contexts, followers = [], []
+    hashes = np.full(len(text), _START, dtype=np.uint64)
+    for order in range(1, min(ORDER, len(text) - 1) + 1):
+        # hashes[i] becomes that of the `order` tokens that end at i; those before i = order - 1 are no contexts.
+        hashes[order - 1 :] = hashes[order - 1 :] * np.uint64(_MULTIPLIER) + text[: len(text) - order + 1].astype(
+            np.uint64
+        )
+        contexts.append(hashes[order - 1 : -1].copy())
+        followers.append(text[order:])
+    if not contexts:
+        return _Pairs(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
+    all_contexts, all_followers = np.concatenate(contexts), np.concatenate(followers)
+    ones = np.ones(len(all_contexts), np.int64)
+    pairs = _merged([_Pairs(all_contexts, all_followers, ones, ones)])
+    return _Pairs(pairs.contexts, pairs.tokens, pairs.counts, np.ones(len(pairs.tokens), np.int64))
+
+
+def _merged(parts: Sequence[_Pairs]) -> _Pairs:
+    """Return the distinct pairs of all parts, with the sums of their counts."""
+    if not parts:
+        return _pairs_of(np.empty(0, np.int64))
+    contexts = np.concatenate([one.contexts for one in parts])
+    tokens = np.concatenate([one.tokens for one in parts])
+    if not len(tokens):
+        return parts[0]
+    # One key for each pair sorts several times as fast as two keys.
+    pairs = (contexts ^ np.uint64(_START)) * np.uint64(_MULTIPLIER) + tokens.astype(np.uint64)
+    order = np.argsort(pairs)
+    firsts = np.flatnonzero(np.append(True, np.diff(pairs[order]) != 0))
+    first = order[firsts]
+
+    def total(column: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        return np.add.reduceat(np.concatenate(column)[order], firsts)
+
+    counts, sequences = total([one.counts for one in parts]), total([one.sequences for one in parts])
+    return _Pairs(contexts[first], tokens[first], counts, sequences)
+
+
+def _hashes(latest: Sequence[int]) -> list[int]:
+    """Return the hashes of the contexts of 1, 2, ... tokens that end a text.
+
+    latest: its last tokens, the last one first.
+    """
+    hashes, value = [], _START
+    for token in latest:
+        value = (value * _MULTIPLIER + token) & _MASK
+        hashes.append(value)
+    return hashes

@@ -1,0 +1,188 @@
+"""Test the prediction of tokens from counts of n-grams."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from outrider.core.errors import BadRequest
+from outrider.core.ngram import FOLLOWERS, ORDER, NgramModel, NgramTable
+from outrider.core.processors import TokenCounts
+from outrider.core.proposals import propose, propose_among
+from outrider.core.sampling import SamplingParams
+
+TEXTS = st.lists(st.lists(st.integers(0, 6), max_size=40), max_size=4)
+
+
+def witten_bell(texts: Sequence[Sequence[int]], context: Sequence[int], least: int = 1) -> dict[int, float]:
+    """Return the mixture of all orders, counted anew for one context."""
+    mixed: dict[int, float] = {}
+    for order in range(1, min(ORDER, len(context)) + 1):
+        counts, seen_in = Counter[int](), Counter[int]()
+        for text in texts:
+            after = [
+                text[i]
+                for i in range(order, len(text))
+                if list(text[i - order : i]) == list(context[len(context) - order :])
+            ]
+            counts.update(after)
+            seen_in.update(set(after))
+        kept = {token: count for token, count in counts.items() if seen_in[token] >= least}
+        if not kept:
+            break
+        weight = 1.0 / (sum(kept.values()) + len(kept))
+        mixed = {token: share * len(kept) * weight for token, share in mixed.items()}
+        for token, count in kept.items():
+            mixed[token] = mixed.get(token, 0.0) + count * weight
+    return mixed
+
+
+def predicted(model: NgramModel, path: Sequence[int] = ()) -> dict[int, float]:
+    ids, log_q = model.following(path)
+    assert list(log_q) == sorted(log_q, reverse=True)
+    return dict(zip(ids.tolist(), np.exp(log_q).tolist(), strict=True))
+
+
+@given(st.lists(st.integers(0, 6), max_size=60), st.integers(0, 60), st.lists(st.integers(0, 6), max_size=8))
+def test_a_text_read_at_once_or_bit_by_bit_predicts_the_mixture_of_all_orders(
+    text: list[int], first: int, path: list[int]
+) -> None:
+    model = NgramModel()
+    model.reset([9, 9])
+    model.reset(text[:first])
+    at_once = NgramModel()
+    at_once.reset(text)
+    model.extend(text[first:])
+    expected = witten_bell([text], [*text, *path])
+    assert predicted(at_once, path) == pytest.approx(expected)
+    # What is counted twice, before and after, can only make a context seem a little less certain.
+    split = predicted(model, path)
+    assert split.keys() == expected.keys()
+    assert sum(split.values()) <= sum(expected.values()) + 1e-9
+
+
+@given(TEXTS, st.lists(st.integers(0, 6), max_size=8), st.integers(1, 3))
+def test_a_store_predicts_from_ngrams_of_enough_sequences_alone(
+    texts: list[list[int]], path: list[int], least: int
+) -> None:
+    model = NgramModel([NgramTable.build(texts, least_sequences=least)])
+    assert predicted(model, path) == pytest.approx(witten_bell(texts, path, least))
+
+
+def test_a_store_helps_where_the_text_has_nothing() -> None:
+    model = NgramModel([NgramTable.build([[1, 2, 3, 4]])])
+    model.reset([7, 8, 7, 1, 2])
+    ids, _ = model.following()
+    assert ids.tolist() == [3]
+    assert model.following([3])[0].tolist() == [4]
+
+
+def test_a_build_in_chunks_counts_what_a_build_at_once_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 50, 300).tolist() for _ in range(20)]
+    whole = NgramTable.build(texts, least_sequences=2).arrays()
+    monkeypatch.setattr("outrider.core.ngram._CHUNK", 500)
+    parts = NgramTable.build(texts, least_sequences=2).arrays()
+    assert len(whole["tokens"]) > 100
+    for name in ("keys", "starts", "totals", "counts"):
+        assert np.array_equal(whole[name], parts[name])
+
+
+def test_only_the_most_frequent_followers_are_looked_at() -> None:
+    text = [token for follower in range(2, 60) for token in (1, follower)] + [1, 2, 1, 2, 1]
+    model = NgramModel()
+    model.reset(text)
+    ids, log_q = model.following()
+    assert len(ids) == FOLLOWERS
+    assert ids[0] == 2
+    assert float(np.exp(log_q).sum()) < 1.0
+
+
+def test_ids_of_every_size_are_kept() -> None:
+    top = 2**31 - 1
+    model = NgramModel()
+    model.reset([top, 0, top])
+    assert model.following()[0].tolist() == [0]
+    model.extend([0])
+    assert model.following()[0].tolist() == [top]
+
+
+def test_an_empty_text_predicts_nothing() -> None:
+    model = NgramModel([NgramTable.build([])])
+    for text in ([], [1]):
+        model.reset(text)
+        ids, log_q = model.following([1])
+        assert ids.shape == log_q.shape == (0,)
+
+
+def test_a_table_is_read_back_from_its_arrays() -> None:
+    table = NgramTable.build([[1, 2, 3, 1, 2, 4]])
+    again = NgramModel([NgramTable.of(table.arrays())])
+    assert predicted(again, [1, 2]) == predicted(NgramModel([table]), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("keys", lambda a: a[::-1].copy()),
+        ("keys", lambda a: a.astype(np.int64)),
+        ("starts", lambda a: a + 1),
+        ("starts", lambda a: a[:-1]),
+        ("starts", lambda a: np.where(np.arange(len(a)) == 1, a[-1] + 5, a)),
+        ("totals", lambda a: np.zeros_like(a)),
+        ("tokens", lambda a: a[:-1]),
+        ("tokens", lambda a: -a),
+        ("counts", lambda a: np.zeros_like(a)),
+        ("counts", lambda a: a[None]),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(name: str, change: Any) -> None:
+    arrays = NgramTable.build([[1, 2, 3, 1, 2, 4]]).arrays()
+    arrays[name] = change(arrays[name])
+    with pytest.raises(BadRequest, match="do not fit together"):
+        NgramTable.of(arrays)
+    del arrays[name]
+    with pytest.raises(BadRequest, match=f"lacks {name}"):
+        NgramTable.of(arrays)
+
+
+# Proposals among the tokens that were found
+
+IDS = np.array([4, 9, 2], dtype=np.int64)
+LOG_Q: NDArray[np.float64] = np.log(np.array([0.5, 0.3, 0.1]))
+
+
+def test_greedy_proposals_come_by_probability_with_what_separates_them() -> None:
+    found = propose_among(IDS, LOG_Q, SamplingParams(), 0, 5, 2)
+    assert [(p.token, p.rank) for p in found] == [(4, 0), (9, 1)]
+    assert [p.margin for p in found] == pytest.approx([np.log(5 / 3), np.log(5 / 3)])
+
+
+def test_a_single_token_is_as_certain_as_it_is_more_probable_than_all_unnamed_ones() -> None:
+    [weak] = propose_among(IDS[:1], np.log([0.4]), SamplingParams(), 0, 0, 3)
+    [even] = propose_among(IDS[:1], np.log([0.5]), SamplingParams(), 0, 0, 3)
+    [strong] = propose_among(IDS[:1], np.log([0.95]), SamplingParams(), 0, 0, 3)
+    assert weak.margin == 0.0
+    assert even.margin == pytest.approx(0.0)
+    assert strong.margin == pytest.approx(np.log(19))
+
+
+def test_sampled_proposals_have_the_noise_that_a_model_with_these_probabilities_would_have() -> None:
+    sampling = SamplingParams(temperature=1.0)
+    row = np.full(10, -20.0)
+    row[IDS] = LOG_Q
+    for position in range(200):
+        among = propose_among(IDS, LOG_Q, sampling, 77, position, 3)
+        assert [p.token for p in among] == [p.token for p in propose(row, sampling, 77, position, TokenCounts(), (), 3)]
+
+
+def test_nothing_is_proposed_among_nothing() -> None:
+    none = np.empty(0)
+    assert propose_among(none.astype(np.int64), none, SamplingParams(temperature=1.0), 1, 1, 3) == []
