@@ -1,25 +1,31 @@
 """Estimate how likely the next verification step is to commit a pending node, by the verifier's own statistics.
 
-A node is described by its depth below the last committed token and its order among its siblings: nothing that a device
-says of its nodes counts. The probability of a node is the product of those along its path, as in best-first growth of a
-draft tree (EAGLE-2, arXiv 2406.16858). Every child of a committed token is an observation, whether or not it was
-evaluated: the target's token is known, so a session whose nodes are not worth evaluating goes on being measured.
+A node is described by its kind and its order among its siblings. The kind of a device's node is its depth below the
+last committed token: nothing that a device says of its nodes counts. The verifier's own sources of nodes say of which
+kind each of theirs is, by how sure they are. The probability of a node is the product of those along its path, as in
+best-first growth of a draft tree (EAGLE-2, arXiv 2406.16858). Every child of a committed token is an observation,
+whether or not it was evaluated: the target's token is known, so a session whose nodes are not worth evaluating goes on
+being measured.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from outrider.core.tree import ROOT, TokenTree
 
 _DEPTHS = (1, 2, 3, 4, 6, 9)
 """Greatest depth of each class; the last class is open."""
+KINDS = len(_DEPTHS) + 1
+"""Number of kinds of nodes, whose estimates differ: the classes of depth, or what the verifier's own sources say."""
 _CLASS = [bisect_left(_DEPTHS, depth) for depth in range(_DEPTHS[-1] + 2)]
 """The class of each depth; greater depths are in the last one."""
 _PRIOR = (0.6, 0.15, 0.07, 0.03)
 """Probability of the first sibling, the second, and so on, before anything is observed."""
+SURER = tuple(tuple(min(0.9, share * p) for p in _PRIOR) for share in (0.4, 0.6, 0.8, 1.0, 1.15, 1.3, 1.5))
+"""The same by kind, for sources whose kinds are by rising certainty."""
 _PRIOR_WEIGHT = 8.0
 """Observations that the prior counts as."""
 _MEMORY = 40.0
@@ -33,28 +39,86 @@ _MAX_PROBABILITY = 0.98
 
 
 class NodeAcceptance:
-    """Estimates how likely a child of a committed token carries the target's token, by depth and order.
+    """Estimates how likely a child of a committed token carries the target's token, by kind and order.
 
     prior: what was observed beyond this session or this tenant, which learns along; None if there is nothing.
-    shared: whether many sessions add observations, which fade more slowly then.
+    shared: whether many sessions add observations, which fade more slowly then. expected: `[kinds][orders]`, the
+    probabilities before anything is observed, of one without a prior.
     """
 
-    def __init__(self, prior: NodeAcceptance | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        prior: NodeAcceptance | None = None,
+        *,
+        shared: bool = False,
+        expected: Sequence[Sequence[float]] = KINDS * (_PRIOR,),
+    ) -> None:
         self._prior = prior
+        self._expected = expected
         self._estimates = _unknown()
         """Estimates in use; None after an observation. What other sessions teach comes in with the next refresh."""
         self._observed = 0
         self._decay = 1.0 - 1.0 / (_SHARED_MEMORY if shared or prior is None else _MEMORY)
-        self._tried = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
-        self._accepted = [[0.0] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
+        self._tried = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
+        self._accepted = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
 
     def probability(self, depth: int, order: int) -> float:
         """Return the probability of one child. depth: 1 after the last committed token. order: 0 came first."""
-        return self._estimate(_CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1))
+        return self.estimate(_CLASS[min(depth, len(_CLASS) - 1)], order)
+
+    def estimate(self, kind: int, order: int) -> float:
+        """Return the probability of one child of this kind, 0 to KINDS - 1."""
+        column = min(order, len(_PRIOR) - 1)
+        estimate = self._estimates[kind][column]
+        if estimate is None:
+            estimate = self._estimates[kind][column] = self._estimate(kind, column)
+        return estimate
 
     def observe(self, depth: int, order: int, accepted: bool) -> None:
         """Learn whether a child of a committed token carried the target's token."""
-        row, column = _CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1)
+        self._observe(_CLASS[min(depth, len(_CLASS) - 1)], min(order, len(_PRIOR) - 1), accepted)
+
+    def learn(self, tree: TokenTree, tokens: Sequence[int], kinds: Mapping[int, int] | None = None) -> None:
+        """Observe every child of the path that the target's next tokens take, before the tree advances.
+
+        kinds: of the nodes by id; without them, a node's kind is its depth.
+        """
+        parent = ROOT
+        for depth, token in enumerate(tokens, start=1):
+            children = tree.children(parent)
+            # Later siblings share one estimate; if each of them counted, worthless ones would swamp the observations.
+            for order, (proposed, node) in enumerate(islice(children.items(), len(_PRIOR))):
+                kind = _CLASS[min(depth, len(_CLASS) - 1)] if kinds is None else kinds[node]
+                self._observe(kind, order, proposed == token)
+            if token not in children:
+                return
+            parent = children[token]
+
+    def estimates(self, tree: TokenTree, kinds: Mapping[int, int] | None = None) -> dict[int, float]:
+        """Return by id the probability of every node that it is committed if its parent is. kinds: as in `learn`."""
+        table, found = self._estimates, {}
+        siblings: dict[int, int] = {}
+        first = tree.position - 1
+        deepest, last = len(_CLASS) - 1, len(_PRIOR) - 1
+        for node in tree:
+            order = siblings.get(node.parent, 0)
+            siblings[node.parent] = order + 1
+            row = _CLASS[min(node.position - first, deepest)] if kinds is None else kinds[node.id]
+            column = min(order, last)
+            estimate = table[row][column]
+            if estimate is None:
+                estimate = table[row][column] = self._estimate(row, column)
+            found[node.id] = estimate
+        return found
+
+    def ranked(self, tree: TokenTree) -> list[tuple[float, int]]:
+        """Return (probability that it is committed, node id) of every node, the most probable first.
+
+        A parent always comes before its children.
+        """
+        return ranked_by(tree, self.estimates(tree))
+
+    def _observe(self, row: int, column: int, accepted: bool) -> None:
         self._observed += 1
         if self._observed % _REFRESH == 0:
             self._estimates = _unknown()
@@ -62,48 +126,27 @@ class NodeAcceptance:
         self._tried[row][column] = self._decay * self._tried[row][column] + 1.0
         self._accepted[row][column] = self._decay * self._accepted[row][column] + accepted
         if self._prior is not None:
-            self._prior.observe(depth, order, accepted)
-
-    def learn(self, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Observe every child of the path that the target's next tokens take, before the tree advances."""
-        parent = ROOT
-        for depth, token in enumerate(tokens, start=1):
-            children = tree.children(parent)
-            # Later siblings share one estimate; if each of them counted, worthless ones would swamp the observations.
-            for order, proposed in enumerate(islice(children, len(_PRIOR))):
-                self.observe(depth, order, proposed == token)
-            if token not in children:
-                return
-            parent = children[token]
-
-    def ranked(self, tree: TokenTree) -> list[tuple[float, int]]:
-        """Return (probability that it is committed, node id) of every node, the most probable first.
-
-        A parent always comes before its children.
-        """
-        if len(tree) == 0:
-            return []
-        estimates = self._estimates
-        probabilities = {ROOT: 1.0}
-        siblings: dict[int, int] = {}
-        first = tree.position - 1
-        deepest, last = len(_CLASS) - 1, len(_PRIOR) - 1
-        for node in tree:
-            order = siblings.get(node.parent, 0)
-            siblings[node.parent] = order + 1
-            row, column = _CLASS[min(node.position - first, deepest)], min(order, last)
-            estimate = estimates[row][column]
-            if estimate is None:
-                estimate = estimates[row][column] = self._estimate(row, column)
-            probabilities[node.id] = probabilities[node.parent] * estimate
-        del probabilities[ROOT]
-        return sorted(((probability, node) for node, probability in probabilities.items()), key=lambda pair: -pair[0])
+            self._prior._observe(row, column, accepted)
 
     def _estimate(self, row: int, column: int) -> float:
-        prior = _PRIOR[column] if self._prior is None else self._prior._estimate(row, column)
+        prior = self._expected[row][column] if self._prior is None else self._prior._estimate(row, column)
         tried, accepted = self._tried[row][column], self._accepted[row][column]
         return min(_MAX_PROBABILITY, (accepted + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT))
 
 
+def ranked_by(tree: TokenTree, estimates: Mapping[int, float]) -> list[tuple[float, int]]:
+    """Return (probability that it is committed, node id) of every node, the most probable first.
+
+    estimates: by id, of each node if its parent is committed. A parent always comes before its children.
+    """
+    if len(tree) == 0:
+        return []
+    probabilities = {ROOT: 1.0}
+    for node in tree:
+        probabilities[node.id] = probabilities[node.parent] * estimates[node.id]
+    del probabilities[ROOT]
+    return sorted(((probability, node) for node, probability in probabilities.items()), key=lambda pair: -pair[0])
+
+
 def _unknown() -> list[list[float | None]]:
-    return [[None] * len(_PRIOR) for _ in range(len(_DEPTHS) + 1)]
+    return [[None] * len(_PRIOR) for _ in range(KINDS)]

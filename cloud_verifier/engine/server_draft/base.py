@@ -1,0 +1,149 @@
+"""Define a source of nodes on the verifier: what a step asks of it, what it proposes, and what it may learn from.
+
+A source proposes a token tree for a session and one step. The engine merges the trees of all sources with the device's
+nodes, evaluates what is worth its rows, and drops the verifier's own nodes after the step (overlay.py). So a source can
+make steps faster or slower, and never change a token.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.session import EngineSession
+from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
+from outrider.core.proposals import Proposal
+from outrider.core.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    import torch
+
+MARGINS = (0.25, 0.75, 1.5, 2.5, 4.0, 6.5)
+"""Upper edges of the margins of each kind of node, in nats; the last kind is open."""
+CHILDREN = 3
+"""The most children that `grow` proposes for one node."""
+
+
+class ProposedTree(TokenTree):
+    """A token tree of one source, whose node ids count from 1; each node has a kind (NodeAcceptance)."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.kinds: dict[int, int] = {}
+        """Node id -> kind."""
+
+    def propose(self, parent: int, token: int, kind: int) -> int:
+        """Add a node and return its id. The caller ensures that no sibling has the token."""
+        node = self.add(len(self) + 1, parent, token)
+        self.kinds[node.id] = kind
+        return node.id
+
+
+@dataclass(frozen=True)
+class ProposalRequest:
+    """Asks a source for nodes of one session, whose known tokens (`session.tokens`) all have a row by this step."""
+
+    session: EngineSession
+    nodes: int
+    """The most nodes that are of use."""
+    floor: float
+    """Least probability, along the path, of a node that pays."""
+    acceptance: NodeAcceptance
+    """Acceptance of this source's nodes in this session, by kind and order."""
+
+
+@dataclass(frozen=True)
+class EvaluatedRows:
+    """What the target gave for the n rows that a session had in a step, which has been committed.
+
+    The first `chain` rows are known tokens, the others are nodes, accepted or not. What a source does not ask for, or
+    the target does not give, is None.
+    """
+
+    tokens: Sequence[int]
+    """`[n]`: the token of each row."""
+    chain: int
+    top_ids: NDArray[np.int64] | None = None
+    """`[m, K]`: the likeliest next tokens after the last m rows, the likeliest first; m is at least one more than there
+    are nodes."""
+    top_log_probs: NDArray[np.float32] | None = None
+    """`[m, K]`: the logarithms of their probability at temperature 1."""
+    hidden: torch.Tensor | None = None
+    """`[n, H]`: the last hidden state of each row, where the target is."""
+    accepted: Sequence[int] = ()
+    """Rows of the accepted nodes, counted from the last known token's, which is row 0."""
+
+
+class ServerSource(Protocol):
+    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
+
+    The engine measures what `propose` takes and what its nodes gain, and pauses a source that does not pay.
+    """
+
+    name: str
+    """In statistics and metrics: a short word, one for each class of sources."""
+    max_sessions: int
+    """The most sessions in one call of `propose`."""
+    wants_top: int
+    """K, the number of likeliest tokens of each evaluated row that `observe` needs; 0 for none."""
+    wants_hidden: bool
+    """Whether `observe` needs the last hidden state of each row."""
+    pauses: bool
+    """Whether it pauses while it does not pay; if not, it proposes in every step, for measurements."""
+    read: tuple[int, float]
+    """Tokens, and seconds, that the last `propose` took to read more than the last few tokens of sessions. They do not
+    count as the time of proposing, but are weighed against what the source can gain until the session's end."""
+
+    def unread(self, session: EngineSession) -> int:
+        """Return how many tokens of the session it has to read before it can propose; 0 if that takes no time."""
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
+        """Return a tree by session id, for the sessions that there are proposals for."""
+
+    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+        """Learn from the rows of a session in the last step, if `wants_top` or `wants_hidden`."""
+
+    def release(self, session_id: str) -> None:
+        """Forget a session that has ended; harmless if it is not known."""
+
+
+def kind_of(margin: float) -> int:
+    """Return the kind of a node by its margin in nats: how far the best is ahead, or another one behind it."""
+    kind = 0
+    while kind < KINDS - 1 and abs(margin) > MARGINS[kind]:
+        kind += 1
+    return kind
+
+
+def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[Proposal]]) -> ProposedTree:
+    """Grow a tree best-first, by the path acceptance of its nodes (EAGLE-2, arXiv 2406.16858).
+
+    children: path of tokens below the session's last one -> proposals for the next, the best one first. It is called
+    for nodes that are in the tree alone, the most probable first.
+    """
+    session, acceptance = request.session, request.acceptance
+    tree = ProposedTree(session.protocol.position)
+    frontier: list[tuple[float, int, int, int, tuple[int, ...]]] = []
+    """(-path acceptance, order of arrival, parent, kind, path) of nodes that may come next."""
+
+    def consider(parent: int, path: tuple[int, ...], probability: float) -> None:
+        if len(path) + 1 >= session.left:
+            return  # the step's own token is the last one
+        for order, proposal in enumerate(children(path)[:CHILDREN]):
+            kind = kind_of(proposal.margin)
+            below = probability * acceptance.estimate(kind, order)
+            if below >= request.floor:
+                heapq.heappush(frontier, (-below, len(tree) + order, parent, kind, (*path, proposal.token)))
+
+    consider(ROOT, (), 1.0)
+    while frontier and len(tree) < request.nodes:
+        below, _, parent, kind, path = heapq.heappop(frontier)
+        node = tree.propose(parent, path[-1], kind)
+        if len(tree) < request.nodes and not session.protocol.ends(path[-1], tree[node].position):
+            consider(node, path, -below)
+    return tree
