@@ -82,7 +82,7 @@ def test_every_count_is_of_the_packages_without_stubs(product: Path) -> None:
     assert found.counts() == {
         "lines": ONE.count("\n") + TWO.count("\n"),
         "files": 3,
-        "classes": 13,
+        "classes": 5,
         "most_files_in_folder": 2,
         "duplicate_class_names": 1,
         "most_attributes": 3,
@@ -183,8 +183,8 @@ def test_a_count_beyond_its_limit_fails_the_check_and_is_named(
 
 def test_the_limits_are_those_that_were_agreed() -> None:
     assert LIMITS == {
-        "lines": 48_400,
-        "classes": 13,
+        "lines": 47_500,
+        "classes": 490,
         "most_files_in_folder": 20,
         "duplicate_class_names": 5,
         "most_attributes": 20,
