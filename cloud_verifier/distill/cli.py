@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -123,6 +124,22 @@ def _add_publishing(commands: Any) -> None:
     # Its own option says how the file is quantized.
     _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
 
+    store = commands.add_parser(
+        "store",
+        help="build an n-gram store of a tenant's traffic, judge it, and publish it",
+        epilog="Exit status: 0 written, 1 failed, 2 wrong settings, 3 the gate refused the store.",
+    )
+    store.add_argument("tenant", metavar="TENANT", help="the tenant whose recorded sessions are read, and who gets it")
+    store.add_argument(
+        "--least-sessions", type=int, default=3, metavar="K", help="sessions that an n-gram must be in [default: 3]"
+    )
+    store.add_argument("--max-mib", type=int, default=64, metavar="MIB", help="largest size of the store [default: 64]")
+    store.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="file to write, for a verifier's folder of stores"
+    )
+    store.set_defaults(run=lambda options: _store(_config(options), options))
+    _add_settings(store, DistillConfig.model_fields.keys(), " TENANT")
+
     key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
     key.add_argument(
         "--file", type=Path, help="PEM file of the key [default: the setting `key`] [env: OUTRIDER_DISTILL_KEY]"
@@ -211,6 +228,24 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
     async with publisher(config) as its_publisher:
         known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
+    return 0
+
+
+def _store(config: DistillConfig, options: argparse.Namespace) -> int:
+    from cloud_verifier.distill import ngram_store
+    from cloud_verifier.distill.data.plan import DatasetPlan
+    from cloud_verifier.distill.factory import target_hashes
+    from cloud_verifier.traffic.segments import SegmentLog
+
+    plan = ngram_store.StorePlan(options.tenant, options.least_sessions, options.max_mib << 20)
+    target = target_hashes(fetch_target(config.target, "--target"))
+    dataset = DatasetPlan(**config.dataset_options)
+    store, texts = ngram_store.build(SegmentLog(config.traffic), plan, target, dataset, time.time())
+    verdict = ngram_store.judge(store, None, texts, config.gate_rule)
+    print(json.dumps(verdict.to_json(), indent=1))
+    if not verdict.passed:
+        return EXIT_REFUSED
+    store.save(options.out)
     return 0
 
 

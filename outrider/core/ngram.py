@@ -80,6 +80,25 @@ class NgramTable:
             raise BadRequest("the arrays of an n-gram table do not fit together; build it again", field="store")
         return table
 
+    def within(self, max_bytes: int) -> NgramTable:
+        """Return the table without its rarest n-grams, as many as it takes for the arrays to have no more bytes.
+
+        A shorter context is no rarer than one that it ends, so what stays can be reached.
+        """
+        if not len(self.tokens) or sum(array.nbytes for array in self.arrays().values()) <= max_bytes:
+            return self
+        followers, contexts = np.sort(self.counts), np.sort(self.counts[self.starts[:-1]])
+        least = np.append(np.unique(followers), followers[-1] + 1)
+        each = 8 * (len(followers) - np.searchsorted(followers, least))
+        each += 24 * (len(contexts) - np.searchsorted(contexts, least)) + 8
+        bound = least[np.argmax(each <= max_bytes)]
+        kept = self.counts >= bound
+        lengths = np.add.reduceat(kept, self.starts[:-1], dtype=np.int64)
+        totals = np.add.reduceat(np.where(kept, self.counts, 0), self.starts[:-1], dtype=np.int64)
+        stay = lengths > 0
+        starts = np.concatenate(([0], np.cumsum(lengths[stay]))).astype(np.int64)
+        return NgramTable(self.keys[stay], starts, totals[stay], self.tokens[kept], self.counts[kept])
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}

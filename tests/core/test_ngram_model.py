@@ -186,3 +186,13 @@ def test_sampled_proposals_have_the_noise_that_a_model_with_these_probabilities_
 def test_nothing_is_proposed_among_nothing() -> None:
     none = np.empty(0)
     assert propose_among(none.astype(np.int64), none, SamplingParams(temperature=1.0), 1, 1, 3) == []
+
+
+@given(TEXTS, st.integers(0, 2_000))
+def test_a_table_within_a_size_has_the_most_frequent_ngrams(texts: list[list[int]], most: int) -> None:
+    whole = NgramTable.build(texts)
+    part = whole.within(max(8, most))
+    assert sum(array.nbytes for array in part.arrays().values()) <= max(8, most)
+    NgramTable.of(part.arrays())
+    rarest = int(part.counts.min()) if len(part.counts) else 0
+    assert not rarest or len(part.counts) == int((whole.counts >= rarest).sum())

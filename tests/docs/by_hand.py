@@ -31,6 +31,11 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
     ("models/README.md", r"python -m models\.recipe .*", "it trains for two hours"),
     *([] if shutil.which("jq") else [(ANY, r".*\| jq .*", "jq is not installed here")]),
+    (
+        "docs/distillation.md",
+        r"outrider-distill store .*",
+        "it needs a tenant's traffic; test_ngram_store_build.py runs it",
+    ),
     ("docs/deploy.md", r"(mkdir packages|PYTHONPATH=\S+|outrider-verifier) .*", "it needs GPUs of two machines"),
     ("docs/deploy.md", r"(cp docker/\.env|set -a;|curl) .*", "it belongs to what `docker compose` starts"),
 )

@@ -131,15 +131,17 @@ def _pieces(passages: Iterable[Passage], plan: DatasetPlan) -> tuple[list[TextSp
 
 def _split(pieces: Sequence[TextSpan], plan: DatasetPlan) -> tuple[list[TextSpan], list[TextSpan], list[TextSpan]]:
     """Divide pieces into those to hold out, to validate on and to train on, by session."""
-    to_hold_out = [piece for piece in pieces if _lot(piece) < plan.heldout_share]
-    rest = [piece for piece in pieces if _lot(piece) >= plan.heldout_share]
-    bound = max(plan.heldout_share + plan.validation_share, min(map(_lot, rest), default=0.0))
-    return to_hold_out, [one for one in rest if _lot(one) <= bound], [one for one in rest if _lot(one) > bound]
+    lots = {piece.session_id: session_lot(piece.session_id) for piece in pieces}
+    to_hold_out = [piece for piece in pieces if lots[piece.session_id] < plan.heldout_share]
+    rest = [piece for piece in pieces if lots[piece.session_id] >= plan.heldout_share]
+    bound = max(plan.heldout_share + plan.validation_share, min((lots[one.session_id] for one in rest), default=0.0))
+    to_validate = [one for one in rest if lots[one.session_id] <= bound]
+    return to_hold_out, to_validate, [one for one in rest if lots[one.session_id] > bound]
 
 
-def _lot(piece: TextSpan) -> float:
-    """Return a number in [0, 1) drawn for the piece's session, without a seed: what is held out must never change."""
-    digest = hashlib.blake2b(piece.session_id.encode(), digest_size=8, person=b"heldout").digest()
+def session_lot(session_id: str) -> float:
+    """Return a number in [0, 1) drawn for a session, without a seed: what is held out must never change."""
+    digest = hashlib.blake2b(session_id.encode(), digest_size=8, person=b"heldout").digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
