@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge_agent.config import EdgeSettings
-    from edge_agent.sdk.blocking import BlockingStream, Client
+    from edge_agent.sdk.blocking import BlockingSkeleton, BlockingStream, Client
     from edge_agent.sdk.client import AsyncClient
     from edge_agent.sdk.generation import CompletionStream
-    from edge_agent.sdk.types import Chunk, Completion, Timeout
+    from edge_agent.sdk.skeleton import SkeletonStream
+    from edge_agent.sdk.types import Chunk, Completion, Skeleton, SkeletonPoint, Timeout
     from edge_agent.session.statistics import Statistics, Usage
     from outrider.core.errors import (
         BadRequest,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "BadRequest",
+    "BlockingSkeleton",
     "BlockingStream",
     "Chunk",
     "Client",
@@ -56,6 +58,9 @@ __all__ = [
     "Overloaded",
     "PermissionDenied",
     "ProtocolViolation",
+    "Skeleton",
+    "SkeletonPoint",
+    "SkeletonStream",
     "Statistics",
     "TimedOut",
     "Timeout",
@@ -67,6 +72,7 @@ __all__ = [
 
 _MODULES = {
     "AsyncClient": "edge_agent.sdk.client",
+    "BlockingSkeleton": "edge_agent.sdk.blocking",
     "BlockingStream": "edge_agent.sdk.blocking",
     "Chunk": "edge_agent.sdk.types",
     "Client": "edge_agent.sdk.blocking",
@@ -74,6 +80,9 @@ _MODULES = {
     "Completion": "edge_agent.sdk.types",
     "CompletionStream": "edge_agent.sdk.generation",
     "EdgeSettings": "edge_agent.config",
+    "Skeleton": "edge_agent.sdk.types",
+    "SkeletonPoint": "edge_agent.sdk.types",
+    "SkeletonStream": "edge_agent.sdk.skeleton",
     "Statistics": "edge_agent.session.statistics",
     "Timeout": "edge_agent.sdk.types",
     "Usage": "edge_agent.session.statistics",

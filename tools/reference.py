@@ -31,8 +31,8 @@ HEAD = """\
 What `edge_agent` exports, from its docstrings: `make reference` writes this page, `make lint` fails where it is stale.
 [sdk.md](../sdk.md) is the guide.
 """
-CLIENTS = ("AsyncClient", "Client", "CompletionStream", "BlockingStream")
-RESULTS = ("Completion", "Chunk", "Statistics", "Usage")
+CLIENTS = ("AsyncClient", "Client", "CompletionStream", "BlockingStream", "SkeletonStream", "BlockingSkeleton")
+RESULTS = ("Completion", "Chunk", "Skeleton", "SkeletonPoint", "Statistics", "Usage")
 SETTINGS = ("Timeout", "ClientTls", "EdgeSettings")
 BESIDE = (Options, SamplingParams, TokenLogprobs)
 """Types of arguments and results that `edge_agent` itself does not export."""

@@ -16,7 +16,19 @@ from edge_agent.metrics import EdgeMetrics
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
-from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Chunk, Completion, Offline, Options, Prompt, Timeout
+from edge_agent.sdk.skeleton import SkeletonStream
+from edge_agent.sdk.types import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
+    Chunk,
+    Completion,
+    Offline,
+    Options,
+    Prompt,
+    Skeleton,
+    SkeletonPoint,
+    Timeout,
+)
 from edge_agent.session.statistics import Statistics
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.chat_template import Message
@@ -129,6 +141,35 @@ class Client:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
         return BlockingStream(self._thread.run(self._client.stream_chat(messages, template, **options)), self._thread)
 
+    def skeleton(
+        self,
+        messages: Sequence[Message],
+        template: Mapping[str, Any] | None = None,
+        *,
+        points: int = 8,
+        parallel: int = 4,
+        **options: Unpack[Options],
+    ) -> Skeleton:
+        """Return an answer that is written as an outline, with its points then expanded side by side.
+
+        This changes the answer. `AsyncClient.skeleton` explains the arguments.
+        """
+        work = self._client.skeleton(messages, template, points=points, parallel=parallel, **options)
+        return self._thread.run(work)
+
+    def stream_skeleton(
+        self,
+        messages: Sequence[Message],
+        template: Mapping[str, Any] | None = None,
+        *,
+        points: int = 8,
+        parallel: int = 4,
+        **options: Unpack[Options],
+    ) -> BlockingSkeleton:
+        """Return the points of `skeleton` as they finish. Raises ModelRefused for a target without a chat template."""
+        work = self._client.stream_skeleton(messages, template, points=points, parallel=parallel, **options)
+        return BlockingSkeleton(self._thread.run(work), self._thread)
+
     def prepare(self) -> TargetBundle:
         """Fetch and load what the target needs, once; otherwise the first request does it.
 
@@ -195,6 +236,45 @@ class BlockingStream:
 
     def drain(self) -> Completion:
         """Run to the end, and return the completion. Raises the error of a request that no verifier could finish."""
+        return self._thread.run(self._stream.drain())
+
+
+class BlockingSkeleton:
+    """A skeleton that is being written, as `Client.stream_skeleton` returns it: iterate over it for its points.
+
+    It behaves as SkeletonStream does. Leaving the iteration early, or the context, cancels all requests.
+    """
+
+    def __init__(self, stream: SkeletonStream, thread: _LoopThread) -> None:
+        self._stream = stream
+        self._thread = thread
+
+    def __iter__(self) -> Iterator[SkeletonPoint]:
+        with self:
+            while (point := self.next()) is not None:
+                yield point
+
+    def next(self) -> SkeletonPoint | None:
+        """Wait for the next point that ends; None after the last. Raises the error of the outline's request."""
+        return self._thread.run(self._stream.next())
+
+    def close(self) -> None:
+        """Cancel all requests, once a point that another thread awaits has come."""
+        self._thread.finish(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """Return the outline and the points that have come so far."""
+        return self._stream.skeleton
+
+    def drain(self) -> Skeleton:
+        """Run to the end, and return the skeleton. Raises the error of the first point that fails."""
         return self._thread.run(self._stream.drain())
 
 

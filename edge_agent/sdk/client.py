@@ -21,7 +21,17 @@ from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables, refuse
 from edge_agent.sdk.sessions import Sessions
-from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Completion, Offline, Options, Prompt, Timeout
+from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
+from edge_agent.sdk.types import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
+    Completion,
+    Offline,
+    Options,
+    Prompt,
+    Skeleton,
+    Timeout,
+)
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_cache import ArtifactCache
@@ -140,7 +150,7 @@ class AsyncClient:
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
         """Everything for the target, once it is loaded."""
-        self._streams: weakref.WeakSet[CompletionStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[CompletionStream | SkeletonStream] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,18 +200,76 @@ class AsyncClient:
     ) -> CompletionStream:
         """Return the assistant's answer in chunks. Raises ModelRefused for a target without a chat template."""
         given, variables = check_messages(messages), check_variables(template)
+        return await self._started_chat(given, variables, options)
 
+    async def skeleton(
+        self,
+        messages: Sequence[Message],
+        template: Mapping[str, Any] | None = None,
+        *,
+        points: int = 8,
+        parallel: int = 4,
+        **options: Unpack[Options],
+    ) -> Skeleton:
+        """Return an answer that is written as an outline, with its points then expanded side by side.
+
+        This changes the answer: see `changes_answer` of Skeleton. Use `chat` for the target's own answer.
+        It is skeleton-of-thought (arXiv 2307.15337): long answers come sooner, because a verifier's steps serve several
+        points at once, and a prefix cache computes the beginning that their prompts share only once. The last message
+        must be the user's.
+        points: most points of the outline, 1 to 32. parallel: most points that are written at the same time, 1 to 32.
+        options: hold for each point, `max_tokens` too; `timeout` is for all together. `grammar` and `prompt_logprobs`
+        are refused.
+        Raises the error of the first point that fails; `stream_skeleton` continues without it.
+        """
+        stream = await self.stream_skeleton(messages, template, points=points, parallel=parallel, **options)
+        return await stream.drain()
+
+    async def stream_skeleton(
+        self,
+        messages: Sequence[Message],
+        template: Mapping[str, Any] | None = None,
+        *,
+        points: int = 8,
+        parallel: int = 4,
+        **options: Unpack[Options],
+    ) -> SkeletonStream:
+        """Return the points of `skeleton` as they finish. Raises ModelRefused for a target without a chat template."""
+        given, variables = check_messages(messages), check_variables(template)
+        merged: Options = {**self._defaults, **options}
+        plan = SkeletonPlan(given, merged, points, parallel)
+
+        def begin(turns: Sequence[Message], chosen: Options, left: Deadline) -> Awaitable[CompletionStream]:
+            return self._started_chat(turns, variables, chosen, left)
+
+        outline = await begin(plan.outline_messages, plan.outline_options, plan.deadline)
+        stream = SkeletonStream(plan, outline, begin)
+        self._streams.add(stream)
+        return stream
+
+    async def _started_chat(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        options: Options,
+        deadline: Deadline | None = None,
+    ) -> CompletionStream:
         async def encoded(bundle: TargetBundle) -> Sequence[int]:
-            return await asyncio.to_thread(bundle.encode_chat, given, variables)
+            return await asyncio.to_thread(bundle.encode_chat, messages, variables)
 
-        return await self._started(options, encoded, Statistics(operation="chat"))
+        return await self._started(options, encoded, Statistics(operation="chat"), deadline)
 
     async def _started(
-        self, options: Options, encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]], statistics: Statistics
+        self,
+        options: Options,
+        encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]],
+        statistics: Statistics,
+        deadline: Deadline | None = None,
     ) -> CompletionStream:
+        """Start a request. deadline: of the work that it is a part of; None is one of its own."""
         merged: Options = {**self._defaults, **options}
         request = Request.of(**merged)
-        deadline = Deadline(request.timeout)
+        deadline = deadline or Deadline(request.timeout)
         bundle = await self._bundle_for(request, deadline)
         if request.grammar:
             await asyncio.to_thread(bundle.check_grammar, request.grammar)

@@ -37,6 +37,12 @@ class Deadline:
         self._clock = clock
         self._begun = clock()
 
+    def after_first_token(self) -> Deadline:
+        """Return what is left of it for a further request of the same work: no limit until a first token."""
+        left = Deadline(Timeout(self._timeout.total, None), self._clock)
+        left._begun = self._begun
+        return left
+
     @contextlib.asynccontextmanager
     async def enforced(self, *, first_token: bool) -> AsyncIterator[None]:
         """Cancel the body when the time is over, and raise TimedOut. first_token: no token has come yet."""

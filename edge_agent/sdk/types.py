@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypedDict
 from pydantic import ConfigDict, Field
 
 from edge_agent.session.statistics import Statistics, Usage
+from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import TokenLogprobs
 
 Prompt = str | Sequence[int]
@@ -130,3 +131,56 @@ class Completion:
     def provenance(self) -> tuple[Provenance, ...]:
         """Return the origin of each token."""
         return tuple("draft" if own else "target" for own in self.drafted)
+
+
+@dataclass(frozen=True)
+class SkeletonPoint:
+    """Holds one point of an outline and what was written for it. Exactly one of `completion` and `error` is set."""
+
+    number: int
+    """Its place in the outline, from 1 on."""
+    title: str
+    """The point as the outline has it, without its number."""
+    completion: Completion | None
+    error: OutriderError | None = None
+    """Why it could not be written; the other points are written all the same."""
+
+    @property
+    def text(self) -> str:
+        """Return the title with its number and, below it, what was written; "" for a point that failed."""
+        return "" if self.completion is None else f"{self.number}. {self.title}\n{self.completion.text.strip()}"
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Holds an answer that was written as an outline whose points were then expanded side by side.
+
+    It is another answer than `chat` gives to the same messages: see `changes_answer`.
+    """
+
+    outline: Completion
+    points: tuple[SkeletonPoint, ...]
+    """The points that have ended, in the outline's order, those that failed included."""
+    changes_answer: Literal[True] = True
+    """Every token is the target's own choice after its prompt, but the prompts are not the caller's: one asks for an
+    outline, and each of the others for one point, written without sight of what the others say."""
+
+    @property
+    def text(self) -> str:
+        """Return the points in the outline's order, each below its title; those that failed are left out."""
+        return "\n\n".join(point.text for point in self.points if point.completion is not None)
+
+    @property
+    def verified(self) -> bool:
+        """Return whether all tokens are the target's; False where the draft has written some alone."""
+        return all(one.verified for one in self._completions)
+
+    @property
+    def usage(self) -> Usage:
+        """Return the tokens of all requests together: the shared beginning of the prompts counts in each."""
+        usages = [one.usage for one in self._completions]
+        return Usage(sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages))
+
+    @property
+    def _completions(self) -> tuple[Completion, ...]:
+        return (self.outline, *(point.completion for point in self.points if point.completion is not None))

@@ -343,6 +343,7 @@ async def output(system: System, folder: Path, *command: str) -> str:
         ("complete", "accepted of"),
         ("provenance", "by the draft"),
         ("likely", "of b'"),
+        ("skeleton", "not what chat() would say"),
         ("openai_chat", "tokens"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import edge_agent
-from edge_agent import AsyncClient, BlockingStream, Client, CompletionStream
+from edge_agent import AsyncClient, BlockingSkeleton, BlockingStream, Client, CompletionStream, SkeletonStream
 from outrider.core import errors
 
 TWINS = {
@@ -40,7 +40,8 @@ def shape(method: Any) -> list[tuple[str, Any, Any, str]]:
 
 
 def same(annotation: Any) -> str:
-    return str(annotation).replace("BlockingStream", "CompletionStream").replace("AsyncIterator", "Iterator")
+    text = str(annotation).replace("AsyncIterator", "Iterator")
+    return text.replace("BlockingStream", "CompletionStream").replace("BlockingSkeleton", "SkeletonStream")
 
 
 def test_the_blocking_client_lacks_no_method_and_has_no_other() -> None:
@@ -56,11 +57,18 @@ def test_methods_of_both_clients_take_and_give_the_same(name: str) -> None:
     assert shape(getattr(Client, TWINS.get(name, name))) == shape(getattr(AsyncClient, name))
 
 
-@pytest.mark.parametrize("name", sorted(set(surface(CompletionStream)) - {"__init__"}))
-def test_streams_of_both_clients_have_the_same_methods(name: str) -> None:
-    theirs = surface(BlockingStream)
+@pytest.mark.parametrize(
+    ("awaiting", "blocking", "name"),
+    [
+        (awaiting, blocking, name)
+        for awaiting, blocking in ((CompletionStream, BlockingStream), (SkeletonStream, BlockingSkeleton))
+        for name in sorted(set(surface(awaiting)) - {"__init__"})
+    ],
+)
+def test_streams_of_both_clients_have_the_same_methods(awaiting: type, blocking: type, name: str) -> None:
+    theirs = surface(blocking)
     assert set(theirs) - {"__init__"} >= {TWINS.get(name, name)}
-    assert shape(theirs[TWINS.get(name, name)]) == shape(surface(CompletionStream)[name])
+    assert shape(theirs[TWINS.get(name, name)]) == shape(surface(awaiting)[name])
 
 
 def test_every_error_of_the_tree_is_among_the_public_names() -> None:

@@ -14,6 +14,7 @@ from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import PromptLookup
 from edge_agent.sdk import grammars
 from edge_agent.sdk.request import Request
+from edge_agent.sdk.skeleton import outline_grammar
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import BadRequest
@@ -53,6 +54,11 @@ def accepts(compiled: Grammars, grammar: str, text: str) -> bool:
 @pytest.mark.parametrize(
     ("grammar", "good", "bad"),
     [
+        (
+            outline_grammar(2),
+            ["1. Boil the water\n", "1. Boil the water\n2. Add it\n", f"1. {80 * 'x'}\n"],
+            ["", "1. Boil\n\n", "2. Add it\n", "1. a\n", "1. ab\n2. cd\n3. ef\n", "1.  ab\n", f"1. {81 * 'x'}\n"],
+        ),
         (
             grammars.json_schema(PERSON),
             ['{"name": "a/12\\"", "age": 5}', '{"name":"a/1\\"","age":-3}'],

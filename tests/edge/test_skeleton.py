@@ -1,0 +1,215 @@
+"""Test skeletons against a scripted target behind a real socket: an outline, and its points side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_verifier import FakeVerifier
+from reciter import in_thread, recital, reciting
+from scripted import tokenizer_json
+
+from edge_agent import AsyncClient, Client, EdgeSettings, SkeletonPoint
+from edge_agent.sdk.generation import Deadline
+from edge_agent.sdk.skeleton import MAX_POINTS
+from edge_agent.sdk.types import Timeout
+from edge_agent.target.tokenizer import TargetTokenizer
+from outrider.core.errors import BadRequest, InternalError, TimedOut
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.wire.codecs import Open
+
+OUTLINE = "1. Boil the water\n2. Add the tea\n3. Wait\n"
+TITLES = ["Boil the water", "Add the tea", "Wait"]
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How do I make tea?"}]
+TOKENIZER = TargetTokenizer(tokenizer_json())
+
+
+class Listening(FakeVerifier):
+    """Refuse sessions whose prompt has one of some texts, and count how many run side by side."""
+
+    refused: tuple[str, ...] = ()
+    most = 0
+
+    def take(self, opening: Open) -> VerifierSession:
+        if any(text in prompt_of(opening) for text in self.refused):
+            raise InternalError("this point is refused")
+        session = super().take(opening)
+        self.most = max(self.most, len(self.live))
+        return session
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"{len(self.live)} sessions are live, and {self.most} at most were")
+
+    async def until_free(self) -> None:
+        await self.until(lambda: not self.live)
+
+
+def prompt_of(opening: Open) -> str:
+    return b"".join(TOKENIZER.table[token] for token in opening.attach.prompt).decode()
+
+
+def script(text: str = OUTLINE) -> Any:
+    tokens = TOKENIZER.encode(f"{text}<|end|>")
+    return replace(recital(), target=reciting(tokens), eos_token_ids=tokens[-1:])
+
+
+@pytest.fixture
+async def verifier() -> AsyncIterator[Listening]:
+    async with Listening(script()) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(verifier: Listening, tmp_path: Path) -> AsyncIterator[AsyncClient]:
+    settings = EdgeSettings(resume_budget_s=0.5)
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as made:
+        yield made
+
+
+async def test_points_stand_in_the_outlines_order_below_their_titles(client: AsyncClient) -> None:
+    skeleton = await client.skeleton(ASKED, seed=3)
+    assert skeleton.outline.text == OUTLINE
+    assert [(point.number, point.title) for point in skeleton.points] == list(enumerate(TITLES, 1))
+    assert skeleton.text.startswith("1. Boil the water\n1. Boil") and skeleton.text.count("\n\n") == 2
+    assert skeleton.changes_answer and skeleton.verified
+    requests = [skeleton.outline, *(point.completion for point in skeleton.points if point.completion)]
+    assert skeleton.usage.completion_tokens == sum(one.usage.completion_tokens for one in requests)
+    assert {one.seed for one in requests} == {3}
+
+
+async def test_prompts_of_points_differ_only_after_the_outline(client: AsyncClient, verifier: Listening) -> None:
+    await client.skeleton(ASKED)
+    outline, *points = sorted(map(prompt_of, verifier.opens), key=len)
+    for prompt in points:
+        assert prompt.startswith(outline) and OUTLINE.strip() in prompt
+        begin = prompt.index("The point is: ")
+        assert prompt[:begin] == points[0][:begin]
+    assert "Be brief." in outline and "How do I make tea?" in outline
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+async def test_no_more_points_are_written_at_once_than_allowed(
+    client: AsyncClient, verifier: Listening, parallel: int
+) -> None:
+    skeleton = await client.skeleton(ASKED, parallel=parallel)
+    assert len(skeleton.points) == 3 and verifier.most == parallel
+
+
+async def test_no_more_points_are_written_than_asked_for(client: AsyncClient) -> None:
+    assert [point.title for point in (await client.skeleton(ASKED, points=2)).points] == TITLES[:2]
+
+
+async def test_a_point_that_fails_comes_with_its_error_and_the_others_continue(
+    client: AsyncClient, verifier: Listening
+) -> None:
+    verifier.refused = ("is: 2. Add the tea",)
+    stream = await client.stream_skeleton(ASKED)
+    came: list[SkeletonPoint] = [point async for point in stream]
+    failed = {point.number: point.error for point in came if point.error is not None}
+    assert list(failed) == [2] and isinstance(failed[2], InternalError)
+    assert [point.number for point in stream.skeleton.points] == [1, 2, 3]
+    assert [point.text == "" for point in stream.skeleton.points] == [False, True, False]
+    await verifier.until_free()
+
+
+async def test_the_whole_skeleton_raises_the_error_of_a_point_and_names_it(
+    client: AsyncClient, verifier: Listening
+) -> None:
+    verifier.refused = ("is: 2. Add the tea",)
+    verifier.script.step_s = 0.05
+    with pytest.raises(InternalError, match="this point is refused") as raised:
+        await client.skeleton(ASKED)
+    assert raised.value.__notes__ == ["while writing point 2 of the outline, 'Add the tea'"]
+    await verifier.until_free()
+
+
+@pytest.mark.parametrize("way", ["task", "context", "client", "timeout"])
+async def test_cancelling_leaves_no_session(client: AsyncClient, verifier: Listening, way: str) -> None:
+    verifier.script.step_s = 0.02
+    slow = {"max_tokens": 4000, "ignore_eos": True}
+    if way == "timeout":
+        with pytest.raises(TimedOut):
+            await client.skeleton(ASKED, timeout=1.5, **slow)  # type: ignore[arg-type]
+    else:
+        stream = await client.stream_skeleton(ASKED, **slow)  # type: ignore[arg-type]
+        reading = asyncio.create_task(stream.drain())
+        await verifier.until(lambda: verifier.most == 3)  # all points run
+        if way == "task":
+            reading.cancel()
+        elif way == "client":
+            await client.close()
+        else:
+            reading.cancel()
+            await asyncio.wait({reading})
+            await stream.aclose()
+        await asyncio.wait({reading}, timeout=3)
+        assert reading.done()
+    await verifier.until_free()
+
+
+async def test_a_point_that_has_begun_late_is_not_limited_by_the_time_to_a_first_token() -> None:
+    now = [0.0]
+    deadline = Deadline(Timeout(total=10.0, first_token=1.0), lambda: now[0])
+    now[0] = 5.0
+    with pytest.raises(TimedOut):
+        async with deadline.enforced(first_token=True):
+            await asyncio.sleep(1)
+    async with deadline.after_first_token().enforced(first_token=True):
+        await asyncio.sleep(0)
+    now[0] = 10.0
+    with pytest.raises(TimedOut, match="longer than 10 s"):
+        async with deadline.after_first_token().enforced(first_token=True):
+            await asyncio.sleep(1)
+
+
+async def test_an_outline_without_points_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    async with (
+        FakeVerifier(script("Tea is made with water.")) as verifier,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client,
+    ):
+        with pytest.raises(BadRequest, match=r"without a point \('Tea is made.*chat\(\)"):
+            await client.skeleton(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"points": 0}, "points"),
+        ({"points": MAX_POINTS + 1}, "points"),
+        ({"points": True}, "points"),
+        ({"parallel": 0}, "parallel"),
+        ({"grammar": "start: /a/"}, "grammar"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages[0].role"),
+    ],
+)
+async def test_what_cannot_be_used_is_refused_before_anything_is_sent(
+    client: AsyncClient, verifier: Listening, wrong: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadRequest) as raised:
+        await client.stream_skeleton(**{"messages": ASKED, **wrong})
+    assert raised.value.field == field and not verifier.opens
+
+
+def test_the_blocking_client_gives_the_same(tmp_path: Path) -> None:
+    with (
+        in_thread(script()) as running,
+        Client(verifier=running.address, cache_dir=tmp_path, draft=None) as client,
+    ):
+        skeleton = client.skeleton(ASKED, points=3, parallel=2)
+        with client.stream_skeleton(ASKED) as stream:
+            numbers = sorted(point.number for point in stream)
+        assert numbers == [1, 2, 3] and stream.skeleton.text == skeleton.text
+        for point in client.stream_skeleton(ASKED):
+            assert point.completion is not None
+            break
+        running.until_free()
