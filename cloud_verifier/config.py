@@ -113,6 +113,9 @@ class VerifierConfig(BaseSettings):
     """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
     """Sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
+    allow_lossy_rules: bool = False
+    """Whether requests may ask for an acceptance rule that lets draft tokens change the output, as `typical`. All
+    verifiers of a target should have the same, or a session cannot move to one that refuses its rule."""
     prefix_cache: bool = True
     """Keep computed tokens in KV slots that are free otherwise: a chat's next turn then prefills only what is new, and
     a device that attaches again prefills nothing. Sessions of one tenant share the cache, never those of two tenants.
@@ -198,6 +201,8 @@ class VerifierConfig(BaseSettings):
 
     def _check_engine(self) -> None:
         """Raise ValueError for settings that the engine does not have."""
+        if self.allow_lossy_rules and self.attention == "exact":
+            raise ValueError("allow_lossy_rules goes without attention exact: give another attention, or leave it out")
         for name in ("engine_args", "engine_python"):
             if self.engine == "torch" and getattr(self, name):
                 raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")

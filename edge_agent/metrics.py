@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
+from outrider.core.sampling import RULES
 from outrider.telemetry.prometheus import counter, gauge, histogram, registry, vllm_speculation
 
 _PREFIX = "outrider_edge_"
@@ -36,6 +37,8 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
     "draft_swaps": ("Drafts replaced while a request ran", lambda one: len(one.swaps_s)),
 }
 """Metrics that only grow: the text of each, and its share of one request."""
+_BY_RULE = ("spec_decode_num_evaluated_tokens", "spec_decode_num_accepted_tokens", "tokens", "steps")
+"""Those that are counted by acceptance rule: with another one than `coupled`, the tokens are not the target's own."""
 
 _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Time from the call to the first token, of ended requests", WAIT_S),
@@ -75,11 +78,11 @@ class EdgeMetrics(Collector):
         self.model = ""
         """The target's name, once it is known."""
         self._running: dict[int, Statistics] = {}
-        self._counts: Counter[str] = Counter()
-        """The sums of _COUNTERS over the requests that have ended."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """(name, acceptance rule) -> the sum of one of _COUNTERS over the requests that have ended."""
         self._link_bytes: Counter[str] = Counter()
         self._accepted_per_step: Counter[int] = Counter()
-        """Number of accepted draft tokens -> steps with evaluated ones that accepted so many."""
+        """Number of accepted draft tokens -> steps with evaluated ones that accepted so many, of coupled requests."""
         self._finishes: Counter[str] = Counter()
         self._times = {name: Histogram(buckets) for name, (_, buckets) in _TIMES.items()}
         self._server_times: dict[str, dict[tuple[str, ...], Histogram]] = {name: {} for name in _SERVER_TIMES}
@@ -117,7 +120,11 @@ class EdgeMetrics(Collector):
         text = "Requests that have ended, by finish reason or error"
         yield counter(f"{_PREFIX}requests", text, {**self._finishes}, "finish")
         for name, (text, _) in _COUNTERS.items():
-            yield counter(f"{_PREFIX}{name}", text, counts[name])
+            by_rule = {rule: counts[name, rule] for rule in RULES}
+            if name in _BY_RULE:
+                yield counter(f"{_PREFIX}{name}", text, by_rule, "rule")
+            else:
+                yield counter(f"{_PREFIX}{name}", text, sum(by_rule.values()))
         text = "Payload of sessions' messages"
         yield counter(f"{_PREFIX}link_bytes", text, {way: link_bytes[way] for way in ("up", "down")}, "direction")
         text = "HTTP requests answered, by route and status"
@@ -126,9 +133,9 @@ class EdgeMetrics(Collector):
             yield histogram(f"{_PREFIX}{name}", text, self._times[name])
         yield from self._under_others_names(counts, steps)
 
-    def _under_others_names(self, counts: Counter[str], steps: Counter[int]) -> Iterator[Metric]:
+    def _under_others_names(self, counts: Counter[tuple[str, str]], steps: Counter[int]) -> Iterator[Metric]:
         """Yield what vLLM and OpenTelemetry's conventions have names for."""
-        drafted, accepted = counts["spec_decode_num_evaluated_tokens"], counts["spec_decode_num_accepted_tokens"]
+        drafted, accepted = (counts[f"spec_decode_num_{name}_tokens", RULES[0]] for name in ("evaluated", "accepted"))
         by_position = [sum(count for n, count in steps.items() if n > position) for position in range(_POSITIONS)]
         yield from vllm_speculation(self.model, steps.total(), drafted, accepted, by_position)
         for name, (text, _) in _SERVER_TIMES.items():
@@ -160,7 +167,10 @@ class EdgeMetrics(Collector):
         self._server_times[name].setdefault(labels, Histogram(_SERVER_TIMES[name][1])).add(seconds)
 
 
-def _add_counts(one: Statistics, counts: Counter[str], link_bytes: Counter[str], steps: Counter[int]) -> None:
-    counts.update({name: share(one) for name, (_, share) in _COUNTERS.items()})
+def _add_counts(
+    one: Statistics, counts: Counter[tuple[str, str]], link_bytes: Counter[str], steps: Counter[int]
+) -> None:
+    counts.update({(name, one.rule): share(one) for name, (_, share) in _COUNTERS.items()})
     link_bytes.update({"up": one.bytes_up, "down": one.bytes_down})
-    steps.update(dict(enumerate(one.accepted_per_step)))
+    if one.rule == RULES[0]:
+        steps.update(dict(enumerate(one.accepted_per_step)))

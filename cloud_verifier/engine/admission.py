@@ -14,8 +14,11 @@ from outrider.core.protocol.messages import Attach, Finish, SessionLimits
 from outrider.core.step_cost import StepCost
 
 
-def check_attach(attach: Attach, limits: SessionLimits, executor: TargetExecutor) -> None:
-    """Raise BadRequest for a session that the target could never hold, however idle it is.
+def check_attach(
+    attach: Attach, limits: SessionLimits, executor: TargetExecutor, *, allow_lossy_rules: bool = False
+) -> None:
+    """Raise BadRequest for a session that the target could never hold, however idle it is, or for an acceptance rule
+    that is not allowed.
 
     All other bounds, those of token ids among them, are those of `codecs.attach_from_proto`.
     """
@@ -26,6 +29,11 @@ def check_attach(attach: Attach, limits: SessionLimits, executor: TargetExecutor
     held = longest_session(limits, executor)
     if tokens > held:
         raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
+    if attach.sampling.lossy and executor.capabilities.exact:
+        raise BadRequest.bound("acceptance_rule", attach.sampling.rule, "coupled on a verifier with exact bits")
+    if attach.sampling.lossy and not allow_lossy_rules:
+        allowed = "coupled: the operator of this verifier does not allow lossy rules (its setting allow_lossy_rules)"
+        raise BadRequest.bound("acceptance_rule", attach.sampling.rule, allowed)
 
 
 def longest_session(limits: SessionLimits, executor: TargetExecutor) -> int:

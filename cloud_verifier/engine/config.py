@@ -28,6 +28,8 @@ class EngineConfig:
     """Keep computed prefixes in slots that no live session needs, and begin sessions with them."""
     record_top: int = 32
     """K, the number of likeliest ids that are recorded of each position of a recorded session."""
+    allow_lossy_rules: bool = False
+    """Serve sessions whose acceptance rule lets draft tokens change the output."""
     remembered_sessions: int = 65_536
     """The most ended sessions whose greatest epoch is remembered."""
     remembered_tokens: int = 4_000_000

@@ -111,7 +111,8 @@ def verify_chains(logits: torch.Tensor, chains: Sequence[Chain], device: DeviceS
         for index, row in zip(tuple(walking), _on_host(logits, rows), strict=True):
             chain, path = chains[index], paths[index]
             try:
-                path.append(chain.sampler.choose(row, chain.position + len(path), path))
+                below = chain.drafts[len(path) : len(path) + 1]
+                path.append(chain.sampler.choose(row, chain.position + len(path), path, below))
             except Exception as error:  # one chain's alone: other sessions share the step
                 if not isinstance(error, InternalError):
                     log.exception("a token cannot be chosen")
@@ -136,7 +137,8 @@ def _ended(chain: Chain, path: list[int], known: Mapping[int, int | None]) -> bo
         if path and path[-1] in chain.ends:
             return True
         token, position = known.get(chain.row + len(path)), chain.position + len(path)
-        if token is None or not chain.sampler.confirms(token, position, path):
+        below = chain.drafts[len(path) : len(path) + 1]
+        if token is None or not chain.sampler.confirms(token, position, path, below):
             return False
         path.append(token)
     return True

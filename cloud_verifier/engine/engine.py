@@ -43,6 +43,7 @@ from outrider.core.errors import (
 )
 from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, Finish, SessionLimits
 from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.sampling import RULES
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
@@ -84,7 +85,8 @@ class Engine:
         self._budget = replace(self.config.budget, scored_rows=scored_rows)
         self._profiler = StepProfiler(executor.cost, self.counters)
         self._server_draft = ServerDraft(server_draft) if server_draft else None
-        self._acceptance_of = tenant_acceptance()
+        self._acceptance_of = {rule: tenant_acceptance() for rule in RULES}
+        """Acceptance rule -> tenant -> acceptance, since other rules accept more."""
         self._decision: StepPlan | Wait | None = None
         """The result of `_decide`; None after a change."""
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
@@ -111,7 +113,7 @@ class Engine:
         draft_release: str = "",
         record: bool = False,
     ) -> None:
-        check_attach(attach, limits, self._executor)
+        check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
             raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
@@ -125,7 +127,7 @@ class Engine:
             protocol,
             directive,
             salt=salt,
-            acceptance=self._acceptance_of(salt),
+            acceptance=self._acceptance_of[attach.sampling.rule](salt),
             now=self._clock(),
             step=self.counters.steps,
             draft_release=draft_release,
@@ -364,11 +366,12 @@ class Engine:
                 self._executor.keep(one, ())
             elif verified is not None:
                 evaluated, accepted = len(batch.ids), len(verified.rows)
-                counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server)
+                counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server, lossy=session.lossy)
                 if session.nodes.by_server and self._server_draft is not None:
                     self._server_draft.learn(evaluated, accepted)
                 gap_s = now - session.timing.last_commit
-                counters.count_commit(len(verified.tokens), now, gap_s=gap_s, first=not session.protocol.position)
+                first, tokens = not session.protocol.position, len(verified.tokens)
+                counters.count_commit(tokens, now, gap_s=gap_s, first=first, lossy=session.lossy)
                 commits.append(session.commit(batch, verified, now))
                 self._executor.keep(one, verified.rows)
             for commit in commits:

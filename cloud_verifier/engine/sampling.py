@@ -5,17 +5,18 @@ Sampling is greedy or coupled to the session's noise (docs/protocol.md, "Noise")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
 from outrider.core.constraint import Constraint
 from outrider.core.coupling import position_key, session_key
-from outrider.core.processors import TokenCounts, penalise
+from outrider.core.processors import Logits, TokenCounts, penalise, surviving_log_probs
 from outrider.core.protocol.messages import TokenLogprobs
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.core.target_token import Row, argmax, sampled_token, token_of
+from outrider.core.verification import typical_child
 
 LEAST_LOGPROB = -9999.0
 """Replaces the logarithm of 0, as in OpenAI's API."""
@@ -44,16 +45,40 @@ class Sampler:
         self.key = 0 if params.greedy else session_key(params.seed, prompt)
         self.counts = TokenCounts([*prompt, *output] if params.penalised else ())
 
-    def choose(self, row: torch.Tensor | Row, position: int, path: Sequence[int]) -> int:
+    def choose(
+        self, row: torch.Tensor | Row, position: int, path: Sequence[int], children: Collection[int] = ()
+    ) -> int:
         """Return the token at a generated position; of equal scores the lowest id wins.
 
         row: logits `[V]` after the position's last ancestor; float32 if it is an array of numpy. path: tokens accepted
-        in this step on the way to the row. Raises InternalError if the logits are not finite, BadRequest if the
+        in this step on the way to the row. children: tokens of the row's children, one of which typical acceptance may
+        take instead of the target's own token. Raises InternalError if the logits are not finite, BadRequest if the
         constraint cannot be followed.
         """
         logits = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()
         if self.params.penalised:
             logits = penalise(logits.astype(np.float64), self.params, self.counts, path)
+        own = self._own(logits, position, path)
+        if self.params.typical is None or not children or own in children:
+            return own
+        typical = self._typical(logits.astype(np.float64, copy=False), position, path, children, self.params.typical)
+        return own if typical is None else typical
+
+    def _typical(
+        self, logits: Logits, position: int, path: Sequence[int], children: Collection[int], rule: TypicalAcceptance
+    ) -> int | None:
+        """Return the child that typical acceptance takes; None if there is none. logits: `[V]`, after penalties."""
+        if self.constraint is not None and self.constraint.binds(position):
+            if self.constraint.forced(path):
+                return None  # the only token
+            logits = np.where(self.constraint.allowed(len(logits), position, path), logits, -np.inf)
+        if self.params.greedy:
+            ids = np.flatnonzero(logits > -np.inf)
+            return typical_child(ids, logits[ids], children, rule)
+        return typical_child(*surviving_log_probs(logits, self.params), children, rule)
+
+    def _own(self, logits: Row, position: int, path: Sequence[int]) -> int:
+        """Return the target's own token. logits: `[V]`, after penalties."""
         if self.constraint is None or not self.constraint.binds(position):
             return self._token(logits, position)
         if forced := self.constraint.forced(path):
@@ -68,13 +93,16 @@ class Sampler:
         ids = np.flatnonzero(allowed)
         return token_of(ids, logits[ids], self.params, position_key(self.key, position))
 
-    def confirms(self, token: int, position: int, path: Sequence[int]) -> bool:
-        """Return whether the token that is chosen among all tokens is surely also the choice among the allowed ones.
+    def confirms(self, token: int, position: int, path: Sequence[int], children: Collection[int] = ()) -> bool:
+        """Return whether the target's own token among all tokens is surely what `choose` returns.
 
-        Without filters it is if the constraint allows it: the greatest of all scores is the greatest of any part that
-        has it, so that no mask is needed. What filters leave depends on which tokens are forbidden. Raises BadRequest
-        if the constraint cannot be followed.
+        Typical acceptance may take a child instead, unless one has the token, which must also be the choice among what
+        the constraint allows. Without filters it is if the constraint allows it: the greatest of all scores is the
+        greatest of any part that has it, so that no mask is needed. What filters leave depends on which tokens are
+        forbidden. Raises BadRequest if the constraint cannot be followed.
         """
+        if self.params.typical is not None and children and token not in children:
+            return False
         if self.constraint is None or not self.constraint.binds(position):
             return True
         return not self.params.filtered and self.constraint.allows(token, position, path)

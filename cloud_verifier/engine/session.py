@@ -276,6 +276,11 @@ class EngineSession:
         self._gain.add(INITIAL_GAIN)
 
     @property
+    def lossy(self) -> bool:
+        """Return whether the session's acceptance rule lets draft tokens change its output."""
+        return self.protocol.attach.sampling.lossy
+
+    @property
     def pending(self) -> int:
         """Return the number of known tokens without keys and values: at least 1, since the last one never has any."""
         return len(self.tokens) - self.computed
@@ -316,6 +321,7 @@ class EngineSession:
             draft_release=self.draft_release,
             positions=history.positions,
             first_accepted=history.first_accepted,
+            lossy=self.lossy,
             dead=self.protocol.dead,
             ignored=self.nodes.ignored,
         )
@@ -419,12 +425,14 @@ class EngineSession:
         ahead: the rows' tokens, where they have been chosen; None for others. It may be empty.
         """
 
+        children = batch.children if self.lossy else None
+
         def target_token(row: int, path: Sequence[int]) -> int:
             token = ahead[row] if ahead else None
-            position = batch.position + len(path)
-            if token is not None and self.sampler.confirms(token, position, path):
+            position, below = batch.position + len(path), children[row] if children else ()
+            if token is not None and self.sampler.confirms(token, position, path, below):
                 return token
-            return self.sampler.choose(logits[row], position, path)
+            return self.sampler.choose(logits[row], position, path, below)
 
         verified = verify(batch, target_token, self.protocol.ends)
         top = self.protocol.attach.logprobs

@@ -36,23 +36,47 @@ class EngineStats:
     unrecorded: int = 0
 
 
-class EngineCounters:
-    """Holds the counts over all sessions since the engine started. Not thread-safe."""
+class SpeculationCounters:
+    """Counts what became of devices' nodes, and the tokens that were committed."""
 
-    def __init__(self, now: float) -> None:
-        self.steps = 0
+    def __init__(self) -> None:
         self.committed = 0
         """Tokens."""
         self.evaluated = self.accepted = 0
         """Nodes that devices proposed."""
+        self.drafts = 0
+        """Times that a step evaluated nodes of a session's device: a step with n such sessions counts n."""
+        self._accepted = [0] * (POSITIONS + 1)
+        """Index n: number of `drafts` with n accepted nodes; the last index also counts those with more."""
+
+    def add_nodes(self, evaluated: int, accepted: int) -> None:
+        """Count the nodes of one session's device in one step."""
+        self.evaluated += evaluated
+        self.accepted += accepted
+        if evaluated:
+            self.drafts += 1
+            self._accepted[min(accepted, POSITIONS)] += 1
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """Return accepted nodes by position; position 0 is the one after the last committed token."""
+        return [sum(self._accepted[position + 1 :]) for position in range(POSITIONS)]
+
+
+class EngineCounters(SpeculationCounters):
+    """Holds the counts over all sessions since the engine started. Not thread-safe."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self.lossy = SpeculationCounters()
+        """The part of sessions with a lossy acceptance rule."""
+        self.steps = 0
         self.server_evaluated = self.server_accepted = 0
         """Nodes that the server draft proposed."""
         self.prefilled = 0
         """Prompt tokens whose keys and values were computed."""
         self.prefix_hits = self.prefix_tokens = 0
         """Sessions that began with cached tokens, and number of these tokens."""
-        self.drafts = 0
-        """Times that a step evaluated nodes of a session's device: a step with n such sessions counts n."""
         self.dead = self.ignored = 0
         """Nodes of sessions that have ended, as SessionTelemetry defines them; EngineStats adds the live sessions."""
         self.rate = Rate(now)
@@ -69,8 +93,6 @@ class EngineCounters:
         """Inter-token latency: seconds since the previous commit, divided equally among the tokens of a commit."""
         self.queue_s = Histogram(WAIT_S)
         """Seconds from a session's start to its first rows."""
-        self._accepted = [0] * (POSITIONS + 1)
-        """Index n: number of `drafts` with n accepted nodes; the last index also counts those with more."""
 
     def count_step(self, parts_s: Mapping[str, float], rows: int) -> None:
         """Count a step. parts_s: seconds by part, among them the part between this step and the last one."""
@@ -79,21 +101,27 @@ class EngineCounters:
         self.step_s.add(sum(parts_s.values()) - parts_s.get("between", 0.0))
         self.rows.add(rows)
 
-    def count_nodes(self, evaluated: int, accepted: int, *, by_server: bool = False) -> None:
-        """Count the nodes of one session in one step. by_server: the server draft proposed them, not the device."""
+    def count_nodes(self, evaluated: int, accepted: int, *, by_server: bool = False, lossy: bool = False) -> None:
+        """Count the nodes of one session in one step.
+
+        by_server: the server draft proposed them, not the device. lossy: by the session's acceptance rule.
+        """
         if by_server:
             self.server_evaluated += evaluated
             self.server_accepted += accepted
             return
-        self.evaluated += evaluated
-        self.accepted += accepted
-        if evaluated:
-            self.drafts += 1
-            self._accepted[min(accepted, POSITIONS)] += 1
+        self.add_nodes(evaluated, accepted)
+        if lossy:
+            self.lossy.add_nodes(evaluated, accepted)
 
-    def count_commit(self, tokens: int, now: float, *, gap_s: float, first: bool) -> None:
-        """Count a session's commit. gap_s: seconds since its previous commit; for the first one, since its start."""
+    def count_commit(self, tokens: int, now: float, *, gap_s: float, first: bool, lossy: bool = False) -> None:
+        """Count a session's commit.
+
+        gap_s: seconds since its previous commit; for the first one, since its start. lossy: by its acceptance rule.
+        """
         self.committed += tokens
+        if lossy:
+            self.lossy.committed += tokens
         self.rate.add(tokens, now)
         if first:
             self.first_token_s.add(gap_s)
@@ -106,11 +134,6 @@ class EngineCounters:
         """Add the dead and ignored nodes of a session that has ended."""
         self.dead += session.dead
         self.ignored += session.ignored
-
-    @property
-    def accepted_by_position(self) -> list[int]:
-        """Return accepted nodes by position; position 0 is the one after the last committed token."""
-        return [sum(self._accepted[position + 1 :]) for position in range(POSITIONS)]
 
 
 class MovingAverage:

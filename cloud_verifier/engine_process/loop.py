@@ -198,6 +198,13 @@ def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.Engine
         sessions=stats.states,
         prefix_hits=counters.prefix_hits,
         prefix_tokens=counters.prefix_tokens,
+        lossy=pb.SpeculationCounts(
+            committed=counters.lossy.committed,
+            drafts=counters.lossy.drafts,
+            evaluated=counters.lossy.evaluated,
+            accepted=counters.lossy.accepted,
+            accepted_by_position=counters.lossy.accepted_by_position,
+        ),
     )
 
 
@@ -251,6 +258,7 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
         first_token_s=config.first_token_s,
         stall_timeout_s=config.stall_timeout_s,
         record_top=config.traffic_top,
+        allow_lossy_rules=config.allow_lossy_rules,
     )
 
 

@@ -5,7 +5,7 @@ A metric that vLLM has too keeps vLLM's name, behind `outrider_`. docs/metrics.m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client.core import Metric
@@ -49,18 +49,24 @@ class VerifierCollector(Collector):
 
     def _speculation(self) -> Iterator[Metric]:
         counters, prefix, server = self.host.stats.counters, "outrider_spec_decode_num", "outrider_server_draft"
-        yield counter(f"{prefix}_drafts", "Steps of a session that evaluated nodes of its device", counters.drafts)
-        yield counter(f"{prefix}_draft_tokens", "Nodes of devices that the target evaluated", counters.evaluated)
-        yield counter(f"{prefix}_accepted_tokens", "Evaluated nodes of devices that were committed", counters.accepted)
+        lossy = counters.lossy
+        for name, count, text in (
+            ("drafts", "drafts", "Steps of a session that evaluated nodes of its device"),
+            ("draft_tokens", "evaluated", "Nodes of devices that the target evaluated"),
+            ("accepted_tokens", "accepted", "Evaluated nodes of devices that were committed"),
+        ):
+            yield counter(f"{prefix}_{name}", text, _by_rule(counters, count), "rule")
         text = "Accepted nodes by position after the last committed token; the first position is 0"
-        by_position = {str(at): float(count) for at, count in enumerate(counters.accepted_by_position)}
-        yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
+        coupled = _less(counters.accepted_by_position, lossy.accepted_by_position)
+        by_rule = {"coupled": coupled, "typical": lossy.accepted_by_position}
+        by_position = {(str(at), rule): float(n) for rule, counts in by_rule.items() for at, n in enumerate(counts)}
+        yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position", "rule")
         yield from vllm_speculation(
             self.service.target_name if self.service is not None else "",
-            counters.drafts,
-            counters.evaluated,
-            counters.accepted,
-            counters.accepted_by_position,
+            counters.drafts - lossy.drafts,
+            counters.evaluated - lossy.evaluated,
+            counters.accepted - lossy.accepted,
+            coupled,
         )
         text = "Nodes of the server draft that the target evaluated"
         yield counter(f"{server}_tokens", text, counters.server_evaluated)
@@ -73,7 +79,7 @@ class VerifierCollector(Collector):
 
     def _engine(self) -> Iterator[Metric]:
         stats, counters = self.host.stats, self.host.stats.counters
-        yield counter("outrider_generation_tokens", "Tokens committed", counters.committed)
+        yield counter("outrider_generation_tokens", "Tokens committed", _by_rule(counters, "committed"), "rule")
         yield counter("outrider_prompt_tokens", "Prompt tokens computed", counters.prefilled)
         yield counter("outrider_steps", "Forward passes scheduled", counters.steps)
         yield histogram("outrider_step_seconds", "A step, from its plan to its commits", _of(STEP_S, counters.step_s))
@@ -135,6 +141,16 @@ class VerifierCollector(Collector):
         yield gauge("outrider_ready", "Whether the target is loaded and registered", float(service is not None))
         draining = service is not None and service.draining
         yield gauge("outrider_draining", "Whether no new session is taken", float(draining))
+
+
+def _by_rule(counters: pb.EngineCounters, name: str) -> dict[str, float]:
+    """Return a count of sessions by their acceptance rule; that of `typical` is lossy."""
+    lossy = getattr(counters.lossy, name)
+    return {"coupled": getattr(counters, name) - lossy, "typical": lossy}
+
+
+def _less(counts: Sequence[int], part: Sequence[int]) -> list[int]:
+    return [count - (part[at] if at < len(part) else 0) for at, count in enumerate(counts)]
 
 
 def _of(bounds: tuple[float, ...], counts: pb.Histogram) -> Histogram:

@@ -208,18 +208,21 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             return
         if stream is not None:
             self.counters.ended[how] += 1
-            log.info("stream of epoch %d ended: %s", stream.epoch, how)
+            log.info("stream of epoch %d ended: %s%s", stream.epoch, how, " (lossy)" if stream.lossy else "")
 
     def _begin(self, attach: session_pb2.Attach, claims: Claims) -> SessionStream:
         """Start an admitted session in the engine, and return its stream. Raises Fenced or Unavailable."""
         logs.note(session=claims.session_id)
         size, salt = self._ready.vocabulary_size, self._salt(claims)
-        record = self._recorder is not None and claims.keep_s > 0.0
+        lossy = attach.sampling.HasField("typical")  # its tokens are not all the target's own: no draft learns of them
+        record = self._recorder is not None and claims.keep_s > 0.0 and not lossy
         if self._ready.chains_only:
             claims = replace(claims, limits=replace(claims.limits, children=1))
         stream = SessionStream(self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record)
         self.counters.opened += 1
         self.counters.resumed += bool(attach.tokens)
+        if lossy:
+            log.info("stream of epoch %d is lossy: its acceptance rule is typical", stream.epoch)
         self._record(stream, attach)
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old

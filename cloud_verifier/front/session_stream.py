@@ -47,6 +47,8 @@ class SessionStream:
         self.session_id = claims.session_id
         self.epoch = attach.epoch
         self.claims = claims
+        self.lossy = attach.sampling.HasField("typical")
+        """Whether its acceptance rule lets draft tokens change the output."""
         self.recorded = record
         """Whether the engine sends the session's tokens for the traffic log."""
         self.counters = StreamCounters(counters)

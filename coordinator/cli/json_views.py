@@ -62,6 +62,7 @@ def session(s: pb.SessionStatus) -> Document:
         "acceptance": _share(t.accepted, t.evaluated),
         "rtt_ms": t.rtt_ms or None,
         "draft": t.draft_release or None,
+        "lossy": t.lossy,
         "traffic_class": t.traffic_class or None,
     }
 

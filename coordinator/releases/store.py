@@ -109,8 +109,11 @@ class ReleaseStore:
     async def sample(
         self, weights: str, trial: CanaryTrial, sessions: Sequence[SessionTelemetry], session_samples: int
     ) -> int:
-        """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples."""
-        compared = [session for session in sessions if trial.arm(session.draft_release)]
+        """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
+
+        Sessions with a lossy acceptance rule give none: what they accept says little of the draft.
+        """
+        compared = [session for session in sessions if trial.arm(session.draft_release) and not session.lossy]
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):
             touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]

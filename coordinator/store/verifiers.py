@@ -57,7 +57,8 @@ class VerifierStore:
             touched = []
             for s in sessions[start : start + SESSIONS_AT_ONCE]:
                 workload = workloads.get(s.session_id)
-                history = "".join(map(str, s.acceptance_history)) if workload else ""  # a digit for each position
+                # A digit for each position. What a lossy rule accepts is no prior for others.
+                history = "".join(map(str, s.acceptance_history)) if workload and not s.lossy else ""
                 written += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
                 written += [s.draft_ms, s.nodes_per_level]
                 prior_key = keys.prior(workload or _NO_WORKLOAD)

@@ -43,6 +43,7 @@ _FIELDS_OF_THEIR_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "min_tokens", "traffic_class"),
+    *("acceptance_rule", "typical_epsilon", "typical_delta"),
 )
 """Fields that are options of the SDK, too."""
 
@@ -87,6 +88,10 @@ class RequestBody(BaseModel, extra="allow", strict=True):
     structured_outputs: dict[str, Any] | None = None
     """What the output follows, as vLLM has it: `json`, `json_object`, `regex`, `choice` or `grammar`."""
     traffic_class: str | None = None
+    acceptance_rule: Literal["coupled", "typical"] | None = None
+    """Which draft tokens are accepted; with "typical" the answer is lossy."""
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
     provenance: bool | None = None
     """Whether each chunk lists its tokens with their provenance."""
 

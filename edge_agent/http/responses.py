@@ -225,6 +225,8 @@ def about(completion: Completion) -> dict[str, Any]:
     return {
         "seed": completion.seed,
         "verified": completion.verified,
+        "acceptance_rule": completion.acceptance_rule,
+        "lossy": completion.lossy,
         "finish_reason": completion.finish_reason,
         "session_id": completion.session_id,
         "statistics": _figures(completion.statistics),

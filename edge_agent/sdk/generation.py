@@ -84,6 +84,7 @@ class Generation:
         self.prompt = tuple(prompt)
         self.request = request
         self.statistics = statistics
+        statistics.rule = request.sampling.rule
         self.deadline = deadline
         self.finish_reason: FinishReason | None = None
         """Why the output has ended; None before."""
@@ -197,7 +198,8 @@ class Generation:
         # No target has accepted what the draft wrote alone; it is this device's all the same.
         own = delivery.accepted if delivery.verified else delivery.proposed
         logprobs = delivery.logprobs[:count] if self.request.logprobs is not None else None
-        return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs)
+        lossy = self.request.sampling.lossy
+        return Chunk(text, delivery.tokens[:count], own[:count], delivery.verified, logprobs, lossy)
 
 
 class CompletionStream:
@@ -267,6 +269,7 @@ class CompletionStream:
             session_id=self.statistics.session_id,
             statistics=self.statistics,
             prompt_logprobs=self._generation.prompt_logprobs,
+            acceptance_rule=self._generation.request.acceptance_rule,
         )
 
     async def drain(self) -> Completion:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, Unpack
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, Offline, Options, Timeout
+from edge_agent.sdk.types import DEFAULT_RETRIES, DEFAULT_TIMEOUT, AcceptanceRule, Offline, Options, Timeout
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import (
@@ -22,7 +22,7 @@ from outrider.core.protocol.messages import (
     MAX_PROMPT_TOKENS,
     MAX_STOP_TOKENS,
 )
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire.bounds import is_label
 
 TOO_LONG = frozenset({"length of prompt", "prompt plus max_tokens"})
@@ -117,6 +117,7 @@ _SAMPLING = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 """Options that SamplingParams takes as they are."""
+_TYPICAL = ("epsilon", "delta")
 
 
 class Request(BaseModel):
@@ -149,6 +150,9 @@ class Request(BaseModel):
     offline: Offline = "raise"
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    acceptance_rule: AcceptanceRule = "coupled"
+    typical_epsilon: Number | None = None
+    typical_delta: Number | None = None
 
     _sampling: SamplingParams = PrivateAttr()
 
@@ -169,11 +173,22 @@ class Request(BaseModel):
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING}
         seed = secrets.randbits(DRAWN_SEED_BITS) if self.seed is None else self.seed
         bias = tuple(self.logit_bias.items())
-        self._sampling = SamplingParams(**given, seed=seed, logit_bias=bias, grammar=self.grammar)
+        self._sampling = SamplingParams(
+            **given, seed=seed, logit_bias=bias, grammar=self.grammar, typical=self._typical()
+        )
         if self.grammar and self.ignore_eos:
             raise BadRequest.bound("ignore_eos", True, "False with a grammar, which says where the output may end")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadRequest.bound("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+
+    def _typical(self) -> TypicalAcceptance | None:
+        """Return the parameters of typical acceptance, None for another rule. Raises BadRequest."""
+        given = {name: value for name in _TYPICAL if (value := getattr(self, f"typical_{name}")) is not None}
+        if self.acceptance_rule == "typical":
+            return TypicalAcceptance(**given)
+        for name, value in given.items():
+            raise BadRequest.bound(f"typical_{name}", value, 'left out without acceptance_rule="typical"')
+        return None
 
     @property
     def sampling(self) -> SamplingParams:

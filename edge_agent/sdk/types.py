@@ -15,8 +15,10 @@ from outrider.core.protocol.messages import TokenLogprobs
 Prompt = str | Sequence[int]
 FinishReason = Literal["eos", "length", "stop", "cancelled"]
 Provenance = Literal["draft", "target"]
-"""Origin of a token: a proposal of this device, or the target itself. As long as `verified` is true, the target alone
-would have produced the same token."""
+"""Origin of a token: a proposal of this device, or the target itself. As long as `verified` is true and `lossy` is not,
+the target alone would have produced the same token."""
+AcceptanceRule = Literal["coupled", "typical"]
+"""Which draft tokens the target accepts: its own ones, or also others that it finds likely."""
 Offline = Literal["raise", "draft_only"]
 """Behaviour while no verifier can be reached: raise Unavailable, or let the draft model write alone."""
 
@@ -49,6 +51,11 @@ class Options(TypedDict, total=False):
     stop_token_ids: ids that end the output as the target's own end does; at most 64.
     ignore_eos: continue past the target's own end.
     min_tokens: neither the target's own end nor a stop id comes before so many tokens.
+    acceptance_rule: "coupled" by default: the output is the target's own. "typical" also accepts other draft tokens
+    that the target finds likely: more tokens per step, but the output is not the target's own any more, and is marked
+    as `lossy`. A verifier refuses it unless its operator allows it.
+    typical_epsilon, typical_delta: for "typical": a draft token of probability p, where the target's distribution has
+    the entropy H, is accepted if p > min(epsilon, delta * exp(-H)); 0.09 and 0.3 by default.
     grammar: what the output must follow, which `json_schema`, `regex`, `choice` and `gbnf` of edge_agent.sdk.grammars
     make.
     logprobs: return the target's log-probability of each token, with this many of its likeliest alternatives (0 to 20);
@@ -79,6 +86,9 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     grammar: str
     min_tokens: int
+    acceptance_rule: AcceptanceRule
+    typical_epsilon: float
+    typical_delta: float
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ class Chunk:
     """False: the draft wrote it alone, since no verifier could be reached; the target may have said something else."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """Per token; None unless asked for."""
+    lossy: bool = False
+    """Whether the request's acceptance rule lets draft tokens change the output."""
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:
@@ -126,6 +138,13 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Per token of the prompt, None for the first, before which nothing stands; None unless asked for, or not there
     yet."""
+    acceptance_rule: AcceptanceRule = "coupled"
+    """The acceptance rule of the request."""
+
+    @property
+    def lossy(self) -> bool:
+        """Return whether the acceptance rule lets draft tokens change the output: then it is not the target's own."""
+        return self.acceptance_rule != "coupled"
 
     @property
     def provenance(self) -> tuple[Provenance, ...]:

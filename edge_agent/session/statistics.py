@@ -30,6 +30,8 @@ class Statistics:
     begun: float = field(init=False, repr=False)
     operation: Literal["chat", "text_completion"] = "text_completion"
     """What was asked for, in OpenTelemetry's words."""
+    rule: str = "coupled"
+    """The acceptance rule; with any other the output is lossy, not the target's own."""
     session_id: str = ""
     """Id of the session at coordinator and verifier, once it has been placed."""
     tokens: int = 0
@@ -154,6 +156,7 @@ class Statistics:
             f"{self.tokens_per_s:.1f} tokens/s, first after {ttft}; draft {draft}: {self.accepted} accepted of "
             f"{self.drafted} sent; {self.bytes_up} bytes up, {self.bytes_down} down; {self.attaches} attach"
             f"{'' if self.attaches == 1 else 'es'}"
+            + (f"; lossy, by the acceptance rule {self.rule}" if self.rule != "coupled" else "")
             + (f"; draft replaced {len(self.swaps_s)} times" if self.swaps_s else "")
             + ("; all draft workers were in use" if self.draft_busy else "")
             + (f"; draft failed: {self.draft_failure}" if self.draft_failure else "")

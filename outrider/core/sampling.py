@@ -1,4 +1,4 @@
-"""Define the sampling parameters of a request and their bounds."""
+"""Define the sampling parameters of a request and their bounds, its acceptance rule among them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,31 @@ from outrider.core.errors import BadRequest, between
 MAX_BIASES = 300
 """Token ids whose logits one request may change, as in OpenAI's API."""
 MAX_GRAMMAR_BYTES = 1 << 17
+MAX_DELTA = 1e9
+"""At it `delta * exp(-entropy)` exceeds 1 in any vocabulary, so that `epsilon` alone decides."""
+RULES = ("coupled", "typical")
+"""Names of the acceptance rules; all but the first change the output."""
+
+
+@dataclass(frozen=True)
+class TypicalAcceptance:
+    """Accepts a draft token that is not the target's own if the target finds it likely enough (Medusa, arXiv
+    2401.10774): p > min(epsilon, delta * exp(-H)), where H is the entropy of the target's distribution p, in nats.
+
+    With a great delta the threshold is fixed, which is the rollback of BiLD (arXiv 2302.07863).
+    """
+
+    epsilon: float = 0.09
+    """Probability above which a token is accepted whatever the entropy is; at 1 none is."""
+    delta: float = 0.3
+    """Share of exp(-H) above which a token is accepted."""
+
+    def __post_init__(self) -> None:
+        _within("typical_epsilon", self.epsilon, 0.0, 1.0)
+        _within("typical_delta", self.delta, 0.0, MAX_DELTA)
+        for name, value in (("typical_epsilon", self.epsilon), ("typical_delta", self.delta)):
+            if value == 0.0:
+                raise BadRequest.bound(name, value, "greater than 0: at 0 any token would be accepted")
 
 
 @dataclass(frozen=True)
@@ -34,6 +59,8 @@ class SamplingParams:
     """(token id, value added to its logit); -100 all but bans a token."""
     grammar: str = ""
     """Lark text that the output follows; tokens that it forbids have no probability. Empty: any output."""
+    typical: TypicalAcceptance | None = None
+    """Accept likely draft tokens that are not the target's own, which changes the output; None: only its own ones."""
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
@@ -54,6 +81,16 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def rule(self) -> str:
+        """Return the name of the acceptance rule, one of RULES."""
+        return "coupled" if self.typical is None else "typical"
+
+    @property
+    def lossy(self) -> bool:
+        """Return whether the acceptance rule lets draft tokens change the output."""
+        return self.typical is not None
 
     @property
     def penalised(self) -> bool:

@@ -48,6 +48,8 @@ class SessionTelemetry:
     """Nodes that arrived too late, or below such a node."""
     ignored: int = 0
     """Nodes that no step could take since they were outside the speculation window; each counts once."""
+    lossy: bool = False
+    """Whether its acceptance rule changes the output; its acceptance says nothing of a release or of a workload."""
 
 
 @dataclass(frozen=True)

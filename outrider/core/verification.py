@@ -1,10 +1,19 @@
-"""Verify a token tree: accept a child iff it equals the target's own token, which is lossless for any tree."""
+"""Verify a token tree by an acceptance rule.
+
+The rule `coupled` accepts a child iff it equals the target's own token, which is lossless for any tree. The rule
+`typical` also accepts other children that the target finds likely, which is lossy: what is drafted changes the output.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.core.sampling import TypicalAcceptance
 from outrider.core.tree import ROOT, TokenTree
 
 
@@ -23,6 +32,14 @@ class TreeBatch:
     """1 for a child of row 0."""
     position: int
     """Generated tokens before the step: row 0 predicts the token at this position."""
+
+    @property
+    def children(self) -> list[list[int]]:
+        """Return the tokens of each row's children, `[1 + nodes]`."""
+        below: list[list[int]] = [[] for _ in range(len(self.ids) + 1)]
+        for parent, token in zip(self.parents, self.tokens, strict=True):
+            below[parent].append(token)
+        return below
 
 
 def tree_batch_of(tree: TokenTree, wanted: Collection[int]) -> TreeBatch:
@@ -46,12 +63,34 @@ class Verified:
     """Rows of the accepted nodes: one fewer than the tokens, or as many if the sequence ended inside the path."""
 
 
+def typical_child(
+    ids: NDArray[np.int64], log_p: NDArray[np.float64], children: Collection[int], rule: TypicalAcceptance
+) -> int | None:
+    """Return the likeliest child that typical acceptance takes (Medusa, arXiv 2401.10774), of equal ones the lowest id.
+
+    ids, log_p: `[n]`, ascending, all tokens of positive probability under the target after processors, with the natural
+    logarithm of that probability up to a constant. Returns None if no child has p > min(epsilon, delta * exp(-H)).
+    """
+    log_p = log_p - log_p.max()
+    log_p -= np.log(np.exp(log_p).sum())
+    p = np.exp(log_p)
+    left = p > 0.0
+    entropy = -float((p[left] * log_p[left]).sum())
+    threshold = min(rule.epsilon, rule.delta * math.exp(-entropy))
+    drafted = np.flatnonzero(np.isin(ids, np.fromiter(children, np.int64, len(children))))
+    if not len(drafted):
+        return None
+    best = drafted[p[drafted].argmax()]
+    return int(ids[best]) if p[best] > threshold else None
+
+
 def verify(
     batch: TreeBatch, target_token: Callable[[int, Sequence[int]], int], ends: Callable[[int, int], bool]
 ) -> Verified:
     """Take the target's token at row 0, go on at the node that carries it, and so on until no node does.
 
-    target_token(row, path): returns the target's token after that row; `path` is the tokens accepted in this step.
+    target_token(row, path): returns the target's token after that row, or the child that a lossy rule accepts there;
+    `path` is the tokens accepted in this step.
     ends(token, position): whether the sequence ends with this token at this position, even inside an accepted path.
     """
     children = {pair: row for row, pair in enumerate(zip(batch.parents, batch.tokens, strict=True), start=1)}

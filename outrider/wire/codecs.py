@@ -36,7 +36,7 @@ from outrider.core.protocol.messages import (
     SessionLimits,
     TokenLogprobs,
 )
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire import bounds
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -108,16 +108,19 @@ def _field_names(cls: Any) -> tuple[str, ...]:
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
-    same = {name: value for name, value in vars(params).items() if name != "logit_bias"}
-    bias = params.logit_bias
-    return pb.Sampling(**same, bias_id=[token for token, _ in bias], bias=[value for _, value in bias])
+    same = {name: value for name, value in vars(params).items() if name not in ("logit_bias", "typical")}
+    bias, rule = params.logit_bias, params.typical
+    typical = None if rule is None else pb.TypicalAcceptance(**vars(rule))
+    return pb.Sampling(**same, bias_id=[token for token, _ in bias], bias=[value for _, value in bias], typical=typical)
 
 
 def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
     """Decode sampling parameters. Raises BadRequest, for bounds that SamplingParams checks, too."""
     if len(message.bias) != len(message.bias_id):
         raise BadRequest.bound("length of sampling.bias", len(message.bias), f"{len(message.bias_id)}, that of bias_id")
-    return built(SamplingParams, message, logit_bias=tuple(zip(message.bias_id, message.bias, strict=True)))
+    bias = tuple(zip(message.bias_id, message.bias, strict=True))
+    typical = built(TypicalAcceptance, message.typical) if message.HasField("typical") else None
+    return built(SamplingParams, message, logit_bias=bias, typical=typical)
 
 
 def attach_to_proto(attach: Attach) -> pb.Attach:

@@ -19,6 +19,7 @@ from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
+from outrider.core.sampling import SamplingParams
 from outrider.wire import channels, codecs
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target, target_to_proto
@@ -128,10 +129,18 @@ class Front:
         """Return the tenant of each live session, by session id."""
         return {session_id: stream.claims.tenant for session_id, stream in self.service.streams.items()}
 
-    async def open(self, session_id: str = "s", epoch: int = 1, *, wait: bool = True, **fields: Any) -> Stream:
+    async def open(
+        self,
+        session_id: str = "s",
+        epoch: int = 1,
+        *,
+        wait: bool = True,
+        sampling: SamplingParams | None = None,
+        **fields: Any,
+    ) -> Stream:
         """Return a stream whose Open was sent and, with `wait`, answered."""
         stream = Stream(self.stub.Session())
-        attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32)
+        attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32, sampling=sampling or SamplingParams())
         await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, **fields)))
         if wait:
             assert (await stream.read()).WhichOneof("kind") == "opened"

@@ -98,10 +98,12 @@ async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -
 
 async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     counters = engine_pb2.EngineCounters(
-        drafts=3,
-        evaluated=9,
-        accepted=4,
-        accepted_by_position=[3, 1],
+        committed=28,
+        drafts=5,
+        evaluated=15,
+        accepted=9,
+        accepted_by_position=[5, 2],
+        lossy=engine_pb2.SpeculationCounts(committed=8, drafts=2, evaluated=6, accepted=5, accepted_by_position=[2, 1]),
         sessions={"decode": 2},
         part_s={"forward": 0.5},
         first_token_s=engine_pb2.Histogram(counts=[0, 1, *[0] * 12], sum=0.01),
@@ -116,14 +118,17 @@ async def test_a_scrape_shows_the_engines_last_statistics(plain) -> None:
     )
     await until(lambda: plain.host.stats.verifier.min_acceptance == 0.25)
     found = scrape(plain)
-    assert found["spec_decode_num_drafts_total"] == 3
-    assert found["spec_decode_num_draft_tokens_total"] == 9
-    assert found["spec_decode_num_accepted_tokens_total"] == 4
-    assert found['spec_decode_num_accepted_tokens_per_pos_total{position="0"}'] == 3
-    assert found['spec_decode_num_accepted_tokens_per_pos_total{position="1"}'] == 1
-    of = 'engine="0",model_name="t"'
+    coupled, typical = '{rule="coupled"}', '{rule="typical"}'
+    for name, one, other in (("drafts", 3, 2), ("draft_tokens", 9, 6), ("accepted_tokens", 4, 5)):
+        found_of_both = [found[f"spec_decode_num_{name}_total{rule}"] for rule in (coupled, typical)]
+        assert found_of_both == [one, other]
+    per_position = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert [found[f'{per_position}{{position="{at}",rule="coupled"}}'] for at in (0, 1)] == [3, 1]
+    assert [found[f'{per_position}{{position="{at}",rule="typical"}}'] for at in (0, 1)] == [2, 1]
+    assert [found[f"generation_tokens_total{rule}"] for rule in (coupled, typical)] == [20, 8]
+    of = 'engine="0",model_name="t"'  # which tell of what is lossless alone
     for name in ("drafts", "draft_tokens", "accepted_tokens"):
-        assert found[f"vllm:spec_decode_num_{name}_total{{{of}}}"] == found[f"spec_decode_num_{name}_total"]
+        assert found[f"vllm:spec_decode_num_{name}_total{{{of}}}"] == found[f"spec_decode_num_{name}_total{coupled}"]
     assert found[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{of},position="1"}}'] == 1
     assert found['sessions{state="decode"}'] == 2
     assert found['step_part_seconds_total{part="forward"}'] == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cloud_verifier.traffic.segments import SegmentWriter
 from cloud_verifier.verifier import _report
 from outrider.core.errors import BadRequest, Fenced
 from outrider.core.protocol.messages import Attach, SessionLimits
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.wire import codecs
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
@@ -107,6 +109,20 @@ async def test_without_a_ticket_nothing_is_recorded_and_no_draft_known(tmp_path)
         start = (await running.engine.asked("start")).start
         assert (start.record, start.draft_release) == (False, "")
         stream.call.cancel()
+
+
+async def test_a_session_with_a_lossy_rule_is_not_recorded_and_the_log_says_that_it_is_lossy(tmp_path, caplog):
+    recorder, lossy = FakeRecorder(), SamplingParams(typical=TypicalAcceptance())
+    with caplog.at_level(logging.INFO, "cloud_verifier.front.service"):
+        async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
+            stream = await running.open(sampling=lossy)
+            start = (await running.engine.asked("start")).start
+            assert not start.record
+            assert codecs.sampling_from_proto(start.attach.sampling) == lossy
+            stream.call.cancel()
+            await until(lambda: not running.tenants)
+    assert recorder.begun == []
+    assert "stream of epoch 1 is lossy: its acceptance rule is typical" in caplog.messages
 
 
 async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_path):

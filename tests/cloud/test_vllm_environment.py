@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
         ({"engine_args": "{}"}, "engine_args is for vLLM"),
         ({"engine_python": "/usr/bin/python3", "tensor_parallel": 2}, "engine_python is for vLLM"),
         ({"engine": "vllm", "attention": "exact"}, "attention is exact, which engine vllm does not have"),
+        ({"attention": "exact", "allow_lossy_rules": True}, "allow_lossy_rules goes without attention exact"),
         ({"engine": "vllm", "compile": True}, "compile is True, which engine vllm does not have"),
         ({"engine": "vllm", "server_draft": "d.gguf"}, "server_draft is d.gguf, which engine vllm does not have"),
     ],

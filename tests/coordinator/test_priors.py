@@ -60,6 +60,12 @@ async def test_a_session_that_opens_gets_the_prior_of_its_workload_key(cluster) 
     assert (prior.first_acceptance, prior.sibling_acceptance, prior.observations) == (0.75, 0.5, 8)
 
 
+async def test_what_a_lossy_rule_accepts_is_no_prior(cluster) -> None:
+    first = await cluster.open(draft_release=DRAFT, traffic_class="code")
+    await cluster.report("v1", [report(first.session_id, GOOD, lossy=True)])
+    assert not (await cluster.open(draft_release=DRAFT, traffic_class="code")).HasField("prior")
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -57,6 +57,11 @@ async def test_a_span_of_32_positions_is_a_sample_and_a_shorter_one_goes_on(sess
     assert await sessions.taken() == [(True, 25, 40), (True, 25, 35)]
 
 
+async def test_a_session_with_a_lossy_rule_gives_no_sample(sessions) -> None:
+    assert await sessions.report(400, 390, lossy=True) == 0
+    assert await sessions.taken() == []
+
+
 async def test_the_same_report_again_adds_nothing(sessions) -> None:
     assert [await sessions.report(40, 25) for _ in range(3)] == [1, 0, 0]
 

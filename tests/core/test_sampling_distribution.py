@@ -64,6 +64,19 @@ def noise() -> np.ndarray:
     return np.array([[gumbel(position_key(key, t), ids) for t in range(LENGTH)] for key in keys])
 
 
+def knowing_the_noise(g: np.ndarray, children: Callable[[list[int]], list[int]]) -> dict[Prefix, list[list[int]]]:
+    """Return the proposals of a source that knows the target and the noise. children: of the target's own order."""
+    return {prefix: [children(order) for order in orders] for prefix, orders in ranked(TARGET, g).items()}
+
+
+ADVERSARIES: dict[str, Callable[[list[int]], list[int]]] = {
+    "proposes the target's token only if it is low": lambda order: order[:2] if order[0] < 2 else order[1:3],
+    "never proposes the target's token": lambda order: order[1:3],
+    "proposes the tokens that would be next": lambda order: [order[2], order[1]],
+    "proposes low tokens unless they are the target's": lambda order: [t for t in (0, 1, 2) if t != order[0]][:2],
+}
+
+
 def ranked(log_probs: Table, g: np.ndarray) -> dict[Prefix, list[list[int]]]:
     """Return the tokens per prefix and seed by decreasing log p + g; those without probability are last."""
     return {prefix: np.argsort(-(log_p + g[:, len(prefix)]), axis=1).tolist() for prefix, log_p in log_probs.items()}
@@ -188,6 +201,23 @@ def test_every_draft_leads_to_the_very_same_tokens() -> None:
         alone.append(whole)
     for name, draft in DRAFTS.items():
         assert sequences(draft, coupled, g) == alone, name
+
+
+def against(name: str, rule: Rule) -> float:
+    """Return the p-value of what the rule commits, over the seeds, of an adversary's trees."""
+    g = noise()
+    target, proposed = ranked(TARGET, g), knowing_the_noise(g, ADVERSARIES[name])
+    return p_value([generate(Session(seed, target, proposed), rule) for seed in range(len(g))])
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_a_source_that_knows_the_noise_cannot_bias_the_output(name: str) -> None:
+    assert against(name, coupled) > 1e-3
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_a_source_that_knows_the_noise_biases_a_rule_that_asks_what_was_proposed(name: str) -> None:
+    assert against(name, fresh_residual) < 1e-6
 
 
 @pytest.mark.parametrize("rule", [likely_child, best_child, fresh_residual], ids=lambda rule: rule.__name__)

@@ -40,13 +40,26 @@ def test_a_request_counts_while_it_runs_and_not_twice_when_it_has_ended(clock) -
         during = samples(metrics)
     after = samples(metrics)
     for name, value in (
-        ("tokens_total", 3),
-        ("spec_decode_num_accepted_tokens_total", 2),
+        ('tokens_total{rule="coupled"}', 3),
+        ('tokens_total{rule="typical"}', 0),
+        ('spec_decode_num_accepted_tokens_total{rule="coupled"}', 2),
         ("spec_decode_num_draft_tokens_total", 5),
     ):
         assert (during[name], after[name]) == (value, value)
     assert (during["requests_running"], after["requests_running"]) == (1, 0)
     assert after['requests_total{finish="length"}'] == 1
+
+
+def test_tokens_of_a_lossy_request_are_counted_apart_and_not_under_vllms_names(clock) -> None:
+    metrics, statistics = EdgeMetrics(), Statistics(clock)
+    statistics.rule = "typical"
+    with metrics.following(statistics, lambda: "length"):
+        statistics.delivered(4, accepted=3, evaluated=True)
+    found = samples(metrics)
+    assert (found['tokens_total{rule="typical"}'], found['tokens_total{rule="coupled"}']) == (4, 0)
+    assert found['spec_decode_num_accepted_tokens_total{rule="typical"}'] == 3
+    assert not sum(value for name, value in found.items() if name.startswith("vllm:spec_decode_num_accepted"))
+    assert "lossy, by the acceptance rule typical" in statistics.summary()
 
 
 def test_times_are_those_of_requests_that_have_ended(clock) -> None:

@@ -66,6 +66,17 @@ async def test_a_completion_is_the_targets_text_with_usage_and_figures(openai: A
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 30
     extra = choice.outrider  # type: ignore[attr-defined]
     assert extra["statistics"]["tokens"] == 30 and extra["verified"] is True and extra["session_id"]
+    assert (extra["acceptance_rule"], extra["lossy"]) == ("coupled", False)
+
+
+async def test_an_answer_by_typical_acceptance_says_that_it_is_lossy(web: httpx.AsyncClient) -> None:
+    body = {"prompt": "x", "max_tokens": 9, "acceptance_rule": "typical", "typical_epsilon": 0.2}
+    answer = (await web.post("/v1/completions", json=body)).json()
+    extra = answer["choices"][0]["outrider"]
+    assert (extra["acceptance_rule"], extra["lossy"]) == ("typical", True)
+    refused = await web.post("/v1/completions", json={**body, "typical_epsilon": 2})
+    assert refused.status_code == 400
+    assert problem(refused)["param"] == "typical_epsilon"
 
 
 async def test_chat_streams_in_openais_order(openai: AsyncOpenAI) -> None:

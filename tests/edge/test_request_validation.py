@@ -12,7 +12,7 @@ import pytest
 from edge_agent import AsyncClient, Timeout
 from edge_agent.sdk.request import Request, check_messages, check_prompt
 from outrider.core.errors import BadRequest
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 
 
 @pytest.fixture
@@ -72,6 +72,21 @@ async def test_an_option_of_a_wrong_type_is_refused_by_name(client: AsyncClient,
         ({"timeout": Timeout(first_token=-1)}, "timeout", "timeout.first_token is -1, must be greater than 0"),
         ({"offline": "maybe"}, "offline", "offline is 'maybe', must be 'raise' or 'draft_only'"),
         (
+            {"acceptance_rule": "lossy"},
+            "acceptance_rule",
+            "acceptance_rule is 'lossy', must be 'coupled' or 'typical'",
+        ),
+        (
+            {"acceptance_rule": "typical", "typical_epsilon": 2},
+            "typical_epsilon",
+            "typical_epsilon is 2.0, must be between 0.0 and 1.0",
+        ),
+        (
+            {"typical_delta": 0.3},
+            "typical_delta",
+            'typical_delta is 0.3, must be left out without acceptance_rule="typical"',
+        ),
+        (
             {"traffic_class": "a b"},
             "traffic_class",
             "traffic_class is 'a b', must be at most 64 letters, digits, '.', '_' or '-'",
@@ -94,6 +109,13 @@ async def test_a_prompt_of_a_wrong_type_is_refused(client: AsyncClient, prompt: 
 async def test_messages_of_a_wrong_type_are_refused(client: AsyncClient, messages: Any) -> None:
     with pytest.raises(BadRequest, match="messages"):
         await client.chat(messages)
+
+
+def test_typical_acceptance_has_defaults_and_no_other_rule_is_lossy() -> None:
+    assert Request.of().sampling.typical is None
+    assert Request.of(acceptance_rule="typical").sampling.typical == TypicalAcceptance(0.09, 0.3)
+    some = Request.of(acceptance_rule="typical", typical_epsilon=0.2, typical_delta=1e9)
+    assert some.sampling.typical == TypicalAcceptance(0.2, 1e9)
 
 
 def test_what_stands_for_a_number_is_taken() -> None:

@@ -14,7 +14,7 @@ from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_c
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.constraint import Constraint
 from outrider.core.errors import BadRequest, InternalError
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
@@ -29,7 +29,8 @@ def naive(logits: torch.Tensor, chain: Chain) -> list[int]:
     try:
         while not path or chain.drafts[: len(path)] == path:
             row = logits[chain.row + len(path)]
-            path.append(chain.sampler.choose(row, chain.position + len(path), path))
+            below = chain.drafts[len(path) : len(path) + 1]
+            path.append(chain.sampler.choose(row, chain.position + len(path), path, below))
     except InternalError:
         return []
     return path
@@ -50,8 +51,10 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         {"frequency_penalty": 0.3, "top_p": 0.5},
     ]
     temperature = draw(st.sampled_from([0.01, 0.3, 0.8, 1.5]))
+    typical = draw(st.sampled_from([None, None, TypicalAcceptance(), TypicalAcceptance(1e-4, 1e9)]))
     return SamplingParams(
-        **{"temperature": temperature, "seed": draw(st.integers(0, 2**64 - 1))} | draw(st.sampled_from(ways))
+        **{"temperature": temperature, "seed": draw(st.integers(0, 2**64 - 1)), "typical": typical}
+        | draw(st.sampled_from(ways))
     )
 
 

@@ -146,26 +146,31 @@ def total(completions: list[Completion], name: str) -> int:
 async def test_the_verifiers_counts_are_the_clients_own(watched, completions) -> None:
     tokens, steps = total(completions, "tokens"), total(completions, "steps")
     assert tokens == len(PROMPTS) * TOKENS
-    found = await watched.until(lambda found: found["generation_tokens_total"] == tokens)
-    assert found["spec_decode_num_draft_tokens_total"] == total(completions, "evaluated") > 0
+    found = await watched.until(lambda found: found['generation_tokens_total{rule="coupled"}'] == tokens)
+    assert found['spec_decode_num_draft_tokens_total{rule="coupled"}'] == total(completions, "evaluated") > 0
     # A step brings the accepted ones and one more, but where the sequence ends inside an accepted path.
-    assert tokens - steps <= found["spec_decode_num_accepted_tokens_total"] <= tokens - steps + len(PROMPTS)
-    assert found["spec_decode_num_accepted_tokens_total"] <= total(completions, "accepted")
+    assert (
+        tokens - steps
+        <= found['spec_decode_num_accepted_tokens_total{rule="coupled"}']
+        <= tokens - steps + len(PROMPTS)
+    )
+    assert found['spec_decode_num_accepted_tokens_total{rule="coupled"}'] <= total(completions, "accepted")
     name = "spec_decode_num_accepted_tokens_per_pos_total{"
     by_position, as_vllm = (
-        [value for full, value in found.items() if full.startswith(prefix + name)] for prefix in ("", "vllm:")
+        [value for full, value in found.items() if full.startswith(prefix + name) and 'rule="typical"' not in full]
+        for prefix in ("", "vllm:")
     )
-    assert sum(by_position) == found["spec_decode_num_accepted_tokens_total"]
+    assert sum(by_position) == found['spec_decode_num_accepted_tokens_total{rule="coupled"}']
     assert as_vllm == by_position
-    assert by_position[0] <= found["spec_decode_num_drafts_total"] <= steps
+    assert by_position[0] <= found['spec_decode_num_drafts_total{rule="coupled"}'] <= steps
     # What was under way when a session ended is not received.
     sent = total(completions, "drafted")
-    assert found["spec_decode_num_draft_tokens_total"] <= found["nodes_received_total"] <= sent
+    assert found['spec_decode_num_draft_tokens_total{rule="coupled"}'] <= found["nodes_received_total"] <= sent
 
 
 async def test_every_token_has_its_latency_and_every_stream_its_end(watched, completions) -> None:
     tokens, sessions = total(completions, "tokens"), len(completions)
-    found = await watched.until(lambda found: found["generation_tokens_total"] == tokens)
+    found = await watched.until(lambda found: found['generation_tokens_total{rule="coupled"}'] == tokens)
     assert found["time_to_first_token_seconds_count"] == sessions
     assert found["inter_token_latency_seconds_count"] == tokens - sessions
     assert found["queue_wait_seconds_count"] == sessions
@@ -181,11 +186,11 @@ async def test_every_token_has_its_latency_and_every_stream_its_end(watched, com
 async def test_the_devices_metrics_are_the_sum_of_its_statistics(client, completions) -> None:
     found = samples_of(client.metrics.render().decode())
     names = {
-        "tokens_total": "tokens",
-        "steps_total": "steps",
+        'tokens_total{rule="coupled"}': "tokens",
+        'steps_total{rule="coupled"}': "steps",
         "spec_decode_num_draft_tokens_total": "drafted",
-        "spec_decode_num_evaluated_tokens_total": "evaluated",
-        "spec_decode_num_accepted_tokens_total": "accepted",
+        'spec_decode_num_evaluated_tokens_total{rule="coupled"}': "evaluated",
+        'spec_decode_num_accepted_tokens_total{rule="coupled"}': "accepted",
         "appends_total": "appends",
         'link_bytes_total{direction="up"}': "bytes_up",
     }

@@ -34,7 +34,7 @@ from outrider.core.protocol.messages import (
     SessionLimits,
     TokenLogprobs,
 )
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import MAX_DELTA, SamplingParams, TypicalAcceptance
 from outrider.wire import codecs
 from outrider.wire.codecs import MAX_HASH_BYTES, MAX_TICKET_BYTES, Open, Opened
 from outrider.wire.v1 import session_pb2 as pb
@@ -60,6 +60,8 @@ sampling = st.builds(
     frequency_penalty=st.floats(-100.0, 100.0),
     seed=st.integers(0, 2**64 - 1),
     logit_bias=st.dictionaries(ids, st.floats(-100.0, 100.0), max_size=5).map(lambda found: tuple(found.items())),
+    typical=st.none()
+    | st.builds(TypicalAcceptance, st.floats(0.0, 1.0, exclude_min=True), st.floats(0.0, MAX_DELTA, exclude_min=True)),
 )
 attaches = st.builds(
     Attach,

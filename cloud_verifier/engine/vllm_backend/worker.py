@@ -23,7 +23,7 @@ from cloud_verifier.engine.sampling import Sampler, top_logprobs
 from cloud_verifier.engine.vllm_backend.slots import bytes_of_slots
 from outrider.core.constraint import Grammars, constraint_of, grammars_of
 from outrider.core.errors import ModelRefused
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
@@ -127,7 +127,8 @@ class NoProposer:
 
 
 class CoupledSampling:
-    """Stands in for the model runner's `_sample`: a draft token is accepted iff it equals the target's own token."""
+    """Stands in for the model runner's `_sample`: a draft token is accepted iff it equals the target's own token, or by
+    typical acceptance where the session asks for that."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -182,7 +183,9 @@ class CoupledSampling:
             prompt, output = state.prompt_token_ids[: session["prompt"]], state.prompt_token_ids[session["prompt"] :]
             values = dict(session["sampling"])
             bias = tuple((token, value) for token, value in values.pop("logit_bias"))
-            params = SamplingParams(**values, logit_bias=bias)
+            typical = values.pop("typical")
+            rule = None if typical is None else TypicalAcceptance(**typical)
+            params = SamplingParams(**values, logit_bias=bias, typical=rule)
             tokens = [*output, *state.output_token_ids]
             grammar = self._grammars(session["eos"]).begin(params.grammar) if params.grammar else None
             constraint = constraint_of(grammar, session["ends"], session["min_tokens"], tokens)

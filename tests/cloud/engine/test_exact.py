@@ -129,7 +129,7 @@ def test_in_bfloat16_trees_neighbours_and_cached_prefixes_change_no_bit_that_is_
         """Return the logits of every token of four sessions that begin alike."""
         rows: dict[tuple[int, int], torch.Tensor] = {}
 
-        def record(sampler: Sampler, row: torch.Tensor, position: int, path: Sequence[int]) -> int:
+        def record(sampler: Sampler, row: torch.Tensor, position: int, path: Sequence[int], *_: object) -> int:
             rows[sampler.key, position] = row.clone()
             return choose(sampler, row, position, path)
 

@@ -1,0 +1,200 @@
+"""Test that sessions with typical acceptance are refused unless allowed, keep to the rule, and are counted apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filtered import filtered_log_probs
+from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
+from small_tokenizer import tokenizer_json
+from tiny_targets import EOS, VOCAB, Reference
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from outrider.core.constraint import Grammars, constraint_of
+from outrider.core.errors import BadRequest
+from outrider.core.processors import TokenCounts, penalise
+from outrider.core.protocol.device import DeviceSession
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
+from outrider.core.tree import ROOT
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+ALLOWED = EngineConfig(kv_slots=1024, max_sessions=16, allow_lossy_rules=True)
+RULE = TypicalAcceptance(0.05, 0.4)
+SAMPLING = {
+    "greedy": SamplingParams(typical=RULE),
+    "sampled": SamplingParams(temperature=0.8, seed=5, typical=RULE),
+    "filters": SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, seed=6, typical=RULE),
+    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2, seed=9, typical=RULE),
+}
+PROMPT = prompt_of(12)
+
+
+def likely(plain: Reference) -> Drafter:
+    """Return a drafter of the target's second and third likeliest tokens, which are seldom its own."""
+
+    def draft(device: DeviceSession, rng: random.Random) -> None:
+        tip, tokens = ROOT, [*PROMPT, *device.received]
+        for _ in range(3):
+            with torch.inference_mode():
+                best = plain.module(torch.tensor([tokens])).logits[0, -1].topk(3).indices.tolist()
+            for token in best[1:]:
+                device.add(tip, token)
+            child = device.tree.child(tip, best[1])
+            if child is None:
+                return
+            tip, tokens = child, [*tokens, best[1]]
+
+    return draft
+
+
+def run(model: TargetModel, draft: Drafter, params: SamplingParams, config: EngineConfig = ALLOWED) -> Rig:
+    rig = Rig(model, config)
+    rig.attach("s", client(PROMPT, draft, max_tokens=40, sampling=params, ignore_eos=True))
+    rig.run()
+    return rig
+
+
+def follows(plain: Reference, tokens: Sequence[int], params: SamplingParams) -> list[str]:
+    """Say of each token whether it is the target's own, or likely enough by the rule, or neither."""
+    found, rule = [], params.typical
+    assert rule is not None
+    own = dataclasses.replace(params, typical=None)
+    for at, token in enumerate(tokens):
+        before = list(tokens[:at])
+        with torch.inference_mode():
+            logits = plain.module(torch.tensor([[*PROMPT, *before]])).logits[0, -1].numpy().astype(np.float64)
+        if token == plain._choose(logits, own, PROMPT, before):
+            found.append("own")
+            continue
+        scores = penalise(logits, params, TokenCounts([*PROMPT, *before]))
+        hot = dataclasses.replace(params, temperature=1.0) if params.greedy else params
+        log_p = filtered_log_probs(scores, hot)
+        log_p -= np.log(np.exp(log_p).sum())
+        p = np.exp(log_p)
+        left = p[p > 0]
+        threshold = min(rule.epsilon, rule.delta * math.exp(float((left * np.log(left)).sum())))
+        found.append("likely" if p[token] > threshold * (1 - 1e-3) else "neither")
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_every_token_is_the_targets_own_or_likely_enough(name: str, target: Target, reference: Plain) -> None:
+    plain = reference("llama")
+    rig = run(target("llama"), likely(plain), SAMPLING[name])
+    found = follows(plain, rig.clients["s"].device.received, SAMPLING[name])
+    assert "neither" not in found
+    assert found.count("likely") > 3
+    assert found.count("own") > 3
+
+
+@pytest.mark.parametrize("draft", [nothing, random_tree], ids=["nothing", "random_tree"])
+@pytest.mark.parametrize("name", SAMPLING)
+def test_at_an_epsilon_of_one_the_output_is_the_targets_own(
+    name: str, draft: Drafter, target: Target, reference: Plain
+) -> None:
+    params = dataclasses.replace(SAMPLING[name], typical=TypicalAcceptance(1.0, 1e9))
+    own = dataclasses.replace(params, typical=None)
+    expected = reference("llama").generate(PROMPT, 40, own, ignore_eos=True)
+    assert run(target("llama"), draft, params).clients["s"].device.received == expected
+
+
+def test_the_targets_own_token_is_taken_before_a_likelier_child(target: Target, reference: Plain) -> None:
+    params = dataclasses.replace(SAMPLING["sampled"], typical=TypicalAcceptance(1e-6, 1e9))
+    own = dataclasses.replace(params, typical=None)
+    expected = reference("llama").generate(PROMPT, 40, own, ignore_eos=True)
+    likeliest = likely(reference("llama"))
+
+    def both(device: DeviceSession, rng: random.Random) -> None:
+        perfect(expected)(device, rng)
+        if len(device.received) < 40:
+            device.add(ROOT, expected[len(device.received)])
+        likeliest(device, rng)
+
+    assert run(target("llama"), both, params).clients["s"].device.received == expected
+
+
+def test_it_takes_fewer_steps_than_the_lossless_rule(target: Target, reference: Plain) -> None:
+    lossy = SAMPLING["sampled"]
+    steps = [
+        run(target("llama"), likely(reference("llama")), params).engine.counters.steps
+        for params in (lossy, dataclasses.replace(lossy, typical=None))
+    ]
+    assert steps[0] < steps[1]
+
+
+def test_it_is_refused_unless_the_operator_allows_it(target: Target) -> None:
+    rig = Rig(target("llama"))
+    with pytest.raises(BadRequest, match="acceptance_rule is typical, must be coupled: the operator") as caught:
+        rig.attach("s", client(PROMPT, sampling=SAMPLING["greedy"]))
+    assert caught.value.field == "acceptance_rule"
+    rig.attach("s", client(PROMPT))
+
+
+def test_it_is_refused_where_bits_are_exact_even_if_it_is_allowed(tiny_directory: Callable[[str], Path]) -> None:
+    model = TargetModel.load(tiny_directory("llama"), attention="exact")
+    check_numerics(model)
+    with pytest.raises(BadRequest, match="coupled on a verifier with exact bits"):
+        Rig(model, ALLOWED).attach("s", client(PROMPT, sampling=SAMPLING["greedy"]))
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_with_a_grammar_only_tokens_that_it_allows_are_taken(name: str, target: Target, reference: Plain) -> None:
+    grammars = Grammars(tokenizer_json(), VOCAB, (EOS,))
+    params = dataclasses.replace(SAMPLING[name], grammar="start: /[a-m]{24}/", typical=TypicalAcceptance(1e-9, 1e-9))
+    rig = Rig(target("llama"), ALLOWED, grammars=grammars)
+    rig.attach("s", client(PROMPT, random_tree, max_tokens=40, sampling=params))
+    rig.run()
+    received = rig.clients["s"].device.received
+    assert rig.clients["s"].errors == []
+    constraint_of(grammars.begin(params.grammar), (EOS,), 0, received)  # refuses what the grammar forbids
+    own = dataclasses.replace(params, typical=None)
+    plain = Rig(target("llama"), ALLOWED, grammars=grammars)
+    plain.attach("s", client(PROMPT, nothing, max_tokens=40, sampling=own))
+    plain.run()
+    assert plain.clients["s"].device.received != received
+
+
+def test_what_was_committed_stays_when_the_session_moves_on(target: Target, reference: Plain) -> None:
+    params = SAMPLING["sampled"]
+    one = client(PROMPT, likely(reference("llama")), max_tokens=40, sampling=params, ignore_eos=True)
+    first, second = Rig(target("llama"), ALLOWED), Rig(target("llama"), ALLOWED, seed=7)
+    first.attach("s", one)
+    while len(one.device.received) < 15:
+        first.turn()
+    before = list(one.device.received)
+    one.draft = random_tree
+    second.attach("s", one)
+    second.run()
+    assert one.device.received[: len(before)] == before
+    assert len(one.device.received) == 40
+    assert "neither" not in follows(reference("llama"), one.device.received, params)
+
+
+def test_its_tokens_are_counted_apart_and_its_telemetry_says_so(target: Target, reference: Plain) -> None:
+    rig = Rig(target("llama"), ALLOWED)
+    expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
+    rig.attach("own", client(PROMPT, adversary(expected), max_tokens=40, ignore_eos=True))
+    rig.attach("s", client(PROMPT, likely(reference("llama")), 40, sampling=SAMPLING["sampled"], ignore_eos=True))
+    rig.run()
+    counters, sessions = rig.engine.counters, rig.engine.stats().sessions
+    assert (counters.committed, counters.lossy.committed) == (80, 40)
+    assert counters.evaluated - counters.lossy.evaluated == sessions["own"].evaluated > 0
+    assert counters.lossy.accepted == sessions["s"].accepted > 0
+    assert sum(counters.lossy.accepted_by_position) == counters.lossy.accepted
+    assert (sessions["own"].lossy, sessions["s"].lossy) == (False, True)
+
+
+def test_its_acceptance_is_no_prior_of_the_tenants_other_sessions(target: Target, reference: Plain) -> None:
+    rig = run(target("llama"), likely(reference("llama")), SAMPLING["sampled"])
+    coupled, typical = (rig.engine._acceptance_of[rule]("") for rule in ("coupled", "typical"))
+    assert coupled.probability(1, 0) < typical.probability(1, 0)
