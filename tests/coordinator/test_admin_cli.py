@@ -153,6 +153,7 @@ SESSION = {
     "acceptance": 0.25,
     "rtt_ms": 20.0,
     "draft": None,
+    "lossy": False,
     "traffic_class": None,
 }
 

@@ -21,7 +21,7 @@ from cloud_verifier.engine.sampling import Sampler
 from outrider.core.errors import BadRequest, Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Finish
-from outrider.core.sampling import SamplingParams
+from outrider.core.sampling import SamplingParams, TypicalAcceptance
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
@@ -321,14 +321,31 @@ def test_a_session_is_no_longer_than_what_the_slots_can_hold_beside_its_nodes(se
     assert len(served.devices["s"].received) == 4
 
 
+def test_typical_acceptance_takes_likely_draft_tokens_and_at_an_epsilon_of_one_none(
+    serve: Callable[..., Served],
+) -> None:
+    expected, written = alone(serve, prompt_of(30), "sampled"), [3, 5, 8, 13] * 6
+    received = []
+    for rule in (TypicalAcceptance(1e-9, 1e9), TypicalAcceptance(1.0, 1e9)):
+        served = serve(replace(CONFIG, allow_lossy_rules=True))
+        params = replace(SAMPLINGS["sampled"], typical=rule)
+        device = DeviceSession(prompt_of(30), sampling=params, max_tokens=24, ignore_eos=True)
+        served.attach("lossy", device, written)
+        served.run()
+        received.append(device.received)
+    assert received[1] == expected
+    assert received[0] != expected
+    assert sum(token == other for token, other in zip(received[0], written, strict=True)) > 8
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Let a session with seed 13 have logits that are not finite, or its sampling raise an error."""
     choose = Sampler.choose
 
-    def spoilt(sampler: Sampler, row: Any, position: int, path: Sequence[int]) -> int:
+    def spoilt(sampler: Sampler, row: Any, position: int, path: Sequence[int], *children: Any) -> int:
         if sampler.params.seed == 13 and fault == "an error":
             raise IndexError("spoilt")
-        return choose(sampler, row * float("nan") if sampler.params.seed == 13 else row, position, path)
+        return choose(sampler, row * float("nan") if sampler.params.seed == 13 else row, position, path, *children)
 
     monkeypatch.setattr(Sampler, "choose", spoilt)
 
