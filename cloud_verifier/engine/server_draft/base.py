@@ -74,7 +74,7 @@ class EvaluatedRows:
     top_log_probs: NDArray[np.float32] | None = None
     """`[m, K]`: the logarithms of their probability at temperature 1."""
     hidden: torch.Tensor | None = None
-    """`[n, H]`: the last hidden state of each row, where the target is."""
+    """`[m, H]`: the last hidden states of the last m rows, on the target's device."""
     accepted: Sequence[int] = ()
     """Rows of the accepted nodes, counted from the last known token's, which is row 0."""
 

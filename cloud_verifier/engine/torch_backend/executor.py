@@ -60,6 +60,8 @@ class TorchExecutor:
         self._prefix_cache = config.prefix_cache
         self._segments: dict[EngineSession, Segment] = {}
         """Rows of the current step."""
+        self._hidden: dict[EngineSession, torch.Tensor] = {}
+        """Hidden states of the current step's last known tokens and nodes."""
         self._recording = Recording(config.record_top)
         self._device_sampler = DeviceSampler.on(model.device)
 
@@ -102,6 +104,7 @@ class TorchExecutor:
 
     def begin_step(self) -> None:
         self._segments.clear()
+        self._hidden.clear()
         self._recording.clear()
 
     def prepare(self, rows: SessionRows) -> None:
@@ -115,8 +118,17 @@ class TorchExecutor:
         logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self.pool))
         lap()
         results = self._verify(rows, packed.logit_starts, logits)
+        if self.model.states is not None:
+            for one, start in zip(rows, packed.logit_starts, strict=True):
+                if one.batch is not None:
+                    self._hidden[one.session] = self.model.states[start : start + 1 + len(one.batch.ids)]
         lap()
         return results
+
+    def hidden_states(self, session: EngineSession) -> torch.Tensor | None:
+        """Return the states `[1 + nodes, H]` of the last known token and the nodes in the last step, which the output
+        layer read; None for a session without them, or if the model does not keep them (`TargetModel.keep_states`)."""
+        return self._hidden.get(session)
 
     def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
         return [one.count for one in rows]

@@ -43,6 +43,7 @@ from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRec
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
 from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_linears, tile_linears
+from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.weights import Progress, hash_of
@@ -69,6 +70,7 @@ class TargetModel:
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
     deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
     compiled: whether forward passes run what was compiled.
+    states: after a forward pass, the hidden states `[R, H]` that its logits were made of, if `keep_states` was called.
     """
 
     def __init__(
@@ -96,11 +98,14 @@ class TargetModel:
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
         self.compiled = False
+        self.states: torch.Tensor | None = None
+        self._seen_states: torch.Tensor | None = None
+        """What the output layer read last."""
+        self._static_states: torch.Tensor | None = None
+        """`[W, H]`, to which CUDA graphs copy it."""
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
-        if self.device.type == "cuda" and self.attention.name == "triton":
-            heads = int(self.config.num_attention_heads)
-            self.graphs = GraphedForward(self._logits, lambda: CudaGraphRecorder(self.device), heads, self.layers)
+        self.graphs = self._new_graphs()
 
     @classmethod
     def load(
@@ -184,7 +189,53 @@ class TargetModel:
             if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
                 ids, positions = ids.clone(), positions.clone()
             logits = self._logits(ids, positions, _padded(batch.logit_rows, tile), plan)
+        if self._seen_states is not None:
+            self.states = self._step_states(len(batch.logit_rows))
         return logits[: len(batch.logit_rows)]
+
+    def keep_states(self) -> None:
+        """Keep the hidden states of each forward pass's logits in `states`. Raises ModelRefused with several ranks.
+
+        They are what the output layer reads: the last layer's output after the last norm.
+        """
+        if dist.is_initialized():
+            raise ModelRefused(f"{self.label} is divided among ranks, which return no hidden states: set one rank")
+
+        def see(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            states = self._seen_states = inputs[0].detach().flatten(0, 1)
+            if self.graphs is None:
+                return
+            if self._static_states is None:
+                self._static_states = states.new_zeros(WIDTHS[-1], states.shape[1])
+            self._static_states[: len(states)].copy_(states[: WIDTHS[-1]])  # a replay runs this copy, and no Python
+
+        self.module.get_output_embeddings().register_forward_pre_hook(see)
+        self.graphs = self._new_graphs()  # graphs from before copy no states
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the input embeddings `[..., H]` of ids, for heads."""
+        embeddings: torch.Tensor = self.module.get_input_embeddings()(ids)
+        return embeddings
+
+    def output(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict."""
+        seen = self._seen_states
+        logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
+        self._seen_states = seen
+        return logits
+
+    def _step_states(self, rows: int) -> torch.Tensor:
+        """Return the states of the last forward pass, which the next one does not overwrite."""
+        if self.graphs is not None and self._static_states is not None and rows <= len(self._static_states):
+            return self._static_states[:rows].clone()
+        assert self._seen_states is not None
+        return self._seen_states[:rows]
+
+    def _new_graphs(self) -> GraphedForward | None:
+        if self.device.type != "cuda" or self.attention.name != "triton":
+            return None
+        heads = int(self.config.num_attention_heads)
+        return GraphedForward(self._logits, lambda: CudaGraphRecorder(self.device), heads, self.layers)
 
     def _logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan

@@ -1,0 +1,266 @@
+"""Propose tokens with heads on the target's last hidden states (head_models.py), for all sessions in one batch.
+
+The states come with every step, so that heads read nothing: a session's first proposals follow its first commit.
+Children are chosen with the session's noise like a device's (outrider.core.proposals), and the tree is grown best-first
+by their measured acceptance, one level after the other for all sessions together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cloud_verifier.engine.server_draft.base import (
+    CHILDREN,
+    EvaluatedRows,
+    ProposalRequest,
+    ProposedTree,
+    grow,
+    kind_of,
+)
+from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, MedusaHeads
+from cloud_verifier.engine.session import EngineSession
+from outrider.core.proposals import Proposal, propose
+from outrider.core.tree import ROOT
+
+MAX_SESSIONS = 64
+BEAM = 4
+"""Nodes of a level, of each session, that have children."""
+
+
+class TargetLayers(Protocol):
+    """Gives the target's own first and last layer, which its heads share."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings `[n, H]` of ids `[n]`."""
+
+    def output(self, states: Tensor) -> Tensor:
+        """Return the logits `[n, V]` of states `[n, H]`."""
+
+
+@dataclass
+class _Memory:
+    """What is kept of a session: the last states that the target gave, and the tokens that followed them."""
+
+    length: int
+    """Known tokens of the session when it was last observed."""
+    states: Tensor
+    """`[n, H]`: new ones, which are not among the keys yet."""
+    tokens: list[int]
+    """Those that followed them."""
+    keys: Tensor | None = None
+    """`[m, heads, HEAD_WIDTH]`, of the EAGLE layer, the newest last."""
+    values: Tensor | None = None
+
+
+@dataclass
+class _Node:
+    """A node that is proposed, or the root of a tree."""
+
+    probability: float
+    """Of its path."""
+    path: tuple[int, ...]
+    parent: _Node | None = None
+    kind: int = 0
+    state: Tensor | None = None
+    """`[H]`: the state that its parent's entry predicts."""
+    entries: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values of the nodes above it."""
+    ends: bool = False
+    id: int = ROOT
+
+
+class HeadsSource:
+    """Implements ServerSource over heads of either kind; see there."""
+
+    name = "heads"
+    max_sessions = MAX_SESSIONS
+    wants_top = 0
+    wants_hidden = True
+    read = (0, 0.0)
+
+    def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int, pauses: bool = True) -> None:
+        """Propose ids below `vocabulary` alone. heads: on the device of the target, in its dtype."""
+        self.pauses = pauses
+        self._heads = heads
+        self._target = target
+        self._vocabulary = vocabulary
+        self._memories: dict[str, _Memory] = {}
+        self._window = heads.shape.window if isinstance(heads, EagleHead) else 1
+
+    def unread(self, session: EngineSession) -> int:
+        return 0
+
+    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+        if rows.hidden is None:
+            return
+        nodes = len(rows.tokens) - rows.chain
+        path = len(rows.hidden) - nodes - 1 + torch.tensor([0, *rows.accepted])
+        states, tokens = rows.hidden[path.to(rows.hidden.device)], session.tokens[-len(path) :]
+        memory = self._memories.get(session.session_id)
+        if memory is None or memory.length != len(session.tokens) - len(path):  # a step was not seen
+            memory = self._memories[session.session_id] = _Memory(0, states[:0], [])
+        memory.length = len(session.tokens)
+        memory.states = torch.cat((memory.states, states))[-self._window :]
+        memory.tokens = [*memory.tokens, *tokens][-self._window :]
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
+        known = [one for one in requests if self._is_current(one.session) and one.nodes > 0][: self.max_sessions]
+        if not known:
+            return {}
+        if isinstance(self._heads, MedusaHeads):
+            return self._ahead(known, self._heads)
+        return self._drafted(known, self._heads)
+
+    def release(self, session_id: str) -> None:
+        self._memories.pop(session_id, None)
+
+    def _is_current(self, session: EngineSession) -> bool:
+        memory = self._memories.get(session.session_id)
+        return memory is not None and memory.length == len(session.tokens)
+
+    def _children(self, session: EngineSession, logits: Tensor, path: Sequence[int]) -> list[Proposal]:
+        """Return the proposals after `path`, the best first. logits: `[V]`, float32, on the CPU."""
+        sampler, row = session.sampler, logits[: self._vocabulary].numpy()
+        position = session.protocol.position + len(path)
+        if sampler.constraint is not None and sampler.constraint.binds(position):
+            row = sampler.constraint.masked(row, position, tuple(path))
+        return propose(row, sampler.params, sampler.key, position, sampler.counts, path, CHILDREN)
+
+    # Medusa
+
+    def _ahead(self, requests: Sequence[ProposalRequest], heads: MedusaHeads) -> dict[str, ProposedTree]:
+        """Return trees in which the nodes of a level have the same children, since a head knows no path."""
+        states = torch.stack([self._memories[one.session.session_id].states[-1] for one in requests])
+        predicted = heads(states)
+        logits = self._target.output(predicted.flatten(0, 1)).float().cpu().view(*predicted.shape[:2], -1)
+
+        def tree(number: int, request: ProposalRequest) -> ProposedTree:
+            def children(path: Sequence[int]) -> list[Proposal]:
+                return (
+                    self._children(request.session, logits[len(path), number], path) if len(path) < len(logits) else []
+                )
+
+            return grow(request, children)
+
+        return {one.session.session_id: tree(number, one) for number, one in enumerate(requests)}
+
+    # EAGLE
+
+    def _drafted(self, requests: Sequence[ProposalRequest], heads: EagleHead) -> dict[str, ProposedTree]:
+        """Return trees that are drafted level by level, from the head's own predictions."""
+        inputs, queries, keys, values, seen = self._catch_up(requests, heads)
+        trees: list[list[_Node]] = [[] for _ in requests]
+        level = [(number, _Node(1.0, ())) for number in range(len(requests))]
+        distance = torch.arange(keys.shape[1] - 1, -1, -1, device=keys.device)[None, None]
+        attended = heads.attend(queries[:, None], keys, values, distance, seen[:, None])[:, 0]
+        for depth in range(1, heads.shape.depth + 1):
+            predicted = heads.finish(inputs, attended)
+            logits = self._target.output(predicted).float().cpu()
+            grown: list[tuple[int, _Node]] = []
+            for row, (number, node) in enumerate(level):
+                grown += [(number, child) for child in self._grown(requests[number], node, logits[row], predicted[row])]
+            for number, child in grown:
+                trees[number].append(child)
+            level = self._best(grown) if depth < heads.shape.depth else []
+            if not level:
+                break
+            states = torch.stack([node.state for _, node in level if node.state is not None])
+            inputs, queries, own_keys, own_values = heads.entries(
+                states, self._embedded([n.path[-1] for _, n in level])
+            )
+            for (_, node), key, value in zip(level, own_keys, own_values, strict=True):
+                node.entries = [*node.entries, (key, value)]
+            among = torch.tensor([number for number, _ in level], device=keys.device)
+            above_keys = torch.stack([torch.stack([key for key, _ in node.entries]) for _, node in level])
+            above_values = torch.stack([torch.stack([value for _, value in node.entries]) for _, node in level])
+            own = torch.arange(depth - 1, -1, -1, device=keys.device)[None, None]
+            attended = heads.attend(
+                queries[:, None],
+                torch.cat((keys[among], above_keys), dim=1),
+                torch.cat((values[among], above_values), dim=1),
+                torch.cat((distance + depth, own), dim=2),
+                torch.cat((seen[among], seen.new_ones(len(level), depth)), dim=1)[:, None],
+            )[:, 0]
+        return {one.session.session_id: _tree(one, nodes) for one, nodes in zip(requests, trees, strict=True)}
+
+    def _catch_up(
+        self, requests: Sequence[ProposalRequest], heads: EagleHead
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Add the sessions' new states to their keys and values.
+
+        Returns the layer's input `[n, D]` and query of each one's last entry, and keys and values of the last entries
+        `[n, m, heads, HEAD_WIDTH]` with, `[n, m]`, which of them there are.
+        """
+        memories = [self._memories[one.session.session_id] for one in requests]
+        counts = [len(memory.tokens) for memory in memories]
+        embeddings = self._embedded([token for memory in memories for token in memory.tokens])
+        x, queries, keys, values = heads.entries(torch.cat([memory.states for memory in memories]), embeddings)
+        for memory, new_keys, new_values in zip(
+            memories, torch.split(keys, counts), torch.split(values, counts), strict=True
+        ):
+            if memory.keys is not None and memory.values is not None:
+                new_keys = torch.cat((memory.keys, new_keys))
+                new_values = torch.cat((memory.values, new_values))
+            # The last entry stays new, since a proposal may be asked for again before the next commit.
+            memory.keys, memory.values = new_keys[:-1][-self._window :], new_values[:-1][-self._window :]
+            memory.states, memory.tokens = memory.states[-1:], memory.tokens[-1:]
+        last = torch.tensor(counts, device=x.device).cumsum(0) - 1
+        length = max(len(memory.keys) for memory in memories if memory.keys is not None) + 1
+        shape = (len(memories), length, *keys.shape[1:])
+        all_keys, all_values = keys.new_zeros(shape), values.new_zeros(shape)
+        seen = torch.zeros(shape[:2], dtype=torch.bool, device=x.device)
+        for number, memory in enumerate(memories):
+            if memory.keys is not None and memory.values is not None and len(memory.keys):
+                all_keys[number, length - 1 - len(memory.keys) : -1] = memory.keys
+                all_values[number, length - 1 - len(memory.values) : -1] = memory.values
+                seen[number, length - 1 - len(memory.keys) :] = True
+        all_keys[:, -1], all_values[:, -1], seen[:, -1] = keys[last], values[last], True
+        return x[last], queries[last], all_keys, all_values, seen
+
+    def _embedded(self, tokens: Sequence[int]) -> Tensor:
+        device = next(self._heads.parameters()).device
+        return self._target.embed(torch.tensor(tokens, dtype=torch.int64, device=device))
+
+    def _grown(self, request: ProposalRequest, node: _Node, logits: Tensor, predicted: Tensor) -> list[_Node]:
+        """Return the children of a node that pay."""
+        session = request.session
+        if len(node.path) + 1 >= session.left:
+            return []  # the step's own token is the last one
+        children = []
+        for order, proposal in enumerate(self._children(session, logits, node.path)):
+            kind = kind_of(proposal.margin)
+            probability = node.probability * request.acceptance.estimate(kind, order)
+            if probability >= request.floor:
+                ends = session.protocol.ends(proposal.token, session.protocol.position + len(node.path))
+                path = (*node.path, proposal.token)
+                children.append(_Node(probability, path, node, kind, predicted, node.entries, ends))
+        return children
+
+    @staticmethod
+    def _best(grown: Sequence[tuple[int, _Node]]) -> list[tuple[int, _Node]]:
+        """Return each session's most probable nodes of a level, at most BEAM, by its number."""
+        by_session: dict[int, list[_Node]] = {}
+        for number, node in grown:
+            if not node.ends:
+                by_session.setdefault(number, []).append(node)
+        return [
+            (number, node)
+            for number, nodes in by_session.items()
+            for node in heapq.nlargest(BEAM, nodes, key=lambda one: one.probability)
+        ]
+
+
+def _tree(request: ProposalRequest, nodes: Sequence[_Node]) -> ProposedTree:
+    """Return the tree of the most probable nodes, as many as are of use. nodes: parents before children."""
+    tree = ProposedTree(request.session.protocol.position)
+    for node in sorted(nodes, key=lambda one: -one.probability)[: request.nodes]:  # a stable sort: parents stay before
+        parent = node.parent.id if node.parent is not None else ROOT
+        node.id = tree.propose(parent, node.path[-1], node.kind)
+    return tree

@@ -1,0 +1,245 @@
+"""Test heads on the target: their states, their files, and that they draft as they were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rig import prompt_of
+from safetensors.torch import load_file, save_file
+from tiny_targets import SHAPE, VOCAB, make_tiny
+
+from cloud_verifier.distill.data.texts import Text
+from cloud_verifier.distill.training.batches import TrainingBatch
+from cloud_verifier.distill.training.heads_student import UNROLLED, HeadsStudent
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest
+from cloud_verifier.engine.server_draft.head_models import (
+    Heads,
+    HeadsFile,
+    HeadsShape,
+    load_heads,
+    new_heads,
+    save_heads,
+)
+from cloud_verifier.engine.server_draft.heads import HeadsSource
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from outrider.core.errors import ModelRefused
+from outrider.core.proposals import Proposal
+
+HIDDEN = SHAPE["hidden_size"]
+TARGET = "sha256:" + "a" * 64
+
+
+def random_heads(kind: str, depth: int = 3, window: int = 64) -> Heads:
+    """Return heads whose weights are all random, so that nothing is the identity."""
+    heads = new_heads(HeadsShape.model_validate({"kind": kind, "hidden": HIDDEN, "depth": depth, "window": window}))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return heads.eval()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_neox", "gpt2"])
+def test_a_step_returns_the_hidden_states_that_transformers_returns(
+    kind: str, tiny_directory: Callable[[str], Path]
+) -> None:
+    model = TargetModel.load(tiny_directory(kind))
+    model.keep_states()
+    tokens = prompt_of(12)
+    pool = KVPool(model.layers, 32, dtype=model.torch_dtype, device=model.device)
+    segment = Segment(
+        tokens=np.asarray(tokens),
+        chain=9,
+        parents=np.asarray([8, 9, 10]),
+        positions=np.arange(12),
+        prefix=np.empty(0, dtype=np.int32),
+        slots=pool.allocate(12),
+        wants_logits=True,
+    )
+    batch = PackedBatch.pack([segment])
+    logits = model.forward(batch, model.attention.plan(batch.segments, pool))
+    expected = make_tiny(kind)(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0, 8:]
+    assert model.states is not None
+    assert model.states.shape == (4, HIDDEN)
+    assert torch.allclose(model.states, expected, atol=2e-4)
+    assert torch.allclose(model.output(model.states)[:, :VOCAB], logits, atol=2e-3) or kind == "gemma2"  # softcaps
+
+
+def test_states_that_are_kept_change_no_bit_of_the_logits(tiny_directory: Callable[[str], Path]) -> None:
+    plain, keeping = TargetModel.load(tiny_directory("qwen3")), TargetModel.load(tiny_directory("qwen3"))
+    keeping.keep_states()
+    check_numerics(plain)
+    check_numerics(keeping)
+    assert plain.deviation == keeping.deviation
+
+
+# Files
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_heads_are_the_same_after_they_were_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    heads = random_heads(kind)
+    save_heads(tmp_path / "heads.safetensors", heads, TARGET)
+    loaded = load_heads(tmp_path / "heads.safetensors", TARGET, HIDDEN)
+    assert HeadsFile.read(tmp_path / "heads.safetensors").shape == heads.shape
+    for name, value in heads.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value.bfloat16().float())
+
+
+def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "heads.safetensors"
+    save_heads(path, random_heads("eagle"), TARGET)
+    with pytest.raises(ModelRefused, match=r"has heads of target sha256:aaaa.*this one is sha256:bbbb"):
+        load_heads(path, "sha256:" + "b" * 64)
+    with pytest.raises(ModelRefused, match="for states of 48 values, the target's have 64"):
+        load_heads(path, TARGET, 64)
+
+
+def test_files_that_hold_no_heads_or_damaged_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "heads.safetensors"
+    with pytest.raises(ModelRefused, match="is no file of heads"):
+        load_heads(path, TARGET)
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ModelRefused, match="is no file of heads"):
+        load_heads(path, TARGET)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(ModelRefused, match="is no file of heads"):
+        load_heads(path, TARGET)
+    save_heads(path, random_heads("eagle"), TARGET)
+    header, tensors = HeadsFile.read(path), load_file(path)
+    for broken in (
+        {name: value for name, value in tensors.items() if name != "distances"},
+        tensors | {"distances": torch.zeros(3)},
+        tensors | {"distances": torch.full_like(tensors["distances"], torch.nan)},
+    ):
+        save_file(broken, path, {"heads": header.model_dump_json()})
+        with pytest.raises(ModelRefused, match="is damaged"):
+            load_heads(path, TARGET)
+
+
+# What is drafted is what was trained
+
+
+class TinyLayers:
+    """Give the first and the last layer of a module of transformers."""
+
+    def __init__(self, module: Any) -> None:
+        self.embed, self.output = module.get_input_embeddings(), module.get_output_embeddings()
+
+
+class Followed(HeadsSource):
+    """Propose the tokens of a text, and keep the logits that the heads gave for them."""
+
+    text: Sequence[int] = ()
+    seen: list[torch.Tensor]
+
+    def _children(self, session: Any, logits: torch.Tensor, path: Sequence[int]) -> list[Proposal]:
+        self.seen.append(logits)
+        return [Proposal(self.text[len(session.tokens) + len(path)], 0, 1.0)]
+
+
+def session_of(tokens: list[int], prompt: int) -> Any:
+    protocol = SimpleNamespace(position=len(tokens) - prompt, ends=lambda token, position: False)
+    return SimpleNamespace(session_id="a", tokens=tokens, left=100, protocol=protocol)
+
+
+def asked(session: Any, nodes: int = 16, floor: float = 0.0) -> ProposalRequest:
+    acceptance: Any = SimpleNamespace(estimate=lambda kind, order: 0.9)
+    return ProposalRequest(session, nodes, floor, acceptance)
+
+
+@pytest.mark.parametrize("window", [64, 8])
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@torch.no_grad()
+def test_heads_draft_what_they_are_trained_to_predict(kind: str, window: int) -> None:
+    module, heads = make_tiny("qwen3"), random_heads(kind, UNROLLED, window)
+    text, prompt = prompt_of(30), 6
+    states = module(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    labels = torch.full((1, 30), -1)
+    labels[0, prompt - 1 :] = 1
+    student, ids = HeadsStudent(module, heads, TARGET), torch.tensor([text])
+    trained = (
+        student._unrolled(states[None, prompt - 1 :], ids[:, prompt - 1 :], labels[:, prompt - 1 :])
+        if kind == "eagle"
+        else student._ahead(states[None, prompt - 1 :])
+    )
+    source = Followed(heads, TinyLayers(module), vocabulary=VOCAB)
+    source.text = text
+    known = prompt
+    for accepted in (0, 2, 0, 1, 3, 0, 0, 2):
+        # The root's row and those of the accepted nodes give the tokens after them.
+        hidden = torch.cat([states[known - 1 : known + accepted], torch.randn(2, HIDDEN)])
+        known += accepted + 1
+        session = session_of(text[:known], prompt)
+        rows = EvaluatedRows([0] * (len(hidden) + 3), 4, hidden=hidden, accepted=range(1, accepted + 1))
+        assert len(rows.tokens) - rows.chain == accepted + 2
+        source.observe(session, rows)
+        source.seen = []
+        source.propose([asked(session)])
+        assert len(source.seen) == UNROLLED
+        for number, logits in enumerate(source.seen):
+            # The session knows `known` tokens: the prediction of token known + number comes from column known - 2.
+            predicted, offset, behind = trained[number]
+            column = known + number - 1 - offset - (prompt - 1)
+            assert column - behind == known - 2 - (prompt - 1)
+            assert torch.allclose(logits, module.lm_head(predicted[0, column]), atol=1e-4)
+
+
+def test_a_step_that_was_not_observed_makes_the_heads_begin_anew() -> None:
+    module, heads, text = make_tiny("qwen3"), random_heads("eagle"), prompt_of(30)
+    source = Followed(heads, TinyLayers(module), vocabulary=VOCAB)
+    source.text, source.seen = text, []
+    row = EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN))
+    source.observe(session_of(text[:7], 6), row)
+    assert source.propose([asked(session_of(text[:9], 6))]) == {}
+    source.observe(session_of(text[:10], 6), row)
+    assert len(source.propose([asked(session_of(text[:10], 6))])["a"]) == 3
+    source.release("a")
+    assert source.propose([asked(session_of(text[:10], 6))]) == {}
+
+
+def test_a_tree_has_no_more_nodes_than_are_of_use_and_none_below_the_floor() -> None:
+    module, text = make_tiny("qwen3"), prompt_of(30)
+    for kind in ("medusa", "eagle"):
+        source = Followed(random_heads(kind), TinyLayers(module), vocabulary=VOCAB)
+        source.text, source.seen = text, []
+        session = session_of(text[:7], 6)
+        source.observe(session, EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN)))
+        assert len(source.propose([asked(session, nodes=2)])["a"]) == 2
+        assert len(source.propose([asked(session, floor=0.85)])["a"]) == 1
+        session.left = 2
+        assert len(source.propose([asked(session)])["a"]) == 1
+
+
+def labelled(tokens: Sequence[int], first: int) -> Text:
+    """Return a text whose target is sure of each token."""
+    count = len(tokens)
+    return Text(
+        "",
+        "",
+        np.asarray(tokens, np.int32),
+        np.asarray(tokens, np.int32)[:, None],
+        np.zeros((count, 1), np.float32),
+        np.zeros(count, np.float32),
+        first,
+    )
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_every_label_but_a_texts_first_is_learnt_from(kind: str) -> None:
+    batch = TrainingBatch.of([labelled(prompt_of(20), 5), labelled(prompt_of(11, 1), 3)], torch.device("cpu"))
+    student = HeadsStudent(make_tiny("qwen3"), random_heads(kind), TARGET)
+    kl, overlap, agreed = student(batch)
+    assert len(kl) == len(overlap) == len(agreed) == 20 - 5 + 11 - 3 - 2
+    kl.sum().backward()
+    assert all(parameter.grad is not None for parameter in student.heads.parameters())
+    assert all(parameter.grad is None for parameter in student.module.parameters())
