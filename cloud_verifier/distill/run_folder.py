@@ -16,6 +16,8 @@ from outrider.artifacts import atomic_files
 
 JOB, PLAN = "job.json", "plan.json"
 """Files that the stages read: `Job`, and for the trainer `TrainingPlan`."""
+HEADS = "heads.safetensors"
+"""The file of trained heads, in the folder of the trained model."""
 DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
 """Files that the stages write: dataset, trained model, the trainer's last file, the exported draft, the verdict."""
 

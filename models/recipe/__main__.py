@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from models.recipe import corpus, draft, evaluate, export, generate, schedule, target, tokenizer
+from models.recipe import corpus, draft, evaluate, export, generate, heads, schedule, target, tokenizer
 from models.recipe.settings import SCALES, Job, TrainPlan
 
 # Parameters of mallopt(3).
@@ -27,6 +27,7 @@ STAGES: dict[str, Callable[[Job], None]] = {
     "warm-narrow": draft.warm_narrow,
     "target": target.build,
     "generate": generate.build,
+    "heads": heads.build,
     "draft": draft.distil,
     "draft-narrow": draft.distil_narrow,
     "export": export.build,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 VOCAB_SIZE = 8192
 END, PAD, USER, ASSISTANT, SYSTEM = "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"
@@ -75,6 +76,17 @@ class DistilPlan:
 
 
 @dataclass(frozen=True)
+class HeadsPlan:
+    """How heads on the target are trained."""
+
+    minutes: float
+    kind: Literal["eagle", "medusa"] = "eagle"
+    depth: int = 6
+    learning_rate: float = 3e-3
+    batch_tokens: int = 640
+
+
+@dataclass(frozen=True)
 class Scale:
     """One consistent choice of everything."""
 
@@ -83,6 +95,7 @@ class Scale:
     target_plan: TrainPlan
     warm_plan: TrainPlan
     distil: DistilPlan
+    heads: HeadsPlan
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,7 @@ FULL = Scale(
         generate_minutes=13.0,
         training=TrainPlan(minutes=6.0, decay_share=0.5, muon_rate=0.02, adam_rate=4e-3, warmup_steps=20),
     ),
+    heads=HeadsPlan(minutes=10.0),
 )
 
 TINY = Scale(
@@ -131,6 +145,7 @@ TINY = Scale(
         training=TrainPlan(minutes=1.0, decay_share=0.5, adam_rate=6e-3, warmup_steps=5),
         continuation=96,
     ),
+    heads=HeadsPlan(minutes=1.0),
 )
 
 SCALES = {"full": FULL, "tiny": TINY}

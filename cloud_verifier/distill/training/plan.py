@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +22,9 @@ class TrainingPlan(BaseModel):
     """The draft to train: a GGUF file, or a folder with a Hugging Face causal LM."""
     tokenizer: Path
     """The target's folder. Draft and target share one tokenizer, and the result is saved with it."""
+    heads: dict[str, Any] | None = None
+    """Further fields of the heads (`HeadsShape`: kind, depth, width, window) to train on the target in `tokenizer`,
+    instead of a draft; `base` is then a file of heads, or the target's folder for new ones."""
     dataset: Path
     """A folder that `cloud_verifier.distill.data.dataset.build` wrote."""
 
@@ -93,6 +96,11 @@ class TrainingPlan(BaseModel):
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PLAN).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    @property
+    def begins_anew(self) -> bool:
+        """Return whether new heads are trained, so that there is no base to go on from."""
+        return self.heads is not None and not self.base.is_file()
 
     @property
     def digest(self) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.student import Student
 
 
@@ -45,9 +46,11 @@ class Ranks:
         finally:
             dist.destroy_process_group()
 
-    def shard(self, student: Student) -> None:
-        """Split the weights, layer by layer, among the ranks (FSDP)."""
+    def shard(self, student: Student | HeadsStudent) -> None:
+        """Split the weights, layer by layer, among the ranks (FSDP). Raises ValueError for heads."""
         if self.size > 1:
+            if isinstance(student, HeadsStudent):
+                raise ValueError(f"heads are trained by one process, not by {self.size}: set ranks to 1")
             mesh = init_device_mesh(self.device.type, (self.size,))
             for layer in student.model.model.layers:
                 fully_shard(layer, mesh=mesh)

@@ -1,10 +1,10 @@
 """Train a draft by a plan: `python -m cloud_verifier.distill.training.run RUN_DIR`, or the same under torchrun.
 
 RUN_DIR/plan.json is the plan (`TrainingPlan`). The run writes `checkpoint/` and `curve.jsonl` there, and at its end
-`model/` (a Hugging Face folder with the mean of the best weights and the base's), `adapter/` (peft's, with LoRA) and
-`done.json`, whose validation overlap is that of the best weights alone: the sum over tokens of min(p, q), with the
-target's p and the draft's q, as a mean over positions and then over classes. After a kill the same command goes on from
-the last checkpoint; SIGTERM and SIGINT save one first.
+`model/` (a Hugging Face folder with the mean of the best weights and the base's; `heads.safetensors` if heads were
+trained), `adapter/` (peft's, with LoRA) and `done.json`, whose validation overlap is that of the best weights alone:
+the sum over tokens of min(p, q), with the target's p and the draft's q, as a mean over positions and then over classes.
+After a kill the same command goes on from the last checkpoint; SIGTERM and SIGINT save one first.
 
 Exit codes: 0 done, 143 (130) stopped by SIGTERM (SIGINT), 1 failed, 3 failed for a reason that another try will meet
 again.
@@ -20,19 +20,22 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from cloud_verifier.distill.errors import PermanentFailure
-from cloud_verifier.distill.run_folder import DONE, MODEL
+from cloud_verifier.distill.run_folder import DONE, HEADS, MODEL
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.checkpoint import BEST, TrainingProgress
+from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import load_student
 from cloud_verifier.distill.training.trainer import DraftTrainer
+from cloud_verifier.engine.server_draft.head_models import save_heads
 from outrider.artifacts import atomic_files
 from outrider.processes import end_with_parent, signals_held
 
@@ -85,18 +88,22 @@ def main() -> None:
 def _finish(folder: Path, plan: TrainingPlan, progress: TrainingProgress) -> None:
     """Write the resulting model, and `done.json` last."""
     student, lora = load_student(plan)
-    model = student.model
     base = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     checkpoint.restore(folder / "checkpoint" / BEST, plan.digest, student)
-    if lora is None:
+    if lora is None and not plan.begins_anew:
         with torch.no_grad():
             for name, parameter in student.named_parameters():
                 parameter.lerp_(base[name], plan.base_share)
+    if isinstance(student, HeadsStudent):
+        _empty(folder / MODEL).mkdir()
+        save_heads(folder / MODEL / HEADS, student.heads, student.target)
     else:
-        lora.save_pretrained(_empty(folder / "adapter"), safe_serialization=True)
-        model = lora.merge_and_unload()
-    model.save_pretrained(_empty(folder / MODEL))
-    AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
+        model: Any = student.model
+        if lora is not None:
+            lora.save_pretrained(_empty(folder / "adapter"), safe_serialization=True)
+            model = lora.merge_and_unload()
+        model.save_pretrained(_empty(folder / MODEL))
+        AutoTokenizer.from_pretrained(plan.tokenizer).save_pretrained(folder / MODEL)
     done = {
         "step": progress.step,
         "tokens": progress.tokens,

@@ -1,4 +1,4 @@
-"""Load the draft that is trained, with LoRA adapters if asked, and compare it with the target in one forward pass."""
+"""Load what is trained, a draft with LoRA adapters if asked, and compare it with the target in one forward pass."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cloud_verifier.distill.gguf.reader import read_gguf
 from cloud_verifier.distill.training.batches import TrainingBatch
+from cloud_verifier.distill.training.heads_student import HeadsStudent, load_heads_student
 from cloud_verifier.distill.training.losses import divergence
 from cloud_verifier.distill.training.plan import TrainingPlan
 
@@ -37,12 +38,14 @@ class Student(nn.Module):
         return kl, overlap, logits.detach().argmax(1) == batch.top_ids[:, 0]
 
 
-def load_student(plan: TrainingPlan) -> tuple[Student, Any | None]:
+def load_student(plan: TrainingPlan) -> tuple[Student | HeadsStudent, Any | None]:
     """Load the plan's base, and return it with peft's model around it where the plan asks for LoRA (arXiv 2106.09685).
 
     Then adapters are added, the same for the same plan, which change nothing yet, and all other weights are frozen.
     Raises GgufError, OSError and ValueError.
     """
+    if plan.heads is not None:
+        return load_heads_student(plan), None
     model = load_base(plan.base)
     if not plan.lora_rank:
         return Student(model), None

@@ -21,6 +21,7 @@ from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch, micro_batches
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
+from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.losses import loss
 from cloud_verifier.distill.training.plan import LossKind, TrainingPlan
 from cloud_verifier.distill.training.ranks import Ranks
@@ -36,7 +37,7 @@ LOG_SECONDS = 10.0
 class DraftTrainer:
     """Trains a student in its run's folder, from its checkpoint on if there is one."""
 
-    def __init__(self, folder: Path, plan: TrainingPlan, student: Student, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, plan: TrainingPlan, student: Student | HeadsStudent, ranks: Ranks) -> None:
         self._folder = folder
         self._plan = plan
         self._student = student.to(ranks.device)
@@ -159,7 +160,7 @@ class DraftTrainer:
         self._logged = time.monotonic()
 
 
-def build_optimizer(student: Student, plan: TrainingPlan) -> torch.optim.Optimizer:
+def build_optimizer(student: Student | HeadsStudent, plan: TrainingPlan) -> torch.optim.Optimizer:
     """Return AdamW with a lower rate for embeddings and output layer.
 
     Every batch gives the rows of tokens that the traffic lacks a tiny gradient, which Adam scales up to a step as long
@@ -231,7 +232,7 @@ def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
 
 
 def evaluate(
-    student: Student, texts: Sequence[Text], ranks: Ranks, max_tokens: int, precision: torch.dtype
+    student: Student | HeadsStudent, texts: Sequence[Text], ranks: Ranks, max_tokens: int, precision: torch.dtype
 ) -> dict[str, StudentScores]:
     """Return the scores of each class, from forward passes of at most `max_tokens`. All ranks must call it."""
     classes = sorted({text.traffic_class for text in texts})
@@ -253,7 +254,7 @@ def evaluate(
 
 
 def _forward(
-    student: Student, texts: Sequence[Text], group: Sequence[int], ranks: Ranks, precision: torch.dtype
+    student: Student | HeadsStudent, texts: Sequence[Text], group: Sequence[int], ranks: Ranks, precision: torch.dtype
 ) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
     """Run this rank's part of a micro-batch; return whether it has one, and what `Student.forward` returns.
 

@@ -1,0 +1,168 @@
+"""Train heads on the target's own hidden states: the target reads the text, and its heads predict what comes later."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from cloud_verifier.distill.training.batches import TrainingBatch
+from cloud_verifier.distill.training.losses import divergence
+from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, HeadsShape, load_heads, new_heads
+from cloud_verifier.engine.weights import hash_of
+
+UNROLLED = 3
+"""Predictions in a row that an EAGLE head is trained on, each from the one before."""
+STATES_BYTES = 2 << 30
+"""Most memory for hidden states that are kept for the next epoch."""
+DECAY = 0.8
+"""Weight of each further prediction, as a share of the one before: it counts only where that one was right."""
+
+
+class HeadsStudent(nn.Module):
+    """Heads beside their frozen target. Like `Student`, it compares predictions with the target's distributions.
+
+    target: identity of the target, "sha256:<hex>".
+    """
+
+    def __init__(self, module: Any, heads: Heads, target: str) -> None:
+        super().__init__()
+        self.module = module.eval().requires_grad_(False)
+        self.heads = heads
+        self.target = target
+        self._states: dict[bytes, Tensor] = {}
+        """By the tokens that were read, the states from the first label's own on, on the CPU."""
+        self._bytes = 0
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.module.eval()
+        return self
+
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return KL, overlap, and whether heads and target agree on the likeliest token, each `[m]`.
+
+        They are means over the predictions of each of the m labelled positions that any is made for, with decayed
+        weights.
+        """
+        labels = torch.full((batch.ids.numel(),), -1, device=batch.ids.device)
+        labels[batch.positions] = torch.arange(len(batch.positions), device=labels.device)
+        labels = labels.view_as(batch.ids)
+        first = int((labels >= 0).any(0).long().argmax())  # heads see states from the first label's on
+        states, ids, labels = self._read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
+        sums = torch.zeros(4, len(batch.positions), device=states.device)
+        predictions = self._unrolled(states, ids, labels) if isinstance(self.heads, EagleHead) else self._ahead(states)
+        for number, (predicted, offset, behind) in enumerate(predictions):
+            # A prediction at column c is of the label at c + offset, and comes from the state of column c - behind.
+            width = labels.shape[1]
+            at, known = labels[:, behind + offset :], labels[:, : width - behind - offset]
+            valid = (at >= 0) & (known >= 0)
+            label = at[valid]
+            logits = self._logits(predicted[:, behind : width - offset][valid])
+            kl, overlap = divergence(logits, batch.top_ids[label], batch.top_log_probs[label], batch.tail[label])
+            agreed = logits.detach().argmax(1) == batch.top_ids[label][:, 0]
+            values = torch.stack((torch.ones_like(kl), kl, overlap, agreed.float()))
+            sums = sums.index_add(1, label, DECAY**number * values)
+        covered = sums[:, sums[0] > 0]
+        return covered[1] / covered[0], covered[2] / covered[0], covered[3] / covered[0]
+
+    @torch.no_grad()
+    def _read(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the target's states `[b, L, H]` at the labels `[b, L]` that are at least 0; others mean nothing."""
+        spans = [(int(row.nonzero()[0]), int(row.nonzero()[-1]) + 1) for row in labels >= 0]
+        keys = [row[:end].numpy().tobytes() for row, (_, end) in zip(ids.cpu(), spans, strict=True)]
+        found = {number: self._states[key] for number, key in enumerate(keys) if key in self._states}
+        if missing := [number for number in range(len(keys)) if number not in found]:
+            computed = self.module.base_model(input_ids=ids[missing], use_cache=False).last_hidden_state.float()
+            for row, number in zip(computed, missing, strict=True):
+                first, end = spans[number]
+                found[number] = row[first:end].clone()
+                if self._bytes < STATES_BYTES:
+                    self._states[keys[number]] = found[number].cpu()
+                    self._bytes += found[number].nbytes
+        states = torch.zeros(*ids.shape, found[0].shape[1], device=ids.device)
+        for number, (first, end) in enumerate(spans):
+            states[number, first:end] = found[number].to(ids.device)
+        return states
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Return the logits `[n, V]` of states `[n, H]` by the target's output layer."""
+        layer = self.module.get_output_embeddings()
+        logits: Tensor = layer(states.to(layer.weight.dtype)).float()
+        return logits
+
+    def _ahead(self, states: Tensor) -> list[tuple[Tensor, int, int]]:
+        """Return each Medusa head's states `[b, L, H]`, how many labels it looks ahead, and 0."""
+        batch, width, hidden = states.shape
+        predicted = self.heads(states.reshape(-1, hidden)).view(-1, batch, width, hidden)
+        return [(one, number, 0) for number, one in enumerate(predicted, start=1)]
+
+    def _unrolled(self, states: Tensor, ids: Tensor, labels: Tensor) -> list[tuple[Tensor, int, int]]:
+        """Return the EAGLE head's predicted states `[b, L, H]` of each round, 1, and the number of rounds before.
+
+        In the first round every state is the target's own. In the next, the newest one of each position is the head's
+        own prediction, and so on, as when it drafts (EAGLE-3, arXiv 2503.01840).
+        """
+        heads = self.heads
+        assert isinstance(heads, EagleHead)
+        width = ids.shape[1]
+        nexts = torch.cat((ids[:, 1:], ids[:, -1:]), dim=1)  # the last column's is never used
+        embeddings = self.module.get_input_embeddings()(nexts).float()
+        columns = torch.arange(width, device=ids.device)
+        behind = columns[:, None] - columns
+        known = (labels >= 0)[:, None]
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        predictions: list[tuple[Tensor, int, int]] = []
+        for step in range(min(UNROLLED, heads.shape.depth)):
+            x, queries, new_keys, new_values = heads.entries(states, embeddings)
+            keys.append(new_keys)
+            values.append(new_values)
+            # Of the target's own states the last `step` ones are not known; instead, each round before gives one.
+            own = torch.where(behind >= step, behind, -1)
+            later = [torch.where(behind == step - number, step - number, -1) for number in range(1, step + 1)]
+            distance = torch.cat([own, *later], dim=1)[None]
+            seen = known.repeat(1, 1, step + 1) | (distance == 0)
+            attended = heads.attend(queries, torch.cat(keys, 1), torch.cat(values, 1), distance, seen)
+            predicted = heads.finish(x, attended)
+            predictions.append((predicted, 1, step))
+            states = torch.cat((states[:, :1], predicted[:, :-1]), dim=1)
+        return predictions
+
+
+def load_heads_student(plan: TrainingPlan) -> HeadsStudent:
+    """Load the plan's target, and the heads to train: those of its base, or new ones if that is the target's folder.
+
+    Raises ModelRefused, OSError and ValueError.
+    """
+    if plan.heads is None:
+        raise ValueError("the plan has no heads")
+    module = AutoModelForCausalLM.from_pretrained(plan.tokenizer, dtype=torch.float32)
+    module.set_attn_implementation("sdpa")
+    target = f"sha256:{hash_of(plan.tokenizer)}"
+    hidden = check_states(module)
+    if plan.base.is_file():
+        heads = load_heads(plan.base, target, hidden)
+    else:
+        heads = new_heads(HeadsShape(hidden=hidden, **plan.heads), plan.seed)
+    return HeadsStudent(module, heads, target)
+
+
+@torch.no_grad()
+def check_states(module: Any) -> int:
+    """Return H, the size of the hidden states that the output layer reads. Raises ValueError if those are not the last
+    layer's, normalised: then the heads would not see what the verifier gives them."""
+    seen: list[Tensor] = []
+    hook = module.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    ids = torch.arange(4)[None]
+    try:
+        module(input_ids=ids, use_cache=False)
+    finally:
+        hook.remove()
+    states = module.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    if seen[0].shape != states.shape or not torch.allclose(seen[0], states, rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{type(module).__name__} changes its hidden states before the output layer: no heads for it")
+    return int(states.shape[-1])
