@@ -321,21 +321,24 @@ def test_a_session_is_no_longer_than_what_the_slots_can_hold_beside_its_nodes(se
     assert len(served.devices["s"].received) == 4
 
 
-def test_typical_acceptance_takes_likely_draft_tokens_and_at_an_epsilon_of_one_none(
+def test_typical_acceptance_takes_likely_draft_tokens_at_an_epsilon_of_one_none_and_is_refused_with_exact_bits(
     serve: Callable[..., Served],
 ) -> None:
-    expected, written = alone(serve, prompt_of(30), "sampled"), [3, 5, 8, 13] * 6
-    received = []
-    for rule in (TypicalAcceptance(1e-9, 1e9), TypicalAcceptance(1.0, 1e9)):
+    written, received = [3, 5, 8, 13] * 6, []
+    for rule in (None, TypicalAcceptance(1.0, 1e9), TypicalAcceptance(1e-9, 1e9)):
         served = serve(replace(CONFIG, allow_lossy_rules=True))
-        params = replace(SAMPLINGS["sampled"], typical=rule)
+        params = SamplingParams(temperature=3.0, seed=4, typical=rule)
         device = DeviceSession(prompt_of(30), sampling=params, max_tokens=24, ignore_eos=True)
-        served.attach("lossy", device, written)
+        if rule and served.engine._executor.capabilities.exact:
+            with pytest.raises(BadRequest, match="exact bits"):
+                served.attach("one", device, written)
+            return
+        served.attach("one", device, written if rule else ())
         served.run()
+        served.engine.stop("one")
         received.append(device.received)
-    assert received[1] == expected
-    assert received[0] != expected
-    assert sum(token == other for token, other in zip(received[0], written, strict=True)) > 8
+    assert received[1] == received[0]
+    assert sum(token == other for token, other in zip(received[2], written, strict=True)) > 8
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
