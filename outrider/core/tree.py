@@ -100,6 +100,11 @@ class TokenTree:
         self._nodes = kept
         return chosen
 
+    def remove(self, node_id: int) -> None:
+        """Drop a node, which must have no children."""
+        node = self._nodes.pop(node_id)
+        del self.children(node.parent)[node.token]
+
     def clear(self) -> None:
         """Drop every node; the position stays."""
         self._nodes.clear()

@@ -77,6 +77,7 @@ class TreeContext(LlamaContext):
         self.n_ctx = n_ctx
         """Tokens, committed and draft, that the context takes."""
         self._sequences = _Sequences(self._memory, max_sequences)
+        self._max_rows = max_sequences
         self._tokens: list[int] = []
         self._nodes: dict[int, _Node] = {}  # by handle, in the order of decodes: parents come first; TIP included
         self._next = 1
@@ -115,26 +116,35 @@ class TreeContext(LlamaContext):
         return self._extend(tokens[self.length :])
 
     def decode(
-        self, parents: Sequence[int], tokens: Sequence[int], handles: Sequence[int] | None = None
+        self,
+        parents: Sequence[int],
+        tokens: Sequence[int],
+        handles: Sequence[int] | None = None,
+        wanted: Sequence[bool] | None = None,
     ) -> tuple[list[int], Logits]:
         """Evaluate n new nodes in one pass: node i carries `tokens[i]` and is a child of the handle `parents[i]`.
 
         Parent 0 is the last committed token; other parents are handles from earlier calls, or of nodes that come before
         in this one, each of which may have one child in it.
         handles: the caller's own ids of the new nodes, above 0 and not in the tree; by default numbers never used.
-        Returns the n handles and the logits `[m, V]` of those without a child in this call, in their order.
+        wanted: `[n]`, whose logits to return; by default of those without a child in this call.
+        Returns the n handles and the logits `[m, V]` of the m nodes that are wanted, in their order.
         Raises TreeFull, or BadRequest (unknown parent, handle in use, token outside the vocabulary), before any change.
         """
         self._check_owner()
         if len(parents) != len(tokens) or len(tokens) == 0:
             raise BadRequest.bound("tokens", f"{len(tokens)} for {len(parents)} parents", "as many, at least one")
         self._check_tokens(tokens)
+        if wanted is not None and len(wanted) != len(tokens):
+            raise BadRequest.bound("wanted", f"{len(wanted)} for {len(tokens)} tokens", "as many")
         handles = range(self._next, self._next + len(tokens)) if handles is None else handles
         if len(set(handles)) != len(tokens) or min(handles) <= TIP or any(map(self.holds, handles)):
             raise BadRequest.bound("handles", list(handles), f"{len(tokens)} new ids above {TIP}")
         forks = self._forks_needed(parents, handles)
         if len(tokens) > self._chunk:
             raise TreeFull(f"{len(tokens)} nodes exceed the {self._chunk} tokens of a decode")
+        if wanted is not None and sum(wanted) > self._max_rows:
+            raise TreeFull(f"logits of {sum(wanted)} nodes are wanted, and a decode has those of {self._max_rows}")
         if len(tokens) > self.room:
             raise TreeFull(f"{len(tokens)} nodes need as many KV cells, {self.room} of {self.n_ctx} are free")
         if forks > self._sequences.free:
@@ -143,8 +153,8 @@ class TreeContext(LlamaContext):
         for handle, parent, token in zip(handles, parents, tokens, strict=True):
             new[handle] = self._place(parent, new[parent] if parent in new else self._nodes[parent], token)
         positions, sequences = [node.position for node in new.values()], [node.sequence for node in new.values()]
-        last = [not node.continued for node in new.values()]
-        logits = self._decode(self._batch.fill(tokens, positions, sequences, last), sum(last))
+        wanted = [not node.continued for node in new.values()] if wanted is None else wanted
+        logits = self._decode(self._batch.fill(tokens, positions, sequences, wanted), sum(wanted))
         self._next = max(self._next, max(handles) + 1)
         self._nodes |= new
         return list(handles), logits

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.reliability import Reliability, reliability
-from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Agreement, Calibrator
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_proposal_and_falls_with_the_lag_of_the_others() -> None:
@@ -178,3 +178,20 @@ def test_and_a_calibrator_that_does_not_look_at_depth_where_depth_matters() -> N
     blind = paths(Calibrator(), deep=False)
     assert blind.error > 0.05
     assert blind.skill < paths(Calibrator()).skill
+
+
+def test_what_better_sources_say_has_estimates_of_its_own() -> None:
+    calibrator = Calibrator()
+    unknown = calibrator.probability(0, 1.2, 1)
+    for _ in range(100):
+        calibrator.observe(0, 1.2, 1, True, Agreement.FIRST)
+        calibrator.observe(0, 1.2, 1, False, Agreement.MISSING)
+    assert calibrator.probability(0, 1.2, 1) == unknown
+    assert calibrator.probability(0, 1.2, 1, Agreement.FIRST) > 0.9
+    assert calibrator.probability(0, 1.2, 1, Agreement.MISSING) < 0.1
+
+
+def test_a_contradicted_proposal_is_doubted_from_the_first() -> None:
+    calibrator = Calibrator()
+    found = [calibrator.probability(0, 1.2, 1, agreement) for agreement in Agreement]
+    assert found[Agreement.UNKNOWN] == found[Agreement.FIRST] > found[Agreement.LATER] > found[Agreement.MISSING]
