@@ -19,7 +19,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
-from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.types import Options
@@ -121,9 +121,9 @@ def _acceptance_history(
     recorded: DraftRecording, recording: RecordedProposals, plan: SpeculationPlan, begun: Sequence[Calibrator]
 ) -> bytes:
     source = ReplayedSource(recorded, sleep=lambda seconds: None)
-    greedy, sampled, lookup_greedy, lookup_sampled = begun
-    lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-    drafter = Drafter(CalibratedSource(source, greedy, sampled), lookup, DecodeLatency(recorded.widths))
+    greedy, sampled, ngram_greedy, ngram_sampled = begun
+    model = CalibratedSource(source, greedy, sampled, DecodeLatency(recorded.widths))
+    drafter = Drafter([model, CalibratedSource(NgramSource(), ngram_greedy, ngram_sampled)])
     call = recording.call
     drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens), replace(plan, depth=1))
     found = []

@@ -1,8 +1,8 @@
 """Rate what draft sources propose for a node's children by acceptance probability, and learn from the commits.
 
-A secondary source (n-gram lookup beside a model) is rated in the light of the leading one: where the model contradicts
-it, it is seldom right, though it is right often enough where the model has not been asked yet. Its proposals have no
-ranks of their own, so the rows of its calibrator stand for these cases.
+Sources are numbered from 0, the best one first. What a source proposes is rated in the light of what better ones
+propose for the same node: where a model contradicts n-grams they are seldom right, though they are right often enough
+where the model has not been asked yet. A token that several sources propose has the largest of their estimates.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
-from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.acceptance.calibrator import Agreement, Calibrator
 from outrider.core.proposals import CERTAIN
-
-UNCOMPARED, AGREED, LOWER, CONTRADICTED = range(4)
-"""Ranks of a secondary proposal: the leading source was not asked; has it first; has it, but not first; has it not."""
 
 
 @dataclass(frozen=True)
 class CalibratedSource:
-    """A draft source and the calibrators that estimate its acceptance."""
+    """A draft source, the calibrators that estimate its acceptance, and what a call costs."""
 
     source: DraftSource
     greedy: Calibrator
     sampled: Calibrator
-    leads: bool = True
-    """Whether its first proposals make the greedy spine."""
+    latency: DecodeLatency | None = None
+    """Seconds of a call by its nodes, for a model; None where a call costs nothing worth counting."""
 
     def calibrator(self, task: DraftTask) -> Calibrator:
         """Return the calibrator of a session's sampling: perturbed scores have other margins."""
@@ -42,17 +40,19 @@ class _RatedProposal:
     rank: int
     margin: float
     depth: int
-    first: bool
-    """Whether it is the leading source's first proposal, or the only token that may follow."""
+    agreement: Agreement = Agreement.UNKNOWN
 
     @property
     def acceptance(self) -> float:
-        return 1.0 if self.margin == CERTAIN else self.calibrator.probability(self.rank, self.margin, self.depth)
+        if self.margin == CERTAIN:
+            return 1.0
+        return self.calibrator.probability(self.rank, self.margin, self.depth, self.agreement)
 
     def learn(self, token: int) -> None:
         """Update the calibrator with the token that the target committed in the proposal's place."""
         if self.margin != CERTAIN:
-            self.calibrator.observe(self.rank, self.margin, self.depth, self.token == token)
+            accepted = self.token == token
+            self.calibrator.observe(self.rank, self.margin, self.depth, accepted, self.agreement)
 
 
 class NodeProposals:
@@ -60,46 +60,61 @@ class NodeProposals:
 
     def __init__(self) -> None:
         self.children: dict[int, tuple[float, bool]] = {}
-        """token -> (acceptance probability given the parent, whether it is the leading source's first proposal, or the
-        only token that may follow)"""
-        self._leading: dict[int, _RatedProposal] = {}
-        """By token."""
-        self._secondary: list[_RatedProposal] = []
-        """Rated as if the leading source had not been asked."""
-        self._compared: list[_RatedProposal] = []
-        """The secondary proposals again, rated by what the leading source says of them."""
+        """token -> (acceptance probability given the parent, whether it is on the greedy spine if the parent is: the
+        best leading source's first proposal, or the only token that may follow)"""
+        self._by_source: dict[int, list[_RatedProposal]] = {}
+        """Number of a source -> its proposals, rated as if no other source had been asked."""
+        self._leading: set[int] = set()
 
-    def add(self, calibrator: Calibrator, proposals: Sequence[Proposal], depth: int, *, leads: bool) -> None:
+    def add(
+        self, number: int, calibrator: Calibrator, proposals: Sequence[Proposal], depth: int, *, leads: bool
+    ) -> None:
         """Add the proposals of one source.
 
-        depth: of the children, below the last committed token. leads: whether this is the leading source.
+        number: the source's, 0 for the best one. depth: of the children, below the last committed token. leads: whether
+        the source's first proposals make the greedy spine, where no better one does.
         """
-        if leads:
-            self._leading |= {
-                p.token: _RatedProposal(calibrator, p.token, p.rank, p.margin, depth, p.rank == 0) for p in proposals
-            }
-        else:
-            self._secondary += [
-                _RatedProposal(calibrator, p.token, UNCOMPARED, p.margin, depth, p.margin == CERTAIN) for p in proposals
-            ]
-        if self._leading:
-            self._compared = [replace(p, rank=self._comparison(p.token)) for p in self._secondary]
+        if proposals:
+            self._by_source[number] = [_RatedProposal(calibrator, p.token, p.rank, p.margin, depth) for p in proposals]
+            if leads:
+                self._leading.add(number)
+        spine = min(self._leading, default=None)
         self.children = {}
-        for rated in (*self._leading.values(), *(self._compared or self._secondary)):
-            acceptance, first = self.children.get(rated.token, (0.0, False))
-            self.children[rated.token] = (max(acceptance, rated.acceptance), first or rated.first)
+        for source in sorted(self._by_source):
+            for rated in self._compared(source):
+                acceptance, first = self.children.get(rated.token, (0.0, False))
+                first |= rated.margin == CERTAIN or (source == spine and rated.rank == 0)
+                self.children[rated.token] = (max(acceptance, rated.acceptance), first)
 
-    def predicted(self, token: int) -> bool | None:
-        """Return whether the leading source proposed this token first; None where it had nothing to choose."""
-        own = (rated for rated in self._leading.values() if rated.first and rated.margin != CERTAIN)
+    def has(self, number: int, token: int) -> bool:
+        """Return whether a source proposed this token."""
+        return any(rated.token == token for rated in self._by_source.get(number, ()))
+
+    def predicted(self, number: int, token: int) -> bool | None:
+        """Return whether a source proposed this token first; None where it was not asked or had nothing to choose."""
+        own = (rated for rated in self._by_source.get(number, ()) if rated.rank == 0 and rated.margin != CERTAIN)
         return next((rated.token == token for rated in own), None)
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
-        for rated in (*self._leading.values(), *self._secondary, *self._compared):
-            rated.learn(token)
+        for number, proposals in self._by_source.items():
+            for rated in proposals:
+                rated.learn(token)
+            for rated in self._compared(number):
+                if rated.agreement is not Agreement.UNKNOWN:
+                    rated.learn(token)
 
-    def _comparison(self, token: int) -> int:
-        """Return the rank of a secondary proposal by what the leading source proposed."""
-        leading = self._leading.get(token)
-        return CONTRADICTED if leading is None else LOWER if leading.rank else AGREED
+    def _compared(self, number: int) -> list[_RatedProposal]:
+        """Return a source's proposals, rated by what better ones propose."""
+        better = [one for source, proposals in self._by_source.items() if source < number for one in proposals]
+        if not better:
+            return self._by_source[number]
+        ranks: dict[int, int] = {}
+        for one in better:
+            ranks[one.token] = min(one.rank, ranks.get(one.token, one.rank))
+        return [replace(rated, agreement=_agreement(ranks.get(rated.token))) for rated in self._by_source[number]]
+
+
+def _agreement(rank: int | None) -> Agreement:
+    """Return what better sources say of a token. rank: the best that they give it; None where none has it."""
+    return Agreement.MISSING if rank is None else Agreement.LATER if rank else Agreement.FIRST

@@ -7,9 +7,12 @@ sequence at position `base`.
 
 from __future__ import annotations
 
+import heapq
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_agent.drafting import growth
 from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposals
@@ -19,8 +22,16 @@ from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
+log = logging.getLogger(__name__)
+
 _NEXT_LEVEL_ACCEPTANCE = 0.8
 """Fraction of a node's path acceptance that its children have together, roughly."""
+_MODEL_SHARE = 0.5
+"""Part of the tree's room that is kept for children of nodes that a model evaluated: n-grams that are often half right
+would otherwise fill the tree with guesses before the model has said what it knows better."""
+_LEAD = 1.15
+"""How many times as many tokens as a better model another one must promise to take its place: what a model proposes is
+known only where it was asked."""
 _IDLE = SpeculationPlan(
     nodes=0, depth=0, nodes_per_step=0, min_acceptance=1.0, draft_wait_s=0.0, step_s=growth.DEFAULT_STEP_S
 )
@@ -54,12 +65,12 @@ class _NodeState:
     acceptance: float = 1.0
     """Probability that the target takes the node after its parent."""
     first: bool = True
-    """Whether it is the leading source's first proposal."""
+    """Whether it is on the greedy spine if its parent is."""
     sent: bool = False
-    evaluated: bool = False
-    """Whether the model was asked for its children."""
-    looked_up: bool = False
-    """Whether the lookup source was asked for its children."""
+    evaluated: set[int] = field(default_factory=set)
+    """Numbers of the models that have evaluated it."""
+    asked: bool = False
+    """Whether the sources that cost nothing were asked for its children."""
     proposals: NodeProposals = field(default_factory=NodeProposals)
 
     @property
@@ -68,27 +79,62 @@ class _NodeState:
         return self.acceptance == 1.0
 
 
+@dataclass
+class _Model:
+    """A source whose calls cost time, with what the drafter knows of it beyond its proposals' acceptance."""
+
+    number: int
+    calibrated: CalibratedSource
+    latency: DecodeLatency
+    has: float = 0.8
+    """Moving average: how often the target's token is among the model's proposals, where others were asked as well, so
+    that models are compared at the same places."""
+    adds: float = 0.3
+    """Moving average: the same where the others have not proposed it."""
+    path: list[int] = field(default_factory=list)
+    """Nodes that became the first of `tokens`."""
+    tokens: list[int] = field(default_factory=list)
+    """Committed tokens that the model has not read: it reads them when it is asked again."""
+    failed: bool = False
+    """Whether it gave up for this session."""
+
+    def observe(self, proposed: bool, by_others: bool) -> None:
+        """Learn whether it proposed a committed token, and whether other models that were asked did."""
+        self.has += _MODEL_RATE * (proposed - self.has)
+        if not by_others:
+            self.adds += _MODEL_RATE * (proposed - self.adds)
+
+    def tokens_per_step(self, plan: SpeculationPlan) -> float:
+        """Return how many tokens a step would commit if this model alone drafted as deep as it can meanwhile."""
+        depth = min(float(plan.depth), plan.step_s / self.latency.of(1))
+        return float((1.0 - self.has ** (1.0 + depth)) / (1.0 - min(self.has, 0.999)))
+
+
+_MODEL_RATE = 0.02
+"""Weight of a new observation in what is averaged of a model."""
+
+
 class Drafter:
     """Drafts for one session at a time.
 
-    model: the source whose evaluations cost decodes, if any. lookup: a source that costs nothing, if any.
-    health: counts the first proposals that were accepted.
+    sources: the best one first; those with a latency are models, which are asked where that gains the most per second.
+    All others are asked wherever their proposals could matter. health: counts the first proposals of the best source
+    that were accepted.
     """
 
     def __init__(
         self,
-        model: CalibratedSource | None,
-        lookup: CalibratedSource | None,
-        latency: DecodeLatency,
+        sources: Sequence[CalibratedSource],
         clock: Callable[[], float] = time.monotonic,
         health: DraftHealth | None = None,
     ) -> None:
-        self._model = model
-        self._lookup = lookup
-        self._latency = latency
+        self._sources = tuple(sources)
+        self._models = [
+            _Model(number, one, one.latency) for number, one in enumerate(sources) if one.latency is not None
+        ]
         self._health = health or DraftHealth()
         self._clock = clock
-        self.decode_s = latency.of(1)
+        self.decode_s = min((model.latency.of(1) for model in self._models), default=0.0)
         """Moving average of the duration of a decode."""
         self._tokens_per_step = 2.0
         self._context_full = False
@@ -99,8 +145,8 @@ class Drafter:
         self._committed_at = 0.0
         self._sent_at = 0.0
         self._reported_resting = False
-        self._chosen: list[RankedNode] | None = None
-        """The leaves of the next decode; None where they must be chosen again."""
+        self._chosen: tuple[_Model | None, list[RankedNode]] | None = None
+        """The model and the leaves of the next decode; None where they must be chosen again."""
         self.plan = _IDLE
 
     @property
@@ -115,8 +161,12 @@ class Drafter:
         self._states = {ROOT: _NodeState()}
         self._next_id = 1
         self._on_new_root()
-        for calibrated in self._sources():
-            calibrated.source.begin(task)
+        for calibrated in self._sources:
+            if calibrated.latency is None:
+                calibrated.source.begin(task)
+        for model in self._models:
+            model.path, model.tokens, model.failed = [], [], False
+            self._try(model, partial(model.calibrated.source.begin, task))
 
     def replan(self, plan: SpeculationPlan) -> None:
         """Draft by another plan; a drafter that rests looks again, and reports it if it still rests."""
@@ -128,10 +178,7 @@ class Drafter:
         """Commit tokens: learn from them, and keep what descends from the last one."""
         path: list[int] = []
         for token in tokens:
-            proposals = self._states[ROOT].proposals
-            proposals.learn(token)
-            if (accepted := proposals.predicted(token)) is not None:
-                self._health.count(accepted)
+            self._learn(self._states[ROOT], token)
             carried = self._tree.advance(token)
             self._states[ROOT] = _NodeState() if carried is None else self._states[carried]
             if carried is not None:
@@ -139,27 +186,36 @@ class Drafter:
         self._states = {ROOT: self._states[ROOT]} | {node.id: self._states[node.id] for node in self._tree}
         self._tokens_per_step += 0.1 * (len(tokens) - self._tokens_per_step)
         self._on_new_root()
-        for calibrated in self._sources():
-            calibrated.source.advance(path, tokens)
+        for calibrated in self._sources:
+            if calibrated.latency is None:
+                calibrated.source.advance(path, tokens)
+        for model in self._models:
+            if len(model.path) == len(model.tokens):
+                model.path += path
+            model.tokens += tokens
         self._propose_again()
 
     def step(self) -> bool:
-        """Evaluate the best leaves in one decode and add their children; return False where none qualifies."""
+        """Evaluate the best leaves in one decode and add their children; return False where none qualifies.
+
+        Raises what the last model raises that had not failed.
+        """
         if not self.plan.speculates or self._context_full or self._tree.position >= self._task.max_tokens:
             return False
-        if not self._states[ROOT].evaluated:
-            self._expand([self._root()])
+        if not self._models and not self._states[ROOT].asked:
+            self._grow([self._root()])
             return True
-        leaves = self._leaves()
-        if not leaves:
+        model, leaves = self._next_decode()
+        if model is None:
             return False
-        begun = self._clock()
+        begun, at_root = self._clock(), leaves[0].node.id == ROOT
         try:
-            self._expand(leaves)
+            self._try(model, partial(self._evaluate, model, leaves))
         except Overloaded:
             self._context_full = True  # no cells or sequence ids before a commit frees some
             return False
-        self.decode_s += 0.1 * (self._clock() - begun - self.decode_s)
+        if not at_root:
+            self.decode_s += 0.1 * (self._clock() - begun - self.decode_s)
         return True
 
     def harvest(self, *, moved: bool) -> DraftUpdate | None:
@@ -183,29 +239,71 @@ class Drafter:
 
     # --- what to do next
 
-    def _leaves(self) -> list[RankedNode]:
-        """Return the leaves that the next decode should evaluate."""
+    def _next_decode(self) -> tuple[_Model | None, list[RankedNode]]:
+        """Return which model should evaluate which leaves next; (None, []) where none is worth its time."""
         if self._chosen is None:
-            self._chosen = []
-            if self._model is not None and self._room() > 0:
-                leaves = [item for item in self._ranked() if item.rows and self._expandable(item.node)]
-                least = growth.least_acceptance(self.plan, self._latency, self._tokens_per_step)
-                self._chosen = growth.choose_leaves(leaves, self.plan, self._latency, least)
+            self._chosen, best = (None, []), 0.0
+            ranked = self._ranked() if self._room() > 0 else []
+            models = [model for model in self._models if not model.failed]
+            leading = self._leading(models)
+            for model in models:
+                leaves = self._leaves(model, leading is model, ranked)
+                gain = model.has * sum(leaf.gain for leaf in leaves)
+                rate = gain / (model.latency.of(max(1, len(leaves))) + self._reading_s(model))
+                if leaves and (self._chosen[0] is None or rate > best):
+                    self._chosen, best = (model, leaves), rate
         return self._chosen
+
+    def _leading(self, models: Sequence[_Model]) -> _Model | None:
+        """Return the model that evaluates the tree, while others add to it: the best one, or one that is so much faster
+        that it drafts more."""
+        leading = models[0] if models else None
+        for model in models[1:]:
+            if leading and model.tokens_per_step(self.plan) > _LEAD * leading.tokens_per_step(self.plan):
+                leading = model
+        return leading
+
+    def _leaves(self, model: _Model, leads: bool, ranked: Sequence[RankedNode]) -> list[RankedNode]:
+        """Return the leaves that the model's next decode should evaluate.
+
+        leads: whether it is the model that drafts most alone. Others evaluate what it has left undecided.
+        """
+        if model.number not in self._states[ROOT].evaluated:
+            candidates = [self._root()]  # nothing below it could be evaluated before
+        else:
+            knows = model.calibrated.source.knows
+            candidates = [item for item in ranked if knows(item.node.token) and self._may_have_children(item.node)]
+        states = self._states
+        leaves = [
+            self._leaf(model, item, leads) for item in candidates if model.number not in states[item.node.id].evaluated
+        ]
+        evaluated = {ROOT} | {id_ for id_, state in states.items() if model.number in state.evaluated}
+        least = growth.least_acceptance(self.plan, model.latency, self._tokens_per_step)
+        return growth.choose_leaves(leaves, evaluated, self.plan, model.latency, least)
+
+    def _leaf(self, model: _Model, item: RankedNode, leads: bool) -> RankedNode:
+        """Return a node with what the model may add below it."""
+        state = self._states[item.node.id]
+        if not leads:
+            if not state.evaluated:
+                return replace(item, novelty=0.0)
+            known = sum(acceptance for acceptance, _ in state.proposals.children.values())
+            return replace(item, spine=False, novelty=max(0.0, 1.0 - known) * min(1.0, model.adds / model.has))
+        certain = any(self._states[child].certain for child in self._tree.children(item.node.id).values())
+        # Above a node that must follow there is nothing to choose: both are evaluated in one decode.
+        return replace(item, novelty=0.0) if certain and item.node.id != ROOT else item
+
+    def _reading_s(self, model: _Model) -> float:
+        """Return the seconds that the model needs for committed tokens beyond the one that any would evaluate now."""
+        return model.latency.of(len(model.tokens)) - model.latency.of(1) if len(model.tokens) > 1 else 0.0
 
     def _should_collect(self, unsent: Sequence[RankedNode], *, awaited: bool) -> bool:
         """Return whether to draft more before these nodes go out. awaited: the verifier holds nothing of ours."""
         if not awaited:
             return self._clock() - self._sent_at < growth.send_interval(self.plan.step_s)
-        next_gain = _NEXT_LEVEL_ACCEPTANCE * sum(leaf.path_acceptance for leaf in self._leaves())
+        next_gain = _NEXT_LEVEL_ACCEPTANCE * sum(leaf.gain for leaf in self._next_decode()[1])
         held, elapsed_s = [item.path_acceptance for item in unsent], self._clock() - self._committed_at
         return growth.should_wait(self.plan, held, next_gain, self.decode_s, elapsed_s)
-
-    def _expandable(self, node: Node) -> bool:
-        if self._states[node.id].evaluated or not self._may_have_children(node):
-            return False
-        # Above a node that must follow there is nothing to choose: both are evaluated in one decode.
-        return not any(self._states[child].certain for child in self._tree.children(node.id).values())
 
     def _may_have_children(self, node: Node) -> bool:
         return node.token not in self._task.ends and node.position + 1 < self._task.max_tokens
@@ -216,74 +314,103 @@ class Drafter:
 
     # --- growing
 
-    def _expand(self, parents: Sequence[RankedNode]) -> None:
-        """Ask the model for the children of these nodes and add those that qualify."""
-        nodes = [self._context(parent.node) for parent in parents]
-        if self._model is not None:
-            nodes = [one for node in nodes for one in (*self._unevaluated_above(node), node)]
-            proposed = dict(zip((node.id for node in nodes), self._model.source.expand(nodes), strict=True))
-            for parent in parents:
-                self._rate(parent, self._model, proposed[parent.node.id])
+    def _evaluate(self, model: _Model, leaves: Sequence[RankedNode]) -> None:
+        """Ask a model for the children of these nodes and add those that qualify. A failure changes nothing."""
+        source = model.calibrated.source
+        if model.tokens:
+            path, tokens, model.path, model.tokens = model.path, model.tokens, [], []
+            source.advance(path, tokens)
+        contexts = [self._context(leaf.node, wanted=leaf.novelty > 0.0) for leaf in leaves]
+        proposed = source.expand(contexts)
         self._chosen = None
-        for node in nodes:
-            self._states[node.id].evaluated = True
-        for parent in parents:
-            self._propose(parent)
+        for leaf, proposals in zip(leaves, proposed, strict=True):
+            self._states[leaf.node.id].evaluated.add(model.number)
+            if leaf.novelty > 0.0:
+                self._rate(leaf, model.number, proposals)
+        self._drop_refuted()
+        asked = {leaf.node.id for leaf in leaves}
+        self._grow([item for item in (self._root(), *self._ranked()) if item.node.id in asked])
 
-    def _unevaluated_above(self, node: NodeContext) -> list[NodeContext]:
-        """Return the nodes between the next evaluated one above and this one, ancestors first."""
-        above: list[NodeContext] = []
-        while node.parent != ROOT and not self._states[node.parent].evaluated:
-            node = self._context(self._tree[node.parent])
-            above.insert(0, node)
-        return above
-
-    def _rate(self, parent: RankedNode, calibrated: CalibratedSource, proposals: Sequence[Proposal]) -> None:
+    def _rate(self, parent: RankedNode, number: int, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
-        state = self._states[parent.node.id]
-        state.proposals.add(calibrated.calibrator(self._task), proposals, parent.depth + 1, leads=calibrated.leads)
+        state, calibrated = self._states[parent.node.id], self._sources[number]
+        leads = calibrated.latency is not None or not self._models
+        state.proposals.add(number, calibrated.calibrator(self._task), proposals, parent.depth + 1, leads=leads)
         for token, child in self._tree.children(parent.node.id).items():
-            self._states[child].acceptance = state.proposals.children[token][0]
+            self._states[child].acceptance, self._states[child].first = state.proposals.children[token]
 
-    def _propose(self, parent: RankedNode) -> None:
-        """Add the children of a node that qualify now, and what lookup knows below them."""
-        queue = [parent]
+    def _drop_refuted(self) -> None:
+        """Drop nodes that were not sent yet and do not qualify any more, now that a model has spoken."""
+        for item in reversed(self._ranked()):
+            state = self._states[item.node.id]
+            needed = item.spine or state.sent or self._tree.children(item.node.id)
+            if item.path_acceptance < self.plan.min_acceptance and not needed:
+                self._tree.remove(item.node.id)
+                del self._states[item.node.id]
+
+    def _grow(self, parents: Sequence[RankedNode]) -> None:
+        """Add the children of these nodes that qualify now, and what free sources know below them, best first."""
+        queue = [(-parent.path_acceptance, parent.node.id, parent) for parent in parents]
+        heapq.heapify(queue)
         while queue and self._room() > 0:
-            parent = queue.pop(0)
-            self._look_up(parent)
-            queue.extend(self._add_children(parent))
+            _, _, parent = heapq.heappop(queue)
+            self._ask_free_sources(parent)
+            for child in self._add_children(parent):
+                heapq.heappush(queue, (-child.path_acceptance, child.node.id, child))
+
+    def _ask_free_sources(self, parent: RankedNode) -> None:
+        """Ask the sources that cost next to nothing, wherever their proposals could matter."""
+        state = self._states[parent.node.id]
+        useful = parent.path_acceptance > self.plan.min_acceptance and self._may_have_children(parent.node)
+        if useful and not state.asked:
+            state.asked = True
+            for number, calibrated in enumerate(self._sources):
+                if calibrated.latency is None:
+                    self._rate(parent, number, calibrated.source.expand([self._context(parent.node)])[0])
 
     def _add_children(self, parent: RankedNode) -> list[RankedNode]:
         """Add the children of one node that qualify; return the new ones."""
-        known = self._states[parent.node.id].proposals.children
-        ranked = sorted(known.items(), key=lambda item: -item[1][0])
+        state = self._states[parent.node.id]
+        ranked = sorted(state.proposals.children.items(), key=lambda item: -item[1][0])
         proposals = [ChildProposal(token, parent.path_acceptance * own, first) for token, (own, first) in ranked]
         added = []
         for child in growth.choose_children(proposals, parent.depth + 1, parent.spine, self.plan):
-            acceptance = known[child.token][0]
-            present = self._tree.child(parent.node.id, child.token)
-            if present is not None:
-                self._states[present].acceptance = max(self._states[present].acceptance, acceptance)
-            elif self._room() > 0:
-                node = self._tree.add(self._next_id, parent.node.id, child.token)
-                self._states[node.id] = _NodeState(acceptance, child.leading)
-                self._next_id += 1
-                added.append(RankedNode(node, parent.depth + 1, child.path_acceptance, parent.spine and child.leading))
+            acceptance, first = state.proposals.children[child.token]
+            present = self._tree.child(parent.node.id, child.token) is not None
+            if present or self._room() <= 0 or not (acceptance == 1.0 or state.evaluated or self._free_room() > 0):
+                continue
+            node = self._tree.add(self._next_id, parent.node.id, child.token)
+            self._states[node.id] = _NodeState(acceptance, first)
+            self._next_id += 1
+            self._chosen = None
+            added.append(RankedNode(node, parent.depth + 1, child.path_acceptance, parent.spine and first))
         return added
 
-    def _look_up(self, parent: RankedNode) -> None:
-        """Ask the lookup source wherever its proposals could matter, since that costs next to nothing."""
-        state = self._states[parent.node.id]
-        useful = parent.path_acceptance > self.plan.min_acceptance and self._may_have_children(parent.node)
-        if self._lookup is not None and useful and not state.looked_up:
-            state.looked_up = True
-            self._rate(parent, self._lookup, self._lookup.source.expand([self._context(parent.node)])[0])
+    def _free_room(self) -> int:
+        """Return how many nodes may still be added below nodes that no model has evaluated."""
+        if not self._models:
+            return self._room()
+        return int((1.0 - _MODEL_SHARE) * self.plan.nodes) - sum(
+            not self._states[node.parent].evaluated for node in self._tree
+        )
 
     def _propose_again(self) -> None:
         """Add what did not qualify before: after a commit path acceptances have risen, and there is room."""
-        if self.plan.speculates and self._states[ROOT].evaluated:
-            for parent in sorted([self._root(), *self._ranked()], key=lambda item: -item.path_acceptance):
-                self._propose(parent)
+        if self.plan.speculates and (self._states[ROOT].evaluated or self._states[ROOT].asked):
+            self._grow([self._root(), *self._ranked()])
+
+    def _try(self, model: _Model, work: Callable[[], None]) -> None:
+        """Let a model work; if it fails, go on without it. Raises what it raises if it was the last one, Overloaded."""
+        try:
+            work()
+        except Overloaded:
+            raise
+        except Exception as error:
+            model.failed = True
+            self._chosen = None
+            if all(other.failed for other in self._models):
+                raise
+            log.warning("a draft gave up for this session, and others go on: %s", error)
 
     # --- bookkeeping
 
@@ -293,20 +420,29 @@ class Drafter:
         for node in self._tree:
             parent, state = ranked[node.parent], self._states[node.id]
             path_acceptance, spine = parent.path_acceptance * state.acceptance, parent.spine and state.first
-            rows = 1 if self._states[node.parent].evaluated else parent.rows + 1 if state.certain and parent.rows else 0
-            if self._model is None or not self._model.source.knows(node.token):
-                rows = 0
-            ranked[node.id] = RankedNode(node, parent.depth + 1, path_acceptance, spine, rows)
+            ranked[node.id] = RankedNode(node, parent.depth + 1, path_acceptance, spine)
         del ranked[ROOT]
         return list(ranked.values())
 
     def _root(self) -> RankedNode:
         """Return the root in the shape of a node."""
-        return RankedNode(Node(ROOT, ROOT, -1, self._tree.position - 1), 0, 1.0, True, rows=0)
+        return RankedNode(Node(ROOT, ROOT, -1, self._tree.position - 1), 0, 1.0, True)
 
-    def _context(self, node: Node) -> NodeContext:
+    def _context(self, node: Node, *, wanted: bool = True) -> NodeContext:
         path = tuple(self._tree.path(node.id))
-        return NodeContext(node.id, node.parent, node.token, self._tree.position + len(path), path)
+        return NodeContext(node.id, node.parent, node.token, self._tree.position + len(path), path, wanted)
+
+    def _learn(self, state: _NodeState, token: int) -> None:
+        """Learn from the token that the target committed below a node."""
+        proposals = state.proposals
+        proposals.learn(token)
+        if (accepted := proposals.predicted(0, token)) is not None:
+            self._health.count(accepted)
+        if len(state.evaluated) > 1:
+            found = {number for number in state.evaluated if proposals.has(number, token)}
+            for model in self._models:
+                if model.number in state.evaluated:
+                    model.observe(model.number in found, bool(found - {model.number}))
 
     def _on_new_root(self) -> None:
         self._committed_at = self._clock()
@@ -314,6 +450,3 @@ class Drafter:
         self._chosen = None
         self._reported_resting = False
         self._context_full = False
-
-    def _sources(self) -> list[CalibratedSource]:
-        return [calibrated for calibrated in (self._model, self._lookup) if calibrated is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.protocol.messages import Directive, SessionLimits
@@ -98,8 +98,14 @@ class RankedNode:
     path_acceptance: float
     spine: bool = False
     """Whether every node on its path is the leading source's first proposal."""
-    rows: int = 1
-    """Nodes of a decode that evaluates it: itself, and those above it that are not evaluated; 0 if it cannot be."""
+    novelty: float = 1.0
+    """Share of its path acceptance that children which nobody proposed yet may have: 0 where its only child is known,
+    little where another model was asked for its children."""
+
+    @property
+    def gain(self) -> float:
+        """Return the path acceptance that its evaluation may add to the tree."""
+        return self.path_acceptance * self.novelty
 
 
 @dataclass(frozen=True)
@@ -152,41 +158,61 @@ def least_acceptance(plan: SpeculationPlan, latency: DecodeLatency, tokens_per_s
 
 
 def choose_leaves(
-    leaves: Sequence[RankedNode], plan: SpeculationPlan, latency: DecodeLatency, least: float
+    leaves: Sequence[RankedNode], evaluated: Container[int], plan: SpeculationPlan, latency: DecodeLatency, least: float
 ) -> list[RankedNode]:
-    """Return the leaves to evaluate in one decode: as many as give the most acceptance per second, best first.
+    """Return the nodes to evaluate in one decode, ancestors first: as many as gain the most per second, best first.
 
-    A leaf joins when its acceptance pays for the time that it adds to the decode, so t(W) decides between a comb and a
-    best-first tree. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
-    least: path acceptance that a leaf needs to be evaluated.
+    A node joins when its gain pays for the time that it adds to the decode, so t(W) decides between a comb and a
+    best-first tree. With a node come those above it that are not evaluated either, as a run of n-grams (cascade
+    speculative drafting, arXiv 2312.11462) or of tokens that must follow: a chain, since a node that is new in a decode
+    has one child in it. The deepest leaf of the greedy spine joins whenever it qualifies for a decode at all.
+
+    leaves: the nodes that are not evaluated and could be. evaluated: ids of those that are, and ROOT.
+    least: gain that a leaf needs to be evaluated for its own sake.
     """
-    qualified = [
-        leaf
-        for leaf in leaves
-        if leaf.depth < plan.depth and (leaf.path_acceptance >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
-    ]
-    if not qualified:
-        return []
-    qualified.sort(key=lambda leaf: (-leaf.path_acceptance, leaf.node.id))
-    chosen = qualified[: _best_count(qualified, latency)]
-    spine = next((leaf for leaf in qualified if leaf.spine), None)
-    if spine is not None and spine not in chosen:
-        chosen = [spine, *chosen[:-1]] if len(chosen) == latency.widest else [*chosen, spine]
-    return chosen
-
-
-def _best_count(leaves: Sequence[RankedNode], latency: DecodeLatency) -> int:
-    """Return the n that maximises (path acceptances of the n best) / t(their rows)."""
-    best, best_rate, total, rows = 1, 0.0, 0.0, 0
-    for n, leaf in enumerate(leaves, start=1):
-        total += leaf.path_acceptance
-        rows += leaf.rows
-        if rows > latency.widest:
+    by_id = {leaf.node.id: leaf for leaf in leaves}
+    qualified = [leaf for leaf in leaves if leaf.depth < plan.depth and _qualifies(leaf, least)]
+    qualified.sort(key=lambda leaf: (-leaf.gain, leaf.node.id))
+    chosen: list[RankedNode] = []
+    best, best_rate = chosen, 0.0
+    for leaf in qualified:
+        chain = _chain(leaf, by_id, evaluated, chosen)
+        if best and len(chosen) + len(chain) > latency.widest:
             break
-        rate = total / latency.of(rows)
-        if rate > best_rate * 1.0001:
-            best, best_rate = n, rate
+        if chain:
+            chosen = [*chosen, *chain]
+            rate = sum(one.gain for one in chosen) / latency.of(len(chosen))
+            if rate > best_rate * 1.0001:
+                best, best_rate = chosen, rate
+    spine = next((leaf for leaf in qualified if leaf.spine), None)
+    if spine is not None and _chain(spine, by_id, evaluated, best):
+        chain = _chain(spine, by_id, evaluated, [])
+        best = [*chain, *(one for one in best if one not in chain)][: max(latency.widest, len(chain))]
     return best
+
+
+def _qualifies(leaf: RankedNode, least: float) -> bool:
+    return leaf.novelty > 0.0 and (leaf.gain >= least or (leaf.spine and leaf.depth < _SPINE_FLOOR))
+
+
+def _chain(
+    leaf: RankedNode, leaves: Mapping[int, RankedNode], evaluated: Container[int], chosen: Sequence[RankedNode]
+) -> list[RankedNode]:
+    """Return what a decode of the chosen nodes must evaluate besides for the sake of one more, ancestors first.
+
+    It is empty if the node is chosen already or cannot be evaluated in this decode.
+    """
+    taken, continued = {one.node.id for one in chosen}, {one.node.parent for one in chosen}
+    if leaf.node.id in taken:
+        return []
+    chain = [leaf]
+    while (above := chain[0].node.parent) not in evaluated:
+        if above in taken:
+            return [] if above in continued else chain
+        if above not in leaves:
+            return []
+        chain.insert(0, leaves[above])
+    return chain
 
 
 def choose_children(

@@ -20,7 +20,7 @@ from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
-from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
@@ -44,7 +44,6 @@ CONTEXT = 4096
 """Tokens of a context that needs no look at the memory."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the contexts of all workers take together, if they are longer than that."""
-_LOOKUP_LATENCY = DecodeLatency(((1, 1e-4),))
 
 
 @dataclass(frozen=True)
@@ -239,17 +238,17 @@ class DraftPool:
 
     def _worker(self) -> DraftWorker:
         model, budget = self._model, self._options.budget
-        lookup = CalibratedSource(PromptLookup(), *self._lookup_calibrators, leads=model is None)
+        ngram = CalibratedSource(NgramSource(), *self._lookup_calibrators)
         if model is None:
-            return DraftWorker(lambda: Drafter(None, lookup, _LOOKUP_LATENCY), budget=budget)
+            return DraftWorker(lambda: Drafter([ngram]), budget=budget)
         owned = contextlib.ExitStack()
 
         def build() -> Drafter:
             source, context = self._model_source(model)
             owned.callback(context.close)
-            calibrated = CalibratedSource(source, *self._model_calibrators)
-            beside = lookup if self._options.prompt_lookup else None
-            return Drafter(calibrated, beside, self._measured_latency(context), health=self.health)
+            calibrated = CalibratedSource(source, *self._model_calibrators, self._measured_latency(context))
+            beside = [ngram] if self._options.prompt_lookup else []
+            return Drafter([calibrated, *beside], health=self.health)
 
         return DraftWorker(build, owned.close, budget, failed=self.health.failed)
 

@@ -36,7 +36,7 @@ from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
-from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion
@@ -81,10 +81,10 @@ class LivePool(DraftPool):
         self._recorded = recorded
 
     def _worker(self) -> DraftWorker:
-        greedy, sampled, lookup_greedy, lookup_sampled = self._recorded.calibrators()
-        model = CalibratedSource(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled)
-        lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-        return DraftWorker(lambda: Drafter(model, lookup, WIDTHS))
+        greedy, sampled, ngram_greedy, ngram_sampled = self._recorded.calibrators()
+        model = CalibratedSource(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled, WIDTHS)
+        ngram = CalibratedSource(NgramSource(), ngram_greedy, ngram_sampled)
+        return DraftWorker(lambda: Drafter([model, ngram]))
 
 
 @pytest.fixture

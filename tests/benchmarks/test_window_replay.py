@@ -51,7 +51,7 @@ async def played(recorded: DraftRecording, scratch: Path, *jobs: SessionJob) -> 
 
 
 def probed(source: ScriptedSource) -> ProbedDrafter:
-    drafter = ProbedDrafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS)
+    drafter = ProbedDrafter([CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)])
     drafter.begin(DraftTask(PROMPT, (), SAMPLED, TOKENS), PLAN)
     return drafter
 

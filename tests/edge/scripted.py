@@ -109,7 +109,7 @@ class ScriptedPool(DraftPool):
 
 def worker(source: ScriptedSource) -> DraftWorker:
     widths = DecodeLatency(((1, max(source.decode_s, 1e-5)), (4, max(source.decode_s, 1e-5) * 2)))
-    return DraftWorker(lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, widths))
+    return DraftWorker(lambda: Drafter([CalibratedSource(source, Calibrator(), Calibrator(), widths)]))
 
 
 def tokenizer_json() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -11,8 +12,8 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, RankedNode, SpeculationPlan, choose_leaves
 from edge_agent.drafting.health import DraftHealth, FirstAcceptance
-from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
-from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
+from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.proposals import CERTAIN
 from outrider.core.tree import ROOT, Node
@@ -21,6 +22,15 @@ from outrider.llama import TreeFull
 PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
 WIDTHS = DecodeLatency(((1, 1e-3), (4, 2e-3)))
 PROMPT = (1, 2, 3)
+
+
+def model(source: DraftSource, latency: DecodeLatency = WIDTHS) -> CalibratedSource:
+    return CalibratedSource(source, Calibrator(), Calibrator(), latency)
+
+
+def free(source: DraftSource) -> CalibratedSource:
+    """Return a source whose calls cost nothing."""
+    return CalibratedSource(source, Calibrator(), Calibrator())
 
 
 class Clock:
@@ -34,9 +44,7 @@ class Clock:
 def drafter(
     source: ScriptedSource | None = None, *, plan: SpeculationPlan = PLAN, clock: Clock | None = None, **task: object
 ) -> Drafter:
-    made = Drafter(
-        CalibratedSource(source or ScriptedSource(), Calibrator(), Calibrator()), None, WIDTHS, clock or Clock()
-    )
+    made = Drafter([model(source or ScriptedSource())], clock or Clock())
     made.begin(DraftTask(PROMPT, **task), plan)  # type: ignore[arg-type]
     return made
 
@@ -192,44 +200,41 @@ def test_a_full_context_rests_until_the_next_commit() -> None:
     assert made.step()
 
 
+class Echo(ScriptedSource):
+    """Propose 8, and 50 as the second best, everywhere."""
+
+    def _propose(self, sequence: list[int]) -> list[Proposal]:
+        return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
+
+
 def test_sources_are_merged_by_parent_and_token() -> None:
     prompt = (5, 6, 7, 8, 9, 5, 6, 7)
 
-    class Echo(ScriptedSource):
-        def _guess(self, sequence: list[int]) -> list[Proposal]:
-            return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
-
-    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
-    made = Drafter(CalibratedSource(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made = Drafter([model(Echo()), free(NgramSource())], Clock())
     made.begin(DraftTask(prompt), PLAN)
     made.step()
     children = made._tree.children(ROOT)
     assert list(children).count(8) == 1
     below = made._tree.children(children[8])
-    assert 9 in below  # look-up went on below the node that both proposed, before the model was asked
+    assert 9 in below  # n-grams went on below the node that both proposed, before the model was asked
 
 
-def test_a_node_that_look_up_brought_falls_when_the_model_says_something_else() -> None:
-    class Echo(ScriptedSource):
-        def _guess(self, sequence: list[int]) -> list[Proposal]:
-            return [Proposal(8, 0, 1.0), Proposal(50, 1, 1.0)]
-
-    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
-    made = Drafter(CalibratedSource(Echo(), Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+def test_a_node_of_n_grams_falls_when_the_model_says_something_else() -> None:
+    made = Drafter([model(Echo()), free(NgramSource())], Clock())
     made.begin(DraftTask((5, 6, 7, 8, 9, 5, 6, 7)), PLAN)
     made.step()
     asked = made._tree.children(ROOT)[8]
-    looked_up = made._tree.children(asked)[9]
-    before = made._states[looked_up].acceptance
+    proposed = made._tree.children(asked)[9]
+    before = made._states[proposed].acceptance
+    assert made.harvest(moved=False) is not None  # what was sent stays in the tree
     while not made._states[asked].evaluated:
         assert made.step()
-    assert made._states[looked_up].acceptance < before / 2
+    assert made._states[proposed].acceptance < before / 2
 
 
-def test_lookup_alone_makes_a_chain() -> None:
+def test_n_grams_alone_make_a_tree() -> None:
     prompt = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
-    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator())
-    made = Drafter(None, lookup, DecodeLatency(((1, 1e-4),)), Clock())
+    made = Drafter([free(NgramSource())], Clock())
     made.begin(DraftTask(prompt), PLAN)
     assert spine(grown(made))[:3] == [8, 9, 10]
     made.advance([8, 9])
@@ -238,11 +243,10 @@ def test_lookup_alone_makes_a_chain() -> None:
 
 def test_tokens_that_the_draft_does_not_know_are_never_evaluated() -> None:
     prompt = (500, 501, 502, 500, 501)
-    lookup = CalibratedSource(PromptLookup(), Calibrator(), Calibrator(), leads=False)
     source = ScriptedSource()
     seen: list[int] = []
     source.expand = lambda spots, inner=source.expand: seen.extend(s.token for s in spots) or inner(spots)  # type: ignore
-    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), lookup, WIDTHS, Clock())
+    made = Drafter([model(source), free(NgramSource())], Clock())
     made.begin(DraftTask(prompt), PLAN)
     grown(made)
     assert 502 in made._tree.children(ROOT)
@@ -270,7 +274,7 @@ def evaluated(widths: DecodeLatency) -> tuple[Drafter, list[int]]:
     sizes: list[int] = []
     inner = source.expand
     source.expand = lambda spots: sizes.append(len(spots)) or inner(spots)  # type: ignore[method-assign, func-returns-value]
-    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, widths, Clock())
+    made = Drafter([model(source, widths)], Clock())
     made.begin(DraftTask(PROMPT), SpeculationPlan(24, 8, 10, 0.12, 0.008, 0.030))
     while made.step():
         made.harvest(moved=True)
@@ -323,14 +327,9 @@ class Forcing:
 
 def forcing(forced: dict[int, int], widest: int = 8) -> tuple[Drafter, Forcing]:
     """Return a drafter with a perfect model beside which these tokens (key) force the next one (value)."""
-    model = ScriptedSource(quality=1.0)
-    source = Forcing(forced, model)
-    made = Drafter(
-        CalibratedSource(model, Calibrator(), Calibrator()),
-        CalibratedSource(source, Calibrator(), Calibrator(), leads=False),
-        DecodeLatency(((1, 1e-3), (widest, 1.2e-3))),
-        Clock(),
-    )
+    below = ScriptedSource(quality=1.0)
+    source = Forcing(forced, below)
+    made = Drafter([model(below, DecodeLatency(((1, 1e-3), (widest, 1.2e-3)))), free(source)], Clock())
     made.begin(DraftTask(PROMPT), PLAN)
     return made, source
 
@@ -363,21 +362,23 @@ def test_tokens_that_must_follow_are_proposed_but_not_evaluated_where_the_draft_
 
 
 def test_a_run_that_must_follow_counts_with_all_its_nodes_in_the_price_of_a_decode() -> None:
-    leaves = [
-        RankedNode(Node(1, ROOT, 5, 0), 1, 0.9, rows=7),
-        RankedNode(Node(2, ROOT, 6, 0), 1, 0.8),
-        RankedNode(Node(3, ROOT, 7, 0), 1, 0.7),
-    ]
+    run = [RankedNode(Node(10 + i, ROOT if i == 0 else 9 + i, 5, i), 1 + i, 0.9, novelty=0.0) for i in range(6)]
+    end = RankedNode(Node(1, 15, 5, 6), 7, 0.9)
+    others = [RankedNode(Node(2, ROOT, 6, 0), 1, 0.8), RankedNode(Node(3, ROOT, 7, 0), 1, 0.7)]
     flat, steep = DecodeLatency(((1, 1e-3), (8, 1e-3))), DecodeLatency(((1, 1e-3), (8, 8e-3)))
-    assert [leaf.node.id for leaf in choose_leaves(leaves, PLAN, flat, 0.1)] == [1, 2]  # 8 rows are the widest
-    assert [leaf.node.id for leaf in choose_leaves(leaves[1:], PLAN, flat, 0.1)] == [2, 3]
-    assert [leaf.node.id for leaf in choose_leaves(leaves[1:], PLAN, steep, 0.1)] == [2]
+
+    def chosen(leaves: Sequence[RankedNode], latency: DecodeLatency) -> list[int]:
+        return [leaf.node.id for leaf in choose_leaves(leaves, {ROOT}, PLAN, latency, 0.1)]
+
+    assert chosen([*run, end, *others], flat) == [10, 11, 12, 13, 14, 15, 1, 2]  # 8 rows are the widest
+    assert chosen(others, flat) == [2, 3]
+    assert chosen(others, steep) == [2]
 
 
 def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
     health = DraftHealth()
     source = ScriptedSource(quality=1.0)
-    made = Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS, health=health)
+    made = Drafter([model(source)], health=health)
     made.begin(DraftTask(PROMPT), PLAN)
     assert made.step()
     right = target(PROMPT)
@@ -388,3 +389,129 @@ def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
     assert made.step()
     made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
     assert health.first_acceptance == FirstAcceptance(2, 1)
+
+
+def test_a_run_of_n_grams_is_evaluated_by_the_model_in_one_decode() -> None:
+    text = continuation(PROMPT, 12)
+    source = ScriptedSource(quality=1.0)
+    calls: list[list[tuple[int, ...]]] = []
+    source.expand = lambda nodes, inner=source.expand: (  # type: ignore[method-assign, misc]
+        calls.append([node.path for node in nodes]) or inner(nodes)  # type: ignore[func-returns-value]
+    )
+    following = dict(itertools.pairwise(text))
+
+    class Quoting(Forcing):
+        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+            return [[Proposal(following[node.token], 0, 3.0)] if node.token in following else [] for node in nodes]
+
+    made = Drafter([model(source, DecodeLatency(((1, 1e-3), (8, 1.1e-3)))), free(Quoting({}, ScriptedSource()))])
+    made.begin(DraftTask(PROMPT), PLAN)
+    assert made.step() and made.step()
+    widest = max(calls, key=len)
+    assert any(set(widest) >= {tuple(text[:1]), tuple(text[:2]), tuple(text[:3])} for widest in calls)
+    asked = [path for call in calls for path in call]
+    assert len(asked) == len(set(asked)) and len(widest) >= 3
+
+
+def test_a_cheap_source_leaves_room_for_what_a_model_knows() -> None:
+    class Chatty(Forcing):
+        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+            return [[Proposal(60 + i, i, 1.0) for i in range(3)] for _ in nodes]
+
+    plan = SpeculationPlan(16, 8, 10, 0.01, 0.008, 0.01)
+    made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty({}, ScriptedSource()))], Clock())
+    made.begin(DraftTask(PROMPT), plan)
+    assert made.step()
+    guesses = [node for node in made._tree if not made._states[node.parent].evaluated]
+    assert len(guesses) == 8 and len(made._tree) < 16
+    growth = grown(made)
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node in growth.nodes:
+        paths[node.id] = (*paths[node.parent], node.token)
+    assert tuple(continuation(PROMPT, 2)) in paths.values()
+
+
+def test_nodes_that_a_model_refutes_before_they_are_sent_are_not_sent() -> None:
+    class Wrong(Forcing):
+        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+            return [[Proposal((node.token + 50) % VOCABULARY, 0, 3.0)] for node in nodes]
+
+    ngram = free(Wrong({}, ScriptedSource()))
+    made = Drafter([model(ScriptedSource(quality=1.0)), ngram], Clock())
+    sequence = list(PROMPT)
+    for _ in range(20):  # they are wrong wherever the model says something else
+        made.begin(DraftTask(tuple(sequence), max_tokens=1000), PLAN)
+        grown(made)
+        made.advance(continuation(sequence, 1))
+        sequence += continuation(sequence, 1)
+    made.begin(DraftTask(tuple(sequence)), PLAN)
+    wrong = [node for node in grown(made).nodes if node.token not in continuation(sequence, 8)]
+    assert not any(node.parent == ROOT and node.token == (-1 + 50) % VOCABULARY for node in wrong)
+
+
+def two(first: ScriptedSource, second: ScriptedSource, latency: DecodeLatency = WIDTHS) -> Drafter:
+    made = Drafter([model(first), model(second, latency)], Clock())
+    made.begin(DraftTask(PROMPT, max_tokens=10_000), PLAN)
+    return made
+
+
+def played(made: Drafter, tokens: int) -> float:
+    """Commit so many of the target's tokens; return tokens for each step."""
+    text, done, steps = continuation(PROMPT, tokens), 0, 0
+    while done < tokens:
+        grown(made)
+        at, count = ROOT, 0
+        while done + count < tokens:
+            child = made._tree.child(at, text[done + count])
+            count += 1
+            if child is None:
+                break
+            at = child
+        made.advance(text[done : done + count])
+        done, steps = done + count, steps + 1
+    return tokens / steps
+
+
+class Half(ScriptedSource):
+    """Propose the right token at every second position and nothing elsewhere. parity: of those positions."""
+
+    def __init__(self, parity: int) -> None:
+        super().__init__()
+        self._parity = parity
+
+    def _propose(self, sequence: list[int]) -> list[Proposal]:
+        right = target(sequence)
+        return [Proposal(right if len(sequence) % 2 == self._parity else (right + 5) % VOCABULARY, 0, 0.4)]
+
+
+def test_a_second_model_adds_what_the_first_one_does_not_know() -> None:
+    alone = played(drafter(Half(0), max_tokens=10_000), 400)
+    assert played(two(Half(0), Half(1)), 400) > 1.5 * alone
+
+
+def test_a_second_model_that_knows_less_takes_nothing_away() -> None:
+    alone = played(drafter(ScriptedSource(0.8), max_tokens=10_000), 400)
+    assert played(two(ScriptedSource(0.8), ScriptedSource(0.2)), 400) >= 0.97 * alone
+
+
+def test_a_model_that_drafts_far_deeper_in_a_step_leads() -> None:
+    slow, fast = ScriptedSource(0.9), ScriptedSource(0.9)
+    made = Drafter([model(slow, DecodeLatency(((1, 8e-3), (4, 9e-3)))), model(fast)], Clock())
+    made.begin(DraftTask(PROMPT), PLAN)
+    grown(made)
+    assert fast.decodes > 3 * slow.decodes
+
+
+def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
+    made = two(ScriptedSource(1.0, raises_after=3), ScriptedSource(1.0))
+    assert spine(grown(made))[:4] == continuation(PROMPT, 4)
+    unreadable = two(ScriptedSource(raises_after=0), ScriptedSource(1.0))
+    assert spine(grown(unreadable))[:4] == continuation(PROMPT, 4)
+
+
+def test_a_drafter_whose_last_model_fails_says_so() -> None:
+    made = two(ScriptedSource(0.9, raises_after=2), ScriptedSource(1.0, raises_after=3))
+    with pytest.raises(RuntimeError, match="the draft broke"):
+        grown(made)
+    with pytest.raises(RuntimeError, match="the draft broke"):
+        two(ScriptedSource(raises_after=0), ScriptedSource(raises_after=0))

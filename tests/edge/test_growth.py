@@ -53,31 +53,31 @@ def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float])
 
 
 def test_where_width_costs_nothing_the_tree_is_best_first() -> None:
-    chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, FLAT, 0.05)
+    chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), {ROOT}, PLAN, FLAT, 0.05)
     assert [item.node.id for item in chosen] == [1, 2, 3, 4]
 
 
 def test_where_width_costs_its_share_the_tree_is_a_comb() -> None:
-    assert [item.node.id for item in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), PLAN, STEEP, 0.05)] == [1]
+    assert [item.node.id for item in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), {ROOT}, PLAN, STEEP, 0.05)] == [1]
 
 
 def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
-    chosen = choose_leaves(leaves(0.8, 0.1, spine=1), PLAN, STEEP, 0.05)
+    chosen = choose_leaves(leaves(0.8, 0.1, spine=1), {ROOT}, PLAN, STEEP, 0.05)
     assert {item.node.id for item in chosen} == {1, 2}
 
 
 def test_the_spines_first_nodes_are_kept_below_the_floor_and_its_later_ones_are_not() -> None:
     shallow, deep = leaf(1, 0.01, depth=1, spine=True), leaf(2, 0.01, depth=5, spine=True)
-    assert choose_leaves([shallow], PLAN, FLAT, 0.05) == [shallow]
-    assert choose_leaves([deep], PLAN, FLAT, 0.05) == []
+    assert choose_leaves([shallow], {ROOT}, PLAN, FLAT, 0.05) == [shallow]
+    assert choose_leaves([deep], {ROOT}, PLAN, FLAT, 0.05) == []
 
 
 def test_nothing_is_evaluated_below_the_window() -> None:
-    assert choose_leaves([leaf(1, 0.9, depth=16, spine=True)], PLAN, FLAT, 0.05) == []
+    assert choose_leaves([leaf(1, 0.9, depth=16, spine=True)], {ROOT}, PLAN, FLAT, 0.05) == []
 
 
 def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
-    assert len(choose_leaves(leaves(*[0.5] * 20), PLAN, FLAT, 0.05)) == 8
+    assert len(choose_leaves(leaves(*[0.5] * 20), {ROOT}, PLAN, FLAT, 0.05)) == 8
 
 
 def test_children_are_the_most_probable_ones_above_min_acceptance() -> None:
@@ -178,3 +178,34 @@ def test_improbable_nodes_are_not_sent_however_low_min_acceptance_is() -> None:
 def test_without_a_draft_wait_or_room_for_nodes_a_device_holds_nothing_back(change: dict[str, float]) -> None:
     assert PLAN.waits
     assert not replace(PLAN, **change).waits  # type: ignore[arg-type]
+
+
+def run(*path_acceptances: float) -> list[RankedNode]:
+    """Return a chain of nodes below the root, none of which is evaluated."""
+    return [RankedNode(Node(i, i - 1, token=0, position=i - 1), i, p) for i, p in enumerate(path_acceptances, start=1)]
+
+
+def test_nodes_of_a_cheap_source_are_evaluated_in_one_decode_where_width_costs_little() -> None:
+    assert choose_leaves(run(0.8, 0.6, 0.5), {ROOT}, PLAN, FLAT, 0.05) == run(0.8, 0.6, 0.5)
+    assert choose_leaves(run(0.8, 0.6, 0.5), {ROOT}, PLAN, STEEP, 0.05) == run(0.8)
+
+
+def test_a_node_brings_the_nodes_above_it_and_pays_for_them() -> None:
+    above, below = run(0.9, 0.9)
+    known = replace(above, novelty=0.0)  # its only child is known
+    assert choose_leaves([known, below], {ROOT}, PLAN, FLAT, 0.05) == [known, below]
+    other = leaf(3, 0.8, depth=1, spine=False)
+    rates = DecodeLatency(((1, 1.0e-3), (2, 2.0e-3), (4, 8.0e-3), (8, 16.0e-3)))
+    assert choose_leaves([known, below, other], {ROOT}, PLAN, rates, 0.05) == [known, below]
+    assert choose_leaves([known, other], {ROOT}, PLAN, FLAT, 0.05) == [other]
+
+
+def test_a_node_that_is_new_in_a_decode_has_one_child_in_it() -> None:
+    above, below = run(0.9, 0.8)
+    sibling = RankedNode(Node(3, 1, token=1, position=1), 2, 0.7)
+    assert choose_leaves([above, below, sibling], {ROOT}, PLAN, FLAT, 0.05) == [above, below]
+    assert choose_leaves([below, sibling], {ROOT, 1}, PLAN, FLAT, 0.05) == [below, sibling]
+
+
+def test_what_hangs_below_a_node_that_cannot_be_evaluated_is_not_evaluated() -> None:
+    assert choose_leaves(run(0.9, 0.8)[1:], {ROOT}, PLAN, FLAT, 0.05) == []

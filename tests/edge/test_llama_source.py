@@ -70,9 +70,7 @@ def test_a_draft_equal_to_the_target_proposes_what_the_target_accepts(
 ) -> None:
     reference = Reference(model, sampling)
     source = LlamaSource(context, shared_vocabulary=model.vocab_size)
-    drafter = Drafter(
-        CalibratedSource(source, Calibrator(), Calibrator()), None, DecodeLatency(((1, 1e-3), (4, 1.2e-3)))
-    )
+    drafter = Drafter([CalibratedSource(source, Calibrator(), Calibrator(), DecodeLatency(((1, 1e-3), (4, 1.2e-3))))])
     drafter.begin(DraftTask(PROMPT, sampling=sampling, max_tokens=100), PLAN)
     generated: list[int] = []
     first_accepted = 0

@@ -1,59 +1,86 @@
-"""Test prompt look-up: it proposes the token after the longest recent match."""
+"""Test the source of n-grams: it proposes what followed the longest contexts, in the text and in stores."""
 
 from __future__ import annotations
 
-from edge_agent.drafting.sources.base import DraftTask, NodeContext
-from edge_agent.drafting.sources.ngram import PromptLookup
+import numpy as np
+
+from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
+from edge_agent.drafting.sources.ngram import PROPOSALS, NgramSource
+from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.ngram import NgramTable
+from outrider.core.sampling import SamplingParams
 
 
-def look_up(source: PromptLookup, *path: int) -> list[int]:
-    return [p.token for p in source.expand([NodeContext(len(path), 0, path[-1] if path else -1, 0, path)])[0]]
+def proposals(source: NgramSource, *path: int, position: int = 0) -> list[Proposal]:
+    return source.expand([NodeContext(len(path), 0, path[-1] if path else -1, position, path)])[0]
 
 
-def began(*prompt: int) -> PromptLookup:
-    source = PromptLookup()
+def tokens(source: NgramSource, *path: int) -> list[int]:
+    return [proposal.token for proposal in proposals(source, *path)]
+
+
+def began(*prompt: int) -> NgramSource:
+    source = NgramSource()
     source.begin(DraftTask(prompt))
     return source
 
 
 def test_it_proposes_what_followed_last_time() -> None:
-    assert look_up(began(1, 2, 3, 4, 1, 2)) == [3]
+    assert tokens(began(1, 2, 3, 4, 1, 2)) == [3]
 
 
 def test_it_follows_a_path_that_is_not_committed_yet() -> None:
     source = began(1, 2, 3, 4, 9, 1)
-    assert look_up(source, 2) == [3]
-    assert look_up(source, 2, 3) == [4]
+    assert tokens(source, 2) == [3]
+    assert tokens(source, 2, 3) == [4]
 
 
-def test_the_longest_match_wins_over_a_more_recent_one() -> None:
-    assert look_up(began(7, 8, 1, 2, 3, 0, 1, 2, 4, 7, 8, 1, 2)) == [3]
+def test_the_longest_context_wins_over_a_more_recent_one_which_is_second() -> None:
+    assert tokens(began(7, 8, 1, 2, 3, 0, 1, 2, 4, 7, 8, 1, 2)) == [3, 4]
 
 
-def test_of_equal_matches_the_most_recent_wins() -> None:
-    assert look_up(began(5, 1, 2, 3, 6, 1, 2, 4, 0, 1, 2)) == [4]
+def test_at_most_three_children_are_proposed_the_most_frequent_ones_first() -> None:
+    text = [token for follower in (5, 6, 6, 6, 7, 7, 8, 8, 8, 8) for token in (1, follower)]
+    found = tokens(began(*text, 1))
+    assert found == [8, 6, 7] and len(found) == PROPOSALS
 
 
-def test_without_a_match_of_two_tokens_it_is_silent() -> None:
-    assert look_up(began(1, 2, 3, 9, 2)) == []
-    assert look_up(began(1)) == []
+def test_what_never_stood_there_is_not_proposed() -> None:
+    assert tokens(began(1, 2, 3, 9)) == []
+    assert tokens(began(1)) == []
 
 
 def test_committed_tokens_join_the_text() -> None:
     source = began(1, 2)
     source.advance([], [3, 4, 1])
     source.advance([], [2])
-    assert look_up(source) == [3]
+    assert tokens(source) == [3]
 
 
-def test_a_longer_match_has_a_greater_margin() -> None:
-    source = began(1, 2, 3, 4, 5, 0, 1, 2, 3, 4)
-    short = began(9, 4, 5, 0, 8, 9, 4)
-    margin = source.expand([NodeContext(0, 0, -1, 0, ())])[0][0].margin
-    assert margin > short.expand([NodeContext(0, 0, -1, 0, ())])[0][0].margin
+def test_what_followed_more_often_has_a_greater_margin() -> None:
+    often, once = began(*(1, 2, 3) * 6, 1, 2), began(1, 2, 3, 1, 2)
+    assert proposals(often)[0].margin > proposals(once)[0].margin > 0
 
 
 def test_a_new_session_remembers_nothing() -> None:
     source = began(1, 2, 3, 1, 2)
     source.begin(DraftTask((1, 2)))
-    assert look_up(source) == []
+    assert tokens(source) == []
+
+
+def test_a_store_proposes_what_the_text_does_not_say() -> None:
+    source = NgramSource([NgramTable.build([[4, 5, 6, 7]])])
+    source.begin(DraftTask((1, 4, 5)))
+    assert tokens(source) == [6] and tokens(source, 6) == [7]
+    source.begin(DraftTask((9, 4, 5)))  # another session of the same worker
+    assert tokens(source) == [6]
+
+
+def test_sampled_proposals_are_coupled_to_the_noise_of_the_session() -> None:
+    prompt = (1, 5, 1, 6, 1)  # 5 and 6 followed equally often
+    for seed in range(20):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        source = NgramSource()
+        source.begin(DraftTask(prompt, sampling=sampling))
+        noise = gumbel(position_key(session_key(seed, prompt), 3), np.array([5, 6]))
+        assert proposals(source, position=3)[0].token == (5 if noise[0] > noise[1] else 6)

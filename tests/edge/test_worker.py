@@ -39,9 +39,7 @@ def test_who_has_used_its_share_drafts_no_further_and_catches_up_with_no_commit_
     source = ScriptedSource()
     budget = CpuBudget(0.5, clock=lambda: 0.0)
     budget.spend(1e9)
-    worker = DraftWorker(
-        lambda: Drafter(CalibratedSource(source, Calibrator(), Calibrator()), None, WIDTHS), budget=budget
-    )
+    worker = DraftWorker(lambda: Drafter([CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)]), budget=budget)
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)
         assert updates.get(timeout=5) == DraftUpdate(0, (), resting=True)
@@ -70,7 +68,7 @@ def test_a_draft_is_blamed_for_what_breaks_in_it_but_not_for_a_text_that_it_cann
 
     updates: queue.SimpleQueue[DraftUpdate | str] = queue.SimpleQueue()
     reasons: list[str] = []
-    drafter = Drafter(CalibratedSource(Breaking(), Calibrator(), Calibrator()), None, WIDTHS)
+    drafter = Drafter([CalibratedSource(Breaking(), Calibrator(), Calibrator(), WIDTHS)])
     worker = DraftWorker(lambda: drafter, failed=reasons.append)
     try:
         worker.begin(DraftTask((1, 2, 3)), PLAN, updates.put)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
-from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.tree import ROOT
 
@@ -24,8 +24,8 @@ class ProbedDrafter(Drafter):
     Nodes about which nothing is decided when the session ends are left out.
     """
 
-    def __init__(self, model: CalibratedSource | None, lookup: CalibratedSource | None, widths: DecodeLatency) -> None:
-        super().__init__(model, lookup, widths)
+    def __init__(self, sources: Sequence[CalibratedSource]) -> None:
+        super().__init__(sources)
         self.settled: list[tuple[float, bool]] = []
         """The first MOST pairs (path acceptance, whether the path became text)."""
         self._open: dict[int, float] = {}

@@ -32,8 +32,8 @@ from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.pool import CONTEXT, WIDTHS, DraftOptions
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.llama import LlamaSource
-from edge_agent.drafting.sources.ngram import PromptLookup
-from outrider.core.acceptance.calibrator import Calibrator
+from edge_agent.drafting.sources.ngram import NgramSource
+from outrider.core.acceptance.calibrator import Agreement, Calibrator
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.tree import ROOT
 from outrider.core.vocabulary import compare_token_tables
@@ -103,9 +103,11 @@ class ObservedCalibrator(Calibrator):
         super().__init__()
         self.lessons: list[Observation] = []
 
-    def observe(self, rank: int, margin: float, depth: int, accepted: bool) -> None:
-        self.lessons.append((rank, margin, depth, accepted))
-        super().observe(rank, margin, depth, accepted)
+    def observe(
+        self, rank: int, margin: float, depth: int, accepted: bool, agreement: Agreement = Agreement.UNKNOWN
+    ) -> None:
+        self.lessons.append((rank, margin, depth, accepted, agreement))
+        super().observe(rank, margin, depth, accepted, agreement)
 
 
 class DraftRecorder:
@@ -122,9 +124,9 @@ class DraftRecorder:
     ) -> None:
         self._source = RecordingSource(source)
         self._witnesses = [ObservedCalibrator() for _ in range(4)]
-        greedy, sampled, lookup_greedy, lookup_sampled = self._witnesses
-        lookup = CalibratedSource(PromptLookup(), lookup_greedy, lookup_sampled, leads=False)
-        self._drafter = Drafter(CalibratedSource(self._source, greedy, sampled), lookup, widths)
+        greedy, sampled, ngram_greedy, ngram_sampled = self._witnesses
+        model = CalibratedSource(self._source, greedy, sampled, widths)
+        self._drafter = Drafter([model, CalibratedSource(NgramSource(), ngram_greedy, ngram_sampled)])
         self._widths = widths
         self._plan = plan
         self._vocabulary = vocabulary

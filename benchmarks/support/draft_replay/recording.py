@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.drafting.sources.base import Proposal
-from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.acceptance.calibrator import Agreement, Calibrator
 from outrider.core.sampling import SamplingParams
 
 Place = tuple[int, tuple[int, ...]]
 """The number of output tokens before a place, and the tokens after them that are not the output's."""
-Observation = tuple[int, float, int, bool]
-"""One observation of a calibrator: rank, margin, depth, and whether the proposal was accepted."""
+Observation = tuple[int, float, int, bool, Agreement]
+"""One observation of a calibrator: rank, margin, depth, whether the proposal was accepted, and agreement."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DraftRecording:
     correction_s: float
     """Mean seconds to take in a token that was not evaluated: at least a decode."""
     lessons: tuple[tuple[Observation, ...], ...]
-    """Observations of the four calibrators (model greedy, model sampled, look-up greedy, look-up sampled): those that
+    """Observations of the four calibrators (model greedy, model sampled, n-gram greedy, n-gram sampled): those that
     the device had made by the end of recording, unless they are replaced by those of other prompts."""
     ends: tuple[int, ...] = ()
 
@@ -87,7 +87,8 @@ class DraftRecording:
             commit_s=data["commit_s"],
             correction_s=data["correction_s"],
             lessons=tuple(
-                tuple((int(r), float(m), int(d), bool(a)) for r, m, d, a in lessons) for lessons in data["lessons"]
+                tuple((int(r), float(m), int(d), bool(a), Agreement(g)) for r, m, d, a, g in lessons)
+                for lessons in data["lessons"]
             ),
             ends=tuple(data["ends"]),
         )

@@ -17,7 +17,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
-from edge_agent.drafting.sources.ngram import PromptLookup
+from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import BadRequest
@@ -154,8 +154,8 @@ class ReplayedDrafts(DraftPool):
     ) -> None:
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._recorded = recorded
-        greedy, sampled, lookup_greedy, lookup_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
-        self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (lookup_greedy, lookup_sampled)
+        greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
+        self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
         self._wrap = wrap
         self.sources: list[ReplayedSource] = []
         self.drafters: list[ProbedDrafter] = []
@@ -168,8 +168,8 @@ class ReplayedDrafts(DraftPool):
     def _worker(self) -> DraftWorker:
         source = ReplayedSource(self._recorded)
         self.sources.append(source)
-        model = CalibratedSource(self._wrap(source), *self._model_calibrators)
-        lookup = CalibratedSource(self._wrap(PromptLookup()), *self._lookup_calibrators, leads=False)
-        drafter = ProbedDrafter(model, lookup, DecodeLatency(self._recorded.widths))
+        widths = DecodeLatency(self._recorded.widths)
+        model = CalibratedSource(self._wrap(source), *self._model_calibrators, widths)
+        drafter = ProbedDrafter([model, CalibratedSource(self._wrap(NgramSource()), *self._lookup_calibrators)])
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

@@ -48,6 +48,8 @@ class NodeContext:
     """Generated tokens up to and including the node: its children have this position."""
     path: tuple[int, ...]
     """Tokens from below the root down to the node, itself included."""
+    wanted: bool = True
+    """Whether proposals for its children are wanted, or it is evaluated for the sake of nodes below it alone."""
 
 
 class DraftSource(Protocol):
@@ -63,10 +65,9 @@ class DraftSource(Protocol):
         """
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-        """Return proposals for each node, best first.
+        """Return proposals for each node, best first; none for those of which they are not wanted.
 
-        A node's parent was expanded before, is the root, or comes right before it. The node is then the parent's only
-        child, and the parent has no proposals.
+        A node's parent was expanded before, is the root, or comes before it in this call, where it has no other child.
         """
 
     def knows(self, token: int) -> bool:

@@ -67,9 +67,9 @@ class LlamaSource:
         found: dict[int, list[Proposal]] = {ROOT: self._root_proposals}
         if unevaluated:
             parents, ids = [node.parent for node in unevaluated], [node.id for node in unevaluated]
-            _, logits = self._context.decode(parents, [node.token for node in unevaluated], ids)
-            last = [node for node in unevaluated if node.id not in parents]
-            for node, row in zip(last, logits, strict=True):
+            tokens, wanted = [node.token for node in unevaluated], [node.wanted for node in unevaluated]
+            _, logits = self._context.decode(parents, tokens, ids, wanted)
+            for node, row in zip((node for node in unevaluated if node.wanted), logits, strict=True):
                 found[node.id] = self._propose(row, node.path)
         return [found.get(node.id, []) for node in nodes]
 
