@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -127,7 +126,7 @@ def _add_publishing(commands: Any) -> None:
     store = commands.add_parser(
         "store",
         help="build an n-gram store of a tenant's traffic, judge it, and publish it",
-        epilog="Exit status: 0 written, 1 failed, 2 wrong settings, 3 the gate refused the store.",
+        epilog="Exit status: 0 published or written, 1 failed, 2 wrong settings, 3 the gate refused the store.",
     )
     store.add_argument("tenant", metavar="TENANT", help="the tenant whose recorded sessions are read, and who gets it")
     store.add_argument(
@@ -135,9 +134,12 @@ def _add_publishing(commands: Any) -> None:
     )
     store.add_argument("--max-mib", type=int, default=64, metavar="MIB", help="largest size of the store [default: 64]")
     store.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="file to write, for a verifier's folder of stores"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="file to write instead of a release, for verifiers' folder of stores [default: none]",
     )
-    store.set_defaults(run=lambda options: _store(_config(options), options))
+    store.set_defaults(run=lambda options: asyncio.run(_store(_config(options), options)))
     _add_settings(store, DistillConfig.model_fields.keys(), " TENANT")
 
     key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
@@ -231,22 +233,21 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
     return 0
 
 
-def _store(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill import ngram_store
-    from cloud_verifier.distill.data.plan import DatasetPlan
-    from cloud_verifier.distill.factory import target_hashes
-    from cloud_verifier.traffic.segments import SegmentLog
+async def _store(config: DistillConfig, options: argparse.Namespace) -> int:
+    from cloud_verifier.distill.factory import publisher, target_hashes
+    from cloud_verifier.distill.ngram_store import StorePlan, publish_store, write_store
 
-    plan = ngram_store.StorePlan(options.tenant, options.least_sessions, options.max_mib << 20)
-    target = target_hashes(fetch_target(config.target, "--target"))
-    dataset = DatasetPlan(**config.dataset_options)
-    store, texts = ngram_store.build(SegmentLog(config.traffic), plan, target, dataset, time.time())
-    verdict = ngram_store.judge(store, None, texts, config.gate_rule)
+    plan = StorePlan(options.tenant, options.least_sessions, options.max_mib << 20)
+    config = config.model_copy(update={"target": fetch_target(config.target, "--target")})
+    if options.out is not None:
+        verdict = write_store(config, plan, target_hashes(config.target), options.out)
+    else:
+        async with publisher(config, options.tenant) as its_publisher:
+            verdict, known = await publish_store(config, plan, its_publisher)
+        if known is not None:
+            print(f"release {known.manifest.version}, {known.digest}: {known.state}", file=sys.stderr)
     print(json.dumps(verdict.to_json(), indent=1))
-    if not verdict.passed:
-        return EXIT_REFUSED
-    store.save(options.out)
-    return 0
+    return 0 if verdict.passed else EXIT_REFUSED
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -7,14 +7,17 @@ from either (`session_lot`).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from cloud_verifier.distill.config import GateRule
+from cloud_verifier.distill.config import DistillConfig, GateRule
 from cloud_verifier.distill.data.dataset import session_lot
 from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.data.spans import TextSpan, join_passages, without_distributions
@@ -31,7 +34,8 @@ from cloud_verifier.distill.gguf.eval_gguf import (
 )
 from cloud_verifier.distill.publishing import gate
 from cloud_verifier.distill.publishing.gate import GateVerdict
-from cloud_verifier.distill.publishing.publisher import TargetHashes
+from cloud_verifier.distill.publishing.publisher import Publisher, TargetHashes
+from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.artifacts.ngram_store import LEAST_SESSIONS, NgramStore
 from outrider.core.errors import BadRequest
@@ -88,6 +92,42 @@ def build(
             measured.append(span)
             tokens += span.label_count
     return store, measured
+
+
+def write_store(config: DistillConfig, plan: StorePlan, target: TargetHashes, out: Path) -> GateVerdict:
+    """Build a store, and write it to a file if the gate lets it pass. Raises TooLittleTraffic, BadRequest, OSError."""
+    store, texts = _built(config, plan, target)
+    verdict = judge(store, None, texts, config.gate_rule)
+    if verdict.passed:
+        store.save(out)
+    return verdict
+
+
+async def publish_store(
+    config: DistillConfig, plan: StorePlan, publisher: Publisher
+) -> tuple[GateVerdict, ReleaseRecord | None]:
+    """Build a store, and publish it if the gate lets it pass; otherwise the record is None.
+
+    It must be better than the tenant's stable store, if that is among the artifacts. Raises core errors too.
+    """
+    await publisher.restore(known := await publisher.known())
+    store, texts = await asyncio.to_thread(_built, config, plan, publisher.target)
+    stable = next((one for one in known.values() if one.state == STABLE), None)
+    incumbent, parent = None, ""
+    if stable is not None and (path := publisher.file(stable.digest)).is_file():
+        incumbent, parent = NgramStore.load(path, 1 << 31), stable.digest
+    verdict = await asyncio.to_thread(judge, store, incumbent, texts, config.gate_rule)
+    if not verdict.passed:
+        return verdict, None
+    config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=config.state) as folder:
+        file = Path(folder) / "store"
+        await asyncio.to_thread(store.save, file)
+        return verdict, await publisher.publish(file, "NGRAM", parent, verdict.metrics())
+
+
+def _built(config: DistillConfig, plan: StorePlan, target: TargetHashes) -> tuple[NgramStore, list[TextSpan]]:
+    return build(SegmentLog(config.traffic), plan, target, DatasetPlan(**config.dataset_options), time.time())
 
 
 def judge(store: NgramStore, incumbent: NgramStore | None, texts: Sequence[TextSpan], rule: GateRule) -> GateVerdict:

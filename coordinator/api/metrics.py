@@ -99,8 +99,11 @@ def _verifiers(verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:
 def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric]:
     states = Counter(release.state for release in releases or ())
     shown = {} if releases is None else {state.value: states[state] for state in LifecycleState}
-    yield gauge(f"{NAME}_releases", "Draft releases by state", shown, "state")
-    trials = {_target(release): release for release in releases or () if release.state is LifecycleState.CANARY}
+    yield gauge(f"{NAME}_releases", "Releases of drafts and stores by state", shown, "state")
+    # Trials of stores are left out: a label of theirs would have to name the tenant.
+    canaries = [release for release in releases or () if release.state is LifecycleState.CANARY]
+    read = [(manifests.read_unverified(release.manifest), release) for release in canaries]
+    trials = {_shown(manifest.weights_hash): release for manifest, release in read if not manifest.tenant}
     ages = {target: now - release.since_unix for target, release in trials.items()}
     yield gauge(f"{NAME}_canary_age_seconds", "Since the trial's begin", ages, "target")
     samples: dict[tuple[str, str], float] = {}
@@ -118,6 +121,6 @@ def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric
     yield gauge(f"{NAME}_canary_log_evidence", text, logs, "target", "way")
 
 
-def _target(release: Release) -> str:
-    """Return the beginning of the hash of a release's target."""
-    return manifests.read_unverified(release.manifest).weights_hash.removeprefix("sha256:")[:TARGET_DIGITS]
+def _shown(weights_hash: str) -> str:
+    """Return the beginning of a target's hash."""
+    return weights_hash.removeprefix("sha256:")[:TARGET_DIGITS]

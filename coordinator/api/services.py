@@ -93,7 +93,8 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, tenant: str) -> pb.OfferReleaseResponse:
-        serial, release = await self.releases.offer(*codec.offer_from_proto(request))
+        asked = codec.offer_from_proto(request)
+        serial, release = await self.releases.offer(*asked, tenant if request.store else "")
         return codec.offer_to_proto(serial, release, self.releases.base_url)
 
 

@@ -27,11 +27,12 @@ from coordinator.releases.records import (
 from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
+from outrider.artifacts.ngram_store import SUFFIX as STORE_SUFFIX
 from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest, trusted_keys
+from outrider.wire.manifest import Manifest, release_key, trusted_keys
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,18 @@ class ReleaseHandlers:
         )
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
-        self._trials: dict[str, tuple[int, str, CanaryTrial | None]] = {}  # verifier -> serial, weights hash, trial
+        self._trials: dict[str, tuple[int, str, dict[str, CanaryTrial]]] = {}
+        """Verifier -> serial, weights hash, trials of its target by the key of their track."""
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
 
-    async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
-        """Return the serial and a device's release, None for the draft that its verifier offers. Raises Unavailable."""
-        serial, stored = await self._releases.tracks(weights)
-        track = stored[0].track if stored else ReleaseTrack(weights)
+    async def offer(self, weights: str, device_id: str, tenant: str = "") -> tuple[int, Release | None]:
+        """Return the serial and a device's release, None for the draft that its verifier offers. Raises Unavailable.
+
+        tenant: for its n-gram store, not a draft; None stands for no store then. It must be authenticated.
+        """
+        key = release_key(weights, tenant)
+        serial, stored = await self._releases.tracks(key)
+        track = stored[0].track if stored else ReleaseTrack(key)
         canary = track.canary
         drawn = canary is not None and in_canary(device_id, canary.name, canary.share)
         return serial, canary if drawn else track.stable
@@ -81,7 +87,7 @@ class ReleaseHandlers:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
         new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
         track = await self._releases.change(
-            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
+            manifest.key, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
         )
         await self._keep()
         published = track.find(raw) or new
@@ -112,7 +118,7 @@ class ReleaseHandlers:
             release = track.find(chosen.manifest)
             return lifecycle.apply(track, release, action, time.time(), self._policy.share) if release else track
 
-        after = await self._releases.change(track.weights_hash, applied)
+        after = await self._releases.change(track.key, applied)
         await self._keep()
         release = after.find(chosen.manifest) or chosen
         log.info("%s of release %s by an operator: %s", action.value, release.name, release.state.value)
@@ -121,9 +127,9 @@ class ReleaseHandlers:
     async def sample(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
         """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known."""
         try:
-            serial, weights, trial = await self._trial(verifier_id)
-            if trial is not None:
-                await self._releases.sample(weights, trial, sessions, self._policy.session_samples)
+            serial, _, trials = await self._running(verifier_id)
+            for key, trial in trials.items():
+                await self._releases.sample(key, trial, sessions, self._policy.session_samples)
         except OutriderError as error:
             log.warning("no samples are taken from a report of verifier %s: %s", verifier_id, error)
             return 0
@@ -143,7 +149,7 @@ class ReleaseHandlers:
         """Put back what the store has lost, copy what it has, and decide trials. Raises Unavailable."""
         stored = await self._restored()
         await self._backup.keep(stored)
-        running = {(one.track.weights_hash, c.version) for one in stored if (c := one.track.canary) is not None}
+        running = {(one.track.key, c.version) for one in stored if (c := one.track.canary) is not None}
         self._evidence = {trial: known for trial, known in self._evidence.items() if trial in running}
         for one in stored:
             try:
@@ -151,7 +157,7 @@ class ReleaseHandlers:
             except OutriderError:
                 raise
             except Exception:  # one target's failure is no reason to leave the others undecided
-                log.exception("no decision is made on the releases of %s", one.track.weights_hash)
+                log.exception("no decision is made on the releases of %s", one.track.key)
 
     async def _decide(self, track: ReleaseTrack) -> None:
         canary, policy = track.canary, self._policy
@@ -167,7 +173,7 @@ class ReleaseHandlers:
                 return track
             return lifecycle.settle(track, canary, *decision, weighed, time.time(), policy.share)
 
-        after = await self._releases.change(track.weights_hash, settled)
+        after = await self._releases.change(track.key, settled)
         await self._keep()
         decided = after.find(canary.manifest) or canary
         if decided.state is not LifecycleState.CANARY:
@@ -189,7 +195,7 @@ class ReleaseHandlers:
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
         """Return the evidence of a trial, weighed again only if samples have come."""
-        trial = (track.weights_hash, canary.version)
+        trial = (track.key, canary.version)
         count, known = self._evidence.get(trial, (0, CanaryEvidence()))
         samples = await self._releases.samples(*trial, known=count)
         if samples is not None:
@@ -197,12 +203,12 @@ class ReleaseHandlers:
             self._evidence[trial] = len(samples), known
         return known
 
-    async def _trial(self, verifier_id: str) -> tuple[int, str, CanaryTrial | None]:
-        """Return serial, weights hash and trial of a verifier's target, read again only if one of them has changed."""
-        known = self._trials.get(verifier_id, (0, "", None))
-        serial, weights, track = await self._releases.of_verifier(verifier_id, known[0], known[1])
+    async def _running(self, verifier_id: str) -> tuple[int, str, dict[str, CanaryTrial]]:
+        """Return serial, weights hash and trials of a verifier's target, read again only if one of them has changed."""
+        known = self._trials.get(verifier_id, (0, "", {}))
+        serial, weights, tracks = await self._releases.of_verifier(verifier_id, known[0], known[1])
         if (serial, weights) != known[:2]:
-            known = serial, weights, track.trial if track is not None else None
+            known = serial, weights, {track.key: track.trial for track in tracks if track.trial is not None}
             if len(self._trials) >= MAX_VERIFIERS:
                 self._trials.clear()
             self._trials[verifier_id] = known
@@ -237,13 +243,14 @@ def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> No
 
 def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
     """Raise BadRequest if this coordinator's folder has not the manifest's file, unless absolute URLs alone name it."""
+    artifacts = artifacts.beside(STORE_SUFFIX) if manifest.tenant else artifacts
     path = artifacts.find(manifest.digest)
     if path is None:
         if manifest.urls and all("://" in url for url in manifest.urls):
             return
         raise BadRequest(
-            f"{manifest.digest}.gguf is not in {artifacts.folder}, from where devices would fetch it; put it there"
-            " first, or name in the manifest where it is",
+            f"{artifacts.path(manifest.digest).name} is not in {artifacts.folder}, from where devices would fetch it;"
+            " put it there first, or name in the manifest where it is",
             field="manifest.artifact",
         )
     try:

@@ -1,10 +1,12 @@
-"""Define what the parts of draft releases exchange: plain data, without protobuf and Redis."""
+"""Define what the parts of releases exchange: plain data, without protobuf and Redis."""
 
 from __future__ import annotations
 
 import enum
 import math
 from dataclasses import dataclass
+
+from outrider.core.telemetry import drafts_with
 
 
 class LifecycleState(enum.StrEnum):
@@ -104,21 +106,30 @@ class CanaryTrial:
     version: int
     stable: str
     """Name of the stable release; if it is empty, every other draft takes its place."""
+    tenant: str = ""
+    """Tenant of a store's trial, whose sessions alone are compared; empty for a draft's."""
 
-    def arm(self, draft: str) -> str:
-        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others."""
-        if not draft:
+    def arm(self, draft: str, tenant: str) -> str:
+        """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
+
+        draft: what the session drafts with, as its device says. tenant: the session's.
+        """
+        if not draft or (self.tenant and tenant != self.tenant):
             return ""
-        if draft == self.name:
+        if drafts_with(draft, self.name):
             return "c"
-        return "s" if draft == self.stable or not self.stable else ""
+        return "s" if not self.stable or drafts_with(draft, self.stable) else ""
 
 
 @dataclass(frozen=True)
 class ReleaseTrack:
-    """Holds one target's releases, the newest first. At most one is stable, and at most one is the canary."""
+    """Holds one target's drafts, or one tenant's stores for it, the newest first.
 
-    weights_hash: str
+    At most one release is stable, and at most one is the canary.
+    """
+
+    key: str
+    """Of all their manifests (`outrider.wire.manifest.release_key`)."""
     newest: int = 0
     """Greatest version that was ever published: no version at or below it is taken."""
     releases: tuple[Release, ...] = ()
@@ -136,7 +147,9 @@ class ReleaseTrack:
     @property
     def trial(self) -> CanaryTrial | None:
         canary, stable = self.canary, self.stable
-        return CanaryTrial(canary.name, canary.version, stable.name if stable else "") if canary is not None else None
+        if canary is None:
+            return None
+        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", self.key.partition("\n")[2])
 
     @property
     def states(self) -> list[tuple[int, LifecycleState]]:

@@ -20,7 +20,8 @@ TENANT_KEYS = PREFIX + "tenant-keys"
 """HASH hash of a key (SHA-256, hex) -> name of its tenant. Does not expire."""
 
 RELEASES = PREFIX + "releases"
-"""HASH weights hash of a target -> its draft releases with their history, JSON. Does not expire."""
+"""HASH key of a track (weights hash of a target, for a store with a line's end and the tenant) -> its releases with
+their history, JSON. Does not expire."""
 
 RELEASE_SERIAL = PREFIX + "release-serial"
 """STRING: grows whenever any release changes its state; starts from the clock (us), so that it grows even if lost."""
@@ -78,18 +79,18 @@ def bounds(session_id: str) -> str:
     return f"{PREFIX}bounds:{session_id}"
 
 
-def samples(weights: str, version: int) -> str:
+def samples(track: str, version: int) -> str:
     """Return the key of a LIST, which has samples of a canary and of the release it is compared with, the oldest
     first, and expires after them."""
-    return f"{PREFIX}samples:{version}:{weights}"
+    return f"{PREFIX}samples:{version}:{track}"
 
 
-def sampled(weights: str, version: int) -> str:
+def sampled(track: str, version: int) -> str:
     """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all; it expires with them."""
-    return f"{PREFIX}sampled:{version}:{weights}"
+    return f"{PREFIX}sampled:{version}:{track}"
 
 
-def span(session_id: str) -> str:
-    """Return the key of a HASH: a session's counts as the sampled span began. It expires soon after the reports stop,
-    later than a session takes to resume on another verifier."""
-    return f"{PREFIX}span:{session_id}"
+def span(session_id: str, *, store: bool = False) -> str:
+    """Return the key of a HASH: a session's counts as the span began that a draft's trial samples, or a store's. It
+    expires soon after the reports stop, later than a session takes to resume on another verifier."""
+    return f"{PREFIX}{'store-span' if store else 'span'}:{session_id}"

@@ -27,7 +27,7 @@ from cloud_verifier.distill.publishing.release_client import (
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, PermissionDenied
-from outrider.wire.manifest import Manifest, read_unverified, sign
+from outrider.wire.manifest import Manifest, read_unverified, release_key, sign
 from outrider.wire.ticket import Signer
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,13 @@ class TargetHashes:
 
     weights_hash: str
     tokenizer_hash: str
+    tenant: str = ""
+    """Tenant whose stores for the target are published; empty for drafts."""
+
+    @property
+    def key(self) -> str:
+        """Return the key of their manifests."""
+        return release_key(self.weights_hash, self.tenant)
 
 
 class ReleaseLedger:
@@ -79,7 +86,7 @@ class ReleaseLedger:
 
 
 class Publisher:
-    """Signs drafts for one target, and publishes again the releases that the coordinator lost."""
+    """Signs drafts for one target, or a tenant's stores for it, and publishes again what the coordinator has lost."""
 
     def __init__(
         self,
@@ -102,7 +109,7 @@ class Publisher:
     async def publish(
         self, file: Path, quantization: str, parent: str = "", metrics: Mapping[str, float] | None = None
     ) -> ReleaseRecord:
-        """Publish a GGUF file; a file that is published already is not published again. Raises core errors.
+        """Publish a file; a file that is published already is not published again. Raises core errors.
 
         parent: hex digest of the draft that it was trained from, if any. metrics: for the manifest.
         """
@@ -123,16 +130,21 @@ class Publisher:
                 urls=(f"artifacts/{self._artifacts.path(digest).name}",),
                 metrics=dict(metrics or {}),
                 created_unix=self._clock(),
+                tenant=self.target.tenant,
             )
             record = ReleaseRecord(manifest, sign(manifest, self._signer))
             self._ledger.put(record)
         return await self._send(record)
 
+    def file(self, digest: str) -> Path:
+        """Return the path of a release's file, whether it is there or not."""
+        return self._artifacts.path(digest)
+
     async def known(self) -> dict[str, ReleaseRecord]:
-        """Return the coordinator's releases of this target by digest, and record their states in the ledger."""
+        """Return the coordinator's releases of this key by digest, and record their states in the ledger."""
         found: dict[str, ReleaseRecord] = {}
         for known in await self._registry.list():  # newest first, and a file may be released twice
-            if known.manifest.weights_hash == self.target.weights_hash:
+            if known.manifest.key == self.target.key:
                 found.setdefault(known.digest, known)
         for known in found.values():
             self._ledger.note(known.digest, known.state, known.reason)
@@ -184,8 +196,8 @@ class Publisher:
         self._ledger.note(record.digest, state)
 
     def _own(self) -> list[ReleaseRecord]:
-        """Return this publisher's releases of the target, the oldest first."""
-        return [one for one in self._ledger.all() if one.manifest.weights_hash == self.target.weights_hash]
+        """Return this publisher's releases of this key, the oldest first."""
+        return [one for one in self._ledger.all() if one.manifest.key == self.target.key]
 
 
 def create_key(path: Path) -> Signer:

@@ -1,7 +1,7 @@
--- Replace a target's releases if they are still what the caller has read. Decisions are made outside, from what was
+-- Replace a track's releases if they are still what the caller has read. Decisions are made outside, from what was
 -- read: the second of two callers reads again.
 -- KEYS: 1 releases HASH, 2 release-serial STRING
--- ARGV: 1 weights hash, 2 what was read ('' nothing), 3 the new releases, 4 whether the serial grows (0 or 1)
+-- ARGV: 1 key of the track, 2 what was read ('' nothing), 3 the new releases, 4 whether the serial grows (0 or 1)
 -- Returns the serial, or '' if the releases have changed meanwhile.
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
   return ''

@@ -1,7 +1,7 @@
--- Read the releases of one target, or of all targets.
+-- Read the releases of one track (keys.RELEASES), or of all.
 -- KEYS: 1 releases HASH, 2 release-serial STRING
--- ARGV: 1 weights hash, '' all
--- Returns {serial ('0' if there is none), then weights hash and JSON of each target}.
+-- ARGV: 1 key of a track, '' all
+-- Returns {serial ('0' if there is none), then key and JSON of each track}.
 local answer = {redis.call('GET', KEYS[2]) or '0'}
 if ARGV[1] == '' then
   for _, part in ipairs(redis.call('HGETALL', KEYS[1])) do

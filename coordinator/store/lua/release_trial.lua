@@ -1,14 +1,21 @@
--- Read the releases of a verifier's target, where a trial may be running.
+-- Read the releases of a verifier's target, where trials may be running: its drafts, and tenants' stores for it.
 -- KEYS: 1 releases HASH, 2 release-serial STRING, 3 verifier:<id> HASH
 -- ARGV: 1 serial that the caller knows, 2 weights hash of the target whose releases it knows at that serial
--- Returns {serial ('0' if there are no releases), weights hash, JSON of its releases: '' if there are none or the
---       caller knows them}.
+-- Returns {serial ('0' if there are no releases), weights hash, then key and JSON of each track: none if there are none
+--       or the caller knows them}.
 local serial = redis.call('GET', KEYS[2])
 if not serial then
-  return {'0', '', ''}
+  return {'0', ''}
 end
 local weights = redis.call('HGET', KEYS[3], 'weights_hash') or ''
-if serial == ARGV[1] and weights == ARGV[2] then
-  return {serial, weights, ''}
+local answer = {serial, weights}
+if weights == '' or (serial == ARGV[1] and weights == ARGV[2]) then
+  return answer
 end
-return {serial, weights, redis.call('HGET', KEYS[1], weights) or ''}
+for _, key in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if key == weights or string.sub(key, 1, #weights + 1) == weights .. '\n' then
+    answer[#answer + 1] = key
+    answer[#answer + 1] = redis.call('HGET', KEYS[1], key)
+  end
+end
+return answer

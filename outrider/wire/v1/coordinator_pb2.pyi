@@ -545,7 +545,7 @@ class SetWindowBoundsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix")
+    __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix", "tenant")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +563,7 @@ class Manifest(_message.Message):
     URLS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     version: int
     parent: str
     weights_hash: str
@@ -573,7 +574,8 @@ class Manifest(_message.Message):
     urls: _containers.RepeatedScalarFieldContainer[str]
     metrics: _containers.ScalarMap[str, float]
     created_unix: float
-    def __init__(self, version: _Optional[int] = ..., parent: _Optional[str] = ..., weights_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., artifact: _Optional[str] = ..., size: _Optional[int] = ..., quantization: _Optional[str] = ..., urls: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., created_unix: _Optional[float] = ...) -> None: ...
+    tenant: str
+    def __init__(self, version: _Optional[int] = ..., parent: _Optional[str] = ..., weights_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., artifact: _Optional[str] = ..., size: _Optional[int] = ..., quantization: _Optional[str] = ..., urls: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., created_unix: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("manifest", "signature", "key_id")
@@ -586,14 +588,16 @@ class SignedManifest(_message.Message):
     def __init__(self, manifest: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class OfferReleaseRequest(_message.Message):
-    __slots__ = ("target", "device_id", "in_use")
+    __slots__ = ("target", "device_id", "in_use", "store")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     IN_USE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     target: str
     device_id: str
     in_use: str
-    def __init__(self, target: _Optional[str] = ..., device_id: _Optional[str] = ..., in_use: _Optional[str] = ...) -> None: ...
+    store: bool
+    def __init__(self, target: _Optional[str] = ..., device_id: _Optional[str] = ..., in_use: _Optional[str] = ..., store: bool = ...) -> None: ...
 
 class OfferReleaseResponse(_message.Message):
     __slots__ = ("serial", "manifest", "canary", "base_url")
