@@ -101,6 +101,7 @@ async def bound(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 def _facts(s: Document) -> dict[str, str]:
+    lossy = ", by a lossy rule" if s["lossy"] else ""
     return {
         "session": s["id"],
         "state": "live" if s["state"] == "live" else "placed, and its device has not attached yet",
@@ -108,7 +109,7 @@ def _facts(s: Document) -> dict[str, str]:
         "verifier": f"{s['verifier']}, standby {s['standby'] or 'none'}",
         "epoch": str(s["epoch"]),
         "committed": f"{s['committed']} tokens, {s['tokens_per_step'] or 0:.2f} a step",
-        "accepted": f"{share(s['acceptance'])}, {s['accepted']} of {s['evaluated']} nodes",
+        "accepted": f"{share(s['acceptance'])}, {s['accepted']} of {s['evaluated']} nodes" + lossy,
         "round trip": ms(s["rtt_ms"]),
         "draft": s["draft"] or "none that the coordinator knows of",
         "traffic class": s["traffic_class"] or "none",

@@ -30,6 +30,7 @@ from benchmarks import (
     lossless,
     overhead,
     overload,
+    rules,
     soak,
     swarm,
     vocabulary,
@@ -330,6 +331,21 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
         assert last["eager_vs_vllm"].keys() == VS_VLLM
         assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}
         assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
+
+
+def test_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    rules.main(SMOKE)
+    torch.set_num_threads(threads)
+    last = last_line(capsys)
+    assert last.keys() == {"prompts", "temperature", "sampled", "greedy"}
+    lossless = {"coupled", "leviathan", "multi_step", "k_sequential", "without_replacement", "bound"}
+    assert last["sampled"].keys() == {*lossless, "typical", "typical_changed", "positions"}
+    assert last["greedy"].keys() == {"children", "typical", "typical_changed", "positions"}
+    for name in ("coupled", "typical", "multi_step", "k_sequential", "without_replacement", "bound"):
+        assert last["sampled"][name] == sorted(last["sampled"][name])
+        assert len(last["sampled"][name]) == rules.CHILDREN
+    assert last["sampled"]["typical"] >= last["sampled"]["coupled"]
 
 
 def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
