@@ -102,9 +102,13 @@ class VerifierConfig(BaseSettings):
     stall_timeout_s: float = Field(default=60.0, ge=1.0)
     """Seconds after which a device that confirms no token, while tokens wait for it, loses its place; it may attach
     again for them. If other sessions find no room it loses its place after a few seconds."""
+    server_sources: str = Field(default="ngram,recycling", pattern=r"^((ngram|recycling)(,(ngram|recycling))*)?$")
+    """Sources of nodes that the verifier itself has, beside a server draft, separated by commas; empty for none. ngram:
+    what followed the same tokens in the session's own text. recycling: what the target last found likely after the same
+    token, in any session of the tenant; not with engine vllm. A source that does not pay pauses."""
     server_draft: Path | None = None
-    """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for devices that draft
-    nothing."""
+    """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
+    that pays."""
     server_draft_depth: int = Field(default=4, ge=1, le=32)
     """Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
     server_draft_siblings: int = Field(default=1, ge=0, le=8)
@@ -210,6 +214,11 @@ class VerifierConfig(BaseSettings):
             for name, value in (("attention", "auto"), ("compile", False), ("server_draft", None)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the names in `server_sources`, each once."""
+        return tuple(dict.fromkeys(name for name in self.server_sources.split(",") if name))
 
     @property
     def ranks(self) -> int:

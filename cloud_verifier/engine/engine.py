@@ -25,9 +25,8 @@ from cloud_verifier.engine.interface import Committed, Event, Failed, SessionRow
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.row_allocation import AllocationPolicy, RowAllocation, at_half_cost, by_acceptance
 from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
-from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
-from cloud_verifier.engine.server_draft.server_draft import ServerDraft
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.server_draft.overlay import Overlay
+from cloud_verifier.engine.session import DEVICE, NO_NODES, EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
 from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -45,6 +44,7 @@ from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Dire
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import RULES
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.core.tree import ROOT
 from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
 
@@ -70,11 +70,11 @@ class Engine:
         executor: TargetExecutor,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
-        server_draft: LlamaServerDraft | None = None,
+        overlay: Overlay | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """Drive `executor`. server_draft: drafts for sessions whose devices draft nothing. grammars: of the target's
-        tokenizer; without them, requests with a grammar are refused."""
+        """Drive `executor`. overlay: the verifier's own sources of nodes. grammars: of the target's tokenizer; without
+        them, requests with a grammar are refused."""
         self.grammars = grammars
         self.config = config or EngineConfig()
         self.counters = EngineCounters(clock())
@@ -84,7 +84,7 @@ class Engine:
         scored_rows = max(1, SCORED_BYTES // (4 * executor.capabilities.vocabulary))
         self._budget = replace(self.config.budget, scored_rows=scored_rows)
         self._profiler = StepProfiler(executor.cost, self.counters)
-        self._server_draft = ServerDraft(server_draft) if server_draft else None
+        self._overlay = overlay or Overlay(())
         self._acceptance_of = {rule: tenant_acceptance() for rule in RULES}
         """Acceptance rule -> tenant -> acceptance, since other rules accept more."""
         self._decision: StepPlan | Wait | None = None
@@ -237,7 +237,7 @@ class Engine:
             states={state: states[state] for state in STATES},
         )
 
-    # A step: schedule (-> draft) -> forward -> verify -> commit
+    # A step: schedule -> draft -> forward -> verify -> commit
 
     def _decide(self, now: float) -> StepPlan | Wait:
         """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
@@ -254,13 +254,17 @@ class Engine:
 
     def _policy(self) -> AllocationPolicy:
         """Return the allocation policy of the next step."""
-        exploring = self.counters.steps % EXPLORE == EXPLORE - 1
-        return at_half_cost(self.allocation) if exploring else self.allocation
+        return at_half_cost(self.allocation) if self._exploring else self.allocation
+
+    @property
+    def _exploring(self) -> bool:
+        return self.counters.steps % EXPLORE == EXPLORE - 1
 
     def _run(self, plan: StepPlan) -> None:
         """Run a step: draft for it, prepare its rows, and advance the sessions that have some."""
         self._profiler.begin()
         self._decision = None
+        self._overlay.observe(self._executor)
         self._executor.begin_step()
         plan = self._draft(plan)
         self._profiler.lap()
@@ -273,16 +277,14 @@ class Engine:
         self._profiler.end()
 
     def _draft(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with nodes of the server draft. If drafting fails, it alone is given up."""
-        if self._server_draft is None:
-            return plan
+        """Return the plan with nodes of the verifier's own sources. If that fails, they alone are given up."""
         try:
-            return self._server_draft.extend(
-                plan, self._live, self.counters.steps, self._policy(), self.config.token_budget, self._profiler
+            return self._overlay.extend(
+                plan, self._live, self.counters.steps, self._policy(), self._profiler, exploring=self._exploring
             )
         except Exception:
-            log.exception("the server draft fails; sessions go on without it")
-            self._server_draft = None
+            log.exception("the verifier's own nodes cannot be added; sessions go on without them")
+            self._overlay = Overlay(())
             return plan
 
     def _prepare(self, allocations: Sequence[RowAllocation]) -> list[SessionRows]:
@@ -365,15 +367,18 @@ class Engine:
             if batch is None:
                 self._executor.keep(one, ())
             elif verified is not None:
-                evaluated, accepted = len(batch.ids), len(verified.rows)
-                counters.count_nodes(evaluated, accepted, by_server=session.nodes.by_server, lossy=session.lossy)
-                if session.nodes.by_server and self._server_draft is not None:
-                    self._server_draft.learn(evaluated, accepted)
                 gap_s = now - session.timing.last_commit
                 first, tokens = not session.protocol.position, len(verified.tokens)
                 counters.count_commit(tokens, now, gap_s=gap_s, first=first, lossy=session.lossy)
                 commits.append(session.commit(batch, verified, now))
+                device = session.outcomes.get(DEVICE, NO_NODES)
+                others = {n: (o.evaluated, o.accepted) for n, o in session.outcomes.items() if n != DEVICE}
+                counters.count_nodes(device.evaluated, device.accepted, others, lossy=session.lossy)
+                counters.server_evaluated += sum(node < ROOT for node in batch.ids)
+                counters.server_accepted += sum(batch.ids[row - 1] < ROOT for row in verified.rows)
                 self._executor.keep(one, verified.rows)
+            session.nodes.withdraw()
+            self._overlay.committed(SessionRows(session, computed, batch), verified)
             for commit in commits:
                 self._publish(session, commit)
 
@@ -438,8 +443,7 @@ class Engine:
     def _close(self, session: EngineSession) -> None:
         """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
         self._executor.end(session, cache=True)
-        if self._server_draft is not None:
-            self._server_draft.release(session.session_id)
+        self._overlay.release(session.session_id)
         del self._live[session.session_id]
         self._history.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = telemetry = session.telemetry

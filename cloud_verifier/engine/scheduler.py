@@ -2,7 +2,8 @@
 
 One budget of rows per step covers prefill chunks, plain steps and trees. One rate decides: the tokens per second that a
 step now is expected to commit. Nodes join while they raise it (row_allocation.py); and the step begins now unless
-waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second. So a
+waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second. What
+the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting. So a
 near device is waited for, several are if most of them answer at once, and a single one among many is not. A session is
 waited for at most its directive's draft wait after its last commit. Prompts are the exception: no session is waited for
 while a prompt is to be read, and nodes lengthen a step that leaves a prompt unread by PROMPT_DELAY at most.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -68,11 +69,14 @@ class StepCandidate:
     answers_s: float
     """Mean time from a commit to the device's next nodes."""
     gain: float
-    """Tokens that nodes added to recent steps, on average."""
+    """Tokens that the device's nodes added to recent steps that had some, on average, beyond those that the verifier's
+    own nodes would have brought."""
     last_commit: float
     """Time of the last commit."""
     skipped: int
     """Steps of other sessions since this one last had rows, or since it came."""
+    server_gain: float = 0.0
+    """Tokens that the verifier's own nodes add to a step without the device's, on average."""
     scores: bool = False
     """Whether rows of its known tokens need logits, to score its prompt."""
 
@@ -94,10 +98,12 @@ class StepPlan:
     """The rows of a step that begins now.
 
     favoured: sessions that got a row which another could have used as well; they move behind all others in this order.
+    node_rows: the most rows of nodes.
     """
 
     allocations: tuple[RowAllocation, ...]
     favoured: tuple[str, ...] = ()
+    node_rows: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between
     """Return the tokens per second that the step is expected to commit."""
     allocations = {a.session_id: a for a in plan.allocations}
     stepping = [(c, allocations[c.session_id]) for c in able if c.session_id in allocations]
-    tokens = sum(1.0 + sum(c.acceptances[: a.nodes]) for c, a in stepping if a.chain == c.pending)
+    tokens = sum(1.0 + max(sum(c.acceptances[: a.nodes]), c.server_gain) for c, a in stepping if a.chain == c.pending)
     rows = sum(a.chain + a.nodes for a in plan.allocations)
     return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
@@ -193,7 +199,7 @@ def _plan(
     )
     nodes = {c.session_id: count for c, count in zip(speculating, counts, strict=True)}
     allocations = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())
-    return StepPlan(tuple(allocations), tuple(speculating[i].session_id for i in favoured))
+    return StepPlan(tuple(allocations), tuple(speculating[i].session_id for i in favoured), max(0, rows))
 
 
 def _chains(able: Sequence[StepCandidate], budget: StepBudget) -> dict[str, int]:

@@ -6,8 +6,9 @@ The keys and values of the session belong to the target's executor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 
@@ -16,7 +17,7 @@ from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
-from outrider.core.acceptance.node_acceptance import NodeAcceptance
+from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
 from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
@@ -84,11 +85,6 @@ class DeviceTiming:
         return self.rtt_s + LATE_ANSWER * self._answer_s.value
 
     @property
-    def drafts_nothing(self) -> bool:
-        """Return whether the device answers without nodes, as one without a draft does."""
-        return self._empty_answers >= EMPTY_ANSWERS
-
-    @property
     def expects_nothing(self) -> bool:
         """Return whether no node is expected of the device, by its empty answers or futile waits."""
         return max(self._empty_answers, self._futile_waits) >= EMPTY_ANSWERS
@@ -126,20 +122,44 @@ class DeviceTiming:
             self._futile_waits = 0
 
 
-class PendingNodes:
-    """Ranks the nodes that a session's next step may take: its device's, or those of a server draft's tree.
+@dataclass(frozen=True)
+class SourceOutcome:
+    """Counts what one source of nodes has brought in one step of a session."""
 
-    ignored: number of the device's nodes that were found outside its window.
+    evaluated: int
+    """Nodes that it proposed, others too or not."""
+    accepted: int
+    alone: int
+    """Evaluated nodes that nobody else proposed."""
+    gain: int
+    """Accepted nodes that would not have been reached without it."""
+
+
+NO_NODES = SourceOutcome(0, 0, 0, 0)
+DEVICE = "device"
+"""The device among the sources of nodes."""
+
+
+class PendingNodes:
+    """Ranks the nodes that a session's next step may take: its device's, merged with those of the verifier's sources.
+
+    The verifier's own nodes have ids below 0, which never travel. ignored: number of the device's nodes that were found
+    outside its window. most_together: the most nodes of all sources in a step.
     """
 
     def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, capabilities: Capabilities) -> None:
         """Rank nodes by `acceptance`, those that a target with these capabilities can evaluate."""
         self.ignored = 0
+        self.most_together = min(protocol.limits.nodes, capabilities.nodes_per_step)
         self._capabilities = capabilities
         self._protocol = protocol
         self._acceptance = acceptance
-        self._server_tree: TokenTree | None = None
-        self._server_acceptance: NodeAcceptance | None = None
+        self._by_source: dict[str, NodeAcceptance] = {}
+        self._offered: dict[str, tuple[TokenTree, Mapping[int, int]]] = {}
+        """Tree and kinds of nodes by the verifier's source, for one step."""
+        self._merged: TokenTree | None = None
+        self._proposers: dict[int, tuple[str, ...]] = {}
+        """Who proposed each node of the merged tree."""
         self._ranked: list[tuple[float, int]] | None = None
         """(probability of acceptance, id), ancestors first; None after a change."""
         self._outside: set[int] = set()
@@ -147,12 +167,7 @@ class PendingNodes:
 
     @property
     def tree(self) -> TokenTree:
-        return self._protocol.tree if self._server_tree is None else self._server_tree
-
-    @property
-    def by_server(self) -> bool:
-        """Return whether the server draft has drafted them."""
-        return self._server_tree is not None
+        return self._protocol.tree if self._merged is None else self._merged
 
     @property
     def trees(self) -> bool:
@@ -160,39 +175,94 @@ class PendingNodes:
         return self._capabilities.trees
 
     def most(self, directive: Directive) -> int:
-        """Return the most nodes that a step may take by the directive and the target's capabilities."""
+        """Return the most nodes of the device that a step may take by the directive and the target's capabilities."""
         if not directive.window_depth:
             return 0
         return min(directive.nodes_per_step, directive.window_nodes, self._capabilities.nodes_per_step)
 
-    def offer(self, tree: TokenTree, prior: NodeAcceptance) -> None:
-        """Take a tree of the server draft for one step. prior: the acceptance of all such trees."""
-        if self._server_acceptance is None:
-            self._server_acceptance = NodeAcceptance(prior)
-        self._server_tree, self._ranked = tree, None
+    def acceptance_of(self, source: str, prior: NodeAcceptance) -> NodeAcceptance:
+        """Return the acceptance of a source's nodes in this session. prior: where a new one starts."""
+        if source not in self._by_source:
+            self._by_source[source] = NodeAcceptance(prior)
+        return self._by_source[source]
+
+    def offer(self, trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]], directive: Directive) -> None:
+        """Merge trees of the verifier's sources with the device's nodes for one step, by (parent, token).
+
+        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. A node
+        that several have proposed is as probable as the surest of them says.
+        """
+        device, own = self._protocol.tree, self._acceptance.estimates(self._protocol.tree)
+        ranked = self._within_window(self._acceptance.ranked(device), directive)
+        allowed = {node for _, node in ranked[: self.most(directive)]}
+        merged, estimates, proposers = TokenTree(device.position), dict[int, float](), dict[int, tuple[str, ...]]()
+        for node in device:
+            if node.id in allowed:
+                merged.add(node.id, node.parent, node.token)
+                estimates[node.id], proposers[node.id] = own[node.id], (DEVICE,)
+        for name, (tree, kinds) in trees.items():
+            found, ids = self._by_source[name].estimates(tree, kinds), {ROOT: ROOT}
+            for node in tree:
+                parent = ids[node.parent]
+                same = merged.child(parent, node.token)
+                if same is None:
+                    same = merged.add(-1 - len(merged), parent, node.token).id
+                ids[node.id] = same
+                estimates[same] = max(estimates.get(same, 0.0), found[node.id])
+                proposers[same] = (*proposers.get(same, ()), name)
+        best = ranked_by(merged, estimates)
+        self._ranked = best if self._capabilities.trees else _best_path(merged, best)
+        self._offered, self._merged, self._proposers = dict(trees), merged, proposers
+
+    def withdraw(self) -> None:
+        """Drop the nodes of the verifier's sources."""
+        if self._merged is not None:
+            self._offered, self._merged, self._proposers, self._ranked = {}, None, {}, None
 
     def changed(self) -> None:
         """Rank anew: the device's nodes or its window have changed."""
+        self.withdraw()
         self._ranked = None
 
     def best(self, count: int, directive: Directive) -> list[tuple[float, int]]:
         """Return (probability of acceptance, id) of the most probable nodes, ancestors first."""
         if self._ranked is None:
-            if self._server_tree is not None and self._server_acceptance is not None:
-                self._ranked = self._server_acceptance.ranked(self._server_tree)
-            else:
-                self._ranked = self._within_window(self._acceptance.ranked(self._protocol.tree), directive)
+            self._ranked = self._within_window(self._acceptance.ranked(self._protocol.tree), directive)
             if not self._capabilities.trees:
                 self._ranked = _best_path(self.tree, self._ranked)
         return self._ranked[:count]
 
+    def outcomes(self, batch: TreeBatch, verified: Verified) -> dict[str, SourceOutcome]:
+        """Return what each source of the batch's nodes has brought, by name; the device is DEVICE."""
+        path = [batch.ids[row - 1] for row in verified.rows]
+        if self._merged is None:
+            count, accepted = len(batch.ids), len(path)
+            return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
+        everyone = [self._proposers[node] for node in batch.ids]
+        walked = [self._proposers[node] for node in path]
+        names = dict.fromkeys([*self._offered, *(name for names in everyone for name in names)])
+        return {
+            name: SourceOutcome(
+                evaluated=sum(name in names for names in everyone),
+                accepted=sum(name in names for names in walked),
+                alone=sum(names == (name,) for names in everyone),
+                gain=len(walked) - next((i for i, names in enumerate(walked) if names == (name,)), len(walked)),
+            )
+            for name in names
+        }
+
+    def without_device(self, batch: TreeBatch, verified: Verified) -> int:
+        """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
+        path = (batch.ids[row - 1] for row in verified.rows)
+        return sum(1 for _ in takewhile(lambda node: self._proposers.get(node, (DEVICE,)) != (DEVICE,), path))
+
     def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the target's tokens, before they are committed, which nodes are accepted; drop a server tree."""
-        if self._server_tree is not None and self._server_acceptance is not None:
-            self._server_acceptance.learn(self._server_tree, tokens)
-        else:
-            self._acceptance.learn(self._protocol.tree, tokens)
-        self._server_tree = self._ranked = None
+        """Learn from the target's tokens, before they are committed, which nodes are accepted; drop those of the
+        verifier's sources."""
+        self._acceptance.learn(self._protocol.tree, tokens)
+        for name, (tree, kinds) in self._offered.items():
+            self._by_source[name].learn(tree, tokens, kinds)
+        self.changed()
 
     def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:
         """Return the device's nodes that its directive allows, and count the others."""
@@ -271,7 +341,10 @@ class EngineSession:
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
+        self.outcomes: Mapping[str, SourceOutcome] = {}
+        """What each source of nodes has brought in the last step."""
         self._nodes_per_level = MovingAverage(0.1)
+        self._server_gain = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
 
@@ -324,6 +397,7 @@ class EngineSession:
             lossy=self.lossy,
             dead=self.protocol.dead,
             ignored=self.nodes.ignored,
+            server_gain=self._server_gain.value,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -369,26 +443,19 @@ class EngineSession:
             last_commit=self.timing.last_commit,
             skipped=step - self.last_step,
             scores=protocol.scoring,
+            server_gain=self._server_gain.value,
         )
 
-    def expected(self, nodes: int) -> float:
-        """Return the tokens that a step is expected to commit of so many nodes of the session."""
-        return sum(self._acceptances(nodes)) if nodes else 0.0
+    def acceptances(self) -> Acceptances:
+        """Return the acceptance of the nodes that a step may take, those of the verifier's sources among them if there
+        are any."""
+        nodes = self.nodes
+        return self._acceptances(
+            nodes.most(self.directive) if nodes.tree is self.protocol.tree else nodes.most_together
+        )
 
     def _acceptances(self, count: int) -> Acceptances:
         return tuple(acceptance for acceptance, _ in self.nodes.best(count, self.directive))
-
-    # The server draft's view
-
-    @property
-    def drafts_nothing(self) -> bool:
-        """Return whether the device answers without nodes and has none here."""
-        return self.timing.drafts_nothing and len(self.protocol.tree) == 0
-
-    def offer(self, tree: TokenTree, prior: NodeAcceptance) -> Acceptances:
-        """Take a tree of the server draft for one step and return its nodes' acceptance. prior: of all such trees."""
-        self.nodes.offer(tree, prior)
-        return self._acceptances(len(tree))
 
     # A step
 
@@ -443,13 +510,11 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        by_server = self.nodes.by_server
-        evaluated, accepted, tokens = len(batch.ids), len(verified.rows), len(verified.tokens)
+        self.outcomes = self.nodes.outcomes(batch, verified)
+        device, tokens = self.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
+        self._server_gain.add(self.nodes.without_device(batch, verified))
         self.nodes.learn(verified.tokens)
         commit = self.protocol.commit(batch, verified)
-        if by_server:
-            evaluated = accepted = 0  # none of them was the device's
-            commit = replace(commit, evaluated=0)
         if self.logprobs:
             commit, self.logprobs = replace(commit, logprobs=self.logprobs), ()
         self.tokens += verified.tokens
@@ -457,10 +522,11 @@ class EngineSession:
         counts = self._counts
         counts.steps += 1
         counts.committed += tokens
-        counts.evaluated += evaluated
-        counts.accepted += accepted
-        self.timing.on_commit(now, self.protocol.position, evaluated=evaluated > 0)
-        if evaluated:
-            self._nodes_per_level.add(evaluated / max(batch.depths))
-            self._gain.add(tokens - 1.0)
+        counts.evaluated += device.evaluated
+        counts.accepted += device.accepted
+        self.timing.on_commit(now, self.protocol.position, evaluated=device.evaluated > 0)
+        if device.evaluated:
+            levels = max(depth for node, depth in zip(batch.ids, batch.depths, strict=True) if node > ROOT)
+            self._nodes_per_level.add(device.evaluated / levels)
+            self._gain.add(device.gain)
         return commit

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.core.acceptance.node_acceptance import NodeAcceptance
+from outrider.core.acceptance.node_acceptance import EXPECTED, NodeAcceptance
 from outrider.core.protocol.messages import Attach
 
 Fingerprint = bytes
@@ -70,11 +70,13 @@ class SessionHistory:
         self._tokens -= len(committed)
 
 
-def tenant_acceptance(max_tenants: int = 1024) -> Callable[[str], NodeAcceptance]:
+def tenant_acceptance(
+    max_tenants: int = 1024, expected: Sequence[Sequence[float]] = EXPECTED
+) -> Callable[[str], NodeAcceptance]:
     """Return a function that gives each tenant's estimate of node acceptance; that of all tenants is its prior.
 
     A new session of the tenant starts from it, and it learns from the session. The tenant that has begun no session for
-    longest is forgotten first.
+    longest is forgotten first. expected: as for NodeAcceptance.
     """
-    everyone = NodeAcceptance()
+    everyone = NodeAcceptance(expected=expected)
     return lru_cache(max_tenants)(lambda tenant: NodeAcceptance(everyone, shared=True))

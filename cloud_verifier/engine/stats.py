@@ -72,7 +72,9 @@ class EngineCounters(SpeculationCounters):
         """The part of sessions with a lossy acceptance rule."""
         self.steps = 0
         self.server_evaluated = self.server_accepted = 0
-        """Nodes that the server draft proposed."""
+        """Nodes of the verifier's own that no device proposed."""
+        self.sources: dict[str, tuple[int, int]] = {}
+        """(evaluated, accepted) nodes by the verifier's source; one that several proposed counts for each of them."""
         self.prefilled = 0
         """Prompt tokens whose keys and values were computed."""
         self.prefix_hits = self.prefix_tokens = 0
@@ -101,18 +103,25 @@ class EngineCounters(SpeculationCounters):
         self.step_s.add(sum(parts_s.values()) - parts_s.get("between", 0.0))
         self.rows.add(rows)
 
-    def count_nodes(self, evaluated: int, accepted: int, *, by_server: bool = False, lossy: bool = False) -> None:
-        """Count the nodes of one session in one step.
+    def count_nodes(
+        self,
+        evaluated: int,
+        accepted: int,
+        sources: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        lossy: bool = False,
+    ) -> None:
+        """Count the nodes of one session in one step: its device's, and those of the verifier's sources by name.
 
-        by_server: the server draft proposed them, not the device. lossy: by the session's acceptance rule.
+        evaluated, accepted: of the device. sources: (evaluated, accepted) of each. lossy: by the session's acceptance
+        rule.
         """
-        if by_server:
-            self.server_evaluated += evaluated
-            self.server_accepted += accepted
-            return
         self.add_nodes(evaluated, accepted)
         if lossy:
             self.lossy.add_nodes(evaluated, accepted)
+        for name, (tried, right) in (sources or {}).items():
+            before = self.sources.get(name, (0, 0))
+            self.sources[name] = before[0] + tried, before[1] + right
 
     def count_commit(self, tokens: int, now: float, *, gap_s: float, first: bool, lossy: bool = False) -> None:
         """Count a session's commit.

@@ -187,6 +187,7 @@ def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.Engine
         accepted_by_position=counters.accepted_by_position,
         server_evaluated=counters.server_evaluated,
         server_accepted=counters.server_accepted,
+        sources={name: pb.SourceCounts(evaluated=n, accepted=m) for name, (n, m) in counters.sources.items()},
         dead=stats.dead,
         ignored=stats.ignored,
         part_s=counters.part_s,

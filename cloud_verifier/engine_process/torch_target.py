@@ -13,6 +13,8 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.server_draft.overlay import Overlay
+from cloud_verifier.engine.server_draft.sources import sources_of
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -77,7 +79,9 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
     engine = Engine(
         executor,
         limits,
-        server_draft=_server_draft(config, model, progress),
+        overlay=Overlay(
+            [*sources_of(config.sources), *_server_draft(config, model, progress)],
+        ),
         grammars=load_grammars(config, model.vocab_size, model.eos_token_ids),
     )
     target = session_pb2.TargetIdentity(
@@ -112,10 +116,10 @@ def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> N
         check_numerics(model, rows=config.token_budget)
 
 
-def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> LlamaServerDraft | None:
+def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[LlamaServerDraft]:
     """Load the server draft, if the settings name one. Raises ModelRefused or VocabularyMismatch."""
     if config.server_draft is None:
-        return None
+        return []
     from outrider.llama import ChainContext, LlamaModel
 
     progress(f"loading {config.server_draft.name}, the server draft")
@@ -126,10 +130,11 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
     count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
     progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    return LlamaServerDraft(
+    draft_source = LlamaServerDraft(
         chains,
         depth=config.server_draft_depth,
         siblings=config.server_draft_siblings,
         vocabulary=model.vocab_size,
         pauses=config.server_draft_pauses,
     )
+    return [draft_source]

@@ -68,11 +68,16 @@ class VerifierCollector(Collector):
             counters.accepted - lossy.accepted,
             coupled,
         )
-        text = "Nodes of the server draft that the target evaluated"
+        text = "Nodes of the verifier's own that the target evaluated"
         yield counter(f"{server}_tokens", text, counters.server_evaluated)
-        yield counter(
-            f"{server}_accepted_tokens", "Nodes of the server draft that were committed", counters.server_accepted
-        )
+        text = "Nodes of the verifier's own that were committed"
+        yield counter(f"{server}_accepted_tokens", text, counters.server_accepted)
+        evaluated = {name: float(counts.evaluated) for name, counts in counters.sources.items()}
+        accepted = {name: float(counts.accepted) for name, counts in counters.sources.items()}
+        text = "Nodes that the target evaluated, by each of the verifier's sources that had proposed them"
+        yield counter(f"{server}_source_tokens", text, evaluated, "source")
+        text = "Nodes that were committed, by each of the verifier's sources that had proposed them"
+        yield counter(f"{server}_source_accepted_tokens", text, accepted, "source")
         yield counter("outrider_nodes_received", "Nodes that devices sent", self.front.nodes)
         yield counter("outrider_nodes_dead", "Nodes that arrived too late, or below such a node", counters.dead)
         yield counter("outrider_nodes_ignored", "Nodes outside their session's speculation window", counters.ignored)

@@ -67,6 +67,11 @@ class SessionView:
         return self.fixed is None and bool(self.telemetry.acceptance_history) and self.telemetry.draft_ms < math.inf
 
     @property
+    def server_gain(self) -> float:
+        """Tokens that the verifier's own nodes add to a step without the device's; rounded, for equal predictions."""
+        return round(self.telemetry.server_gain, 1)
+
+    @property
     def first_acceptance(self) -> float:
         """Share of the positions whose first proposal was accepted."""
         history = self.telemetry.acceptance_history
@@ -150,6 +155,7 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
     step_s: length of the steps that the session shares. alone: no other session shares them.
     """
     bounds, pinned = session.bounds.window, session.bounds.pinned
+    plain = 1.0 + session.server_gain
     if session.fixed is not None and not pinned:
         tokens, nodes = session.fixed
         return [Option(STREAMING, tokens, nodes, tokens, given=True)]
@@ -162,9 +168,9 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
         wait = near if bounds.draft_wait_ms is None else bounds.draft_wait_ms / step_ms
         window = replace(bounds, draft_wait_ms=wait * step_ms)
         if not session.drafts:
-            return [Option(window, 1.0, window.k * (window.nodes_per_level or 1.0), given=True)]
+            return [Option(window, plain, window.k * (window.nodes_per_level or 1.0), given=True)]
         return [_option(session, rtt, draft, window, wait, given=True)]
-    options = [Option(STREAMING)]
+    options = [Option(STREAMING, plain, 0.0, plain)]
     if not session.drafts:
         return options
     ahead = math.ceil(rtt) + SPARE
@@ -185,7 +191,7 @@ def _option(
 ) -> Option:
     """Return what the window brings. rtt, draft and the draft wait that is counted on are in steps."""
     history = session.telemetry.acceptance_history
-    tokens, levels, per_step = _per_step(history, rtt, draft, window.k, window.depth, wait)
+    tokens, levels, per_step = _per_step(history, rtt, draft, window.k, window.depth, wait, session.server_gain)
     return Option(window, tokens, levels * (window.nodes_per_level or 1.0), per_step, given)
 
 
@@ -196,12 +202,14 @@ def _rounded(ratio: float) -> float:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _per_step(history: bytes, rtt: float, draft: float, k: int, depth: int, wait: float) -> tuple[float, float, float]:
+def _per_step(
+    history: bytes, rtt: float, draft: float, k: int, depth: int, wait: float, server_gain: float
+) -> tuple[float, float, float]:
     """Return (tokens, levels evaluated) per length of a step, and tokens per step, which may have waited.
 
     Times are in steps: the replay takes a step for a second.
     """
-    speed = replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait))
+    speed = replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait), server_gain)
     return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
 
 

@@ -52,6 +52,9 @@ class SessionTelemetry:
     """Nodes that no step could take since they were outside the speculation window; each counts once."""
     lossy: bool = False
     """Whether its acceptance rule changes the output; its acceptance says nothing of a release or of a workload."""
+    server_gain: float = 0.0
+    """Tokens that nodes of the verifier's own sources would have added to a recent step without the device's, on
+    average."""
 
 
 @dataclass(frozen=True)

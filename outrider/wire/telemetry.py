@@ -18,6 +18,8 @@ MAX_PART_NAME = 32
 MAX_MEASURE = 1e9
 MAX_HISTORY = 1_024
 MAX_NODES_PER_LEVEL = 16.0
+MAX_SERVER_GAIN = 4_096.0
+"""Tokens that a verifier's own nodes add to a step: no more than a session may have nodes."""
 MAX_POSITIONS = 2**40
 """Positions of a session: exact in a double (Lua), and more than any session makes."""
 
@@ -45,6 +47,7 @@ def session_telemetry_from_proto(message: pb.SessionTelemetry) -> SessionTelemet
         rtt_ms=measure("sessions.rtt_ms", message.rtt_ms, MAX_MEASURE),
         draft_ms=measure("sessions.draft_ms", message.draft_ms, MAX_MEASURE),
         nodes_per_level=min(per_level, MAX_NODES_PER_LEVEL),
+        server_gain=measure("sessions.server_gain", message.server_gain, MAX_SERVER_GAIN),
         draft_release=message.draft_release if is_label(message.draft_release) else "",
         traffic_class=message.traffic_class if is_label(message.traffic_class) else "",
         positions=message.positions if counted else 0,

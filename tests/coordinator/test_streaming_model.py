@@ -74,6 +74,17 @@ def test_a_device_that_drafts_nothing_streams() -> None:
     assert (speed.steps, speed.nodes) == (100, 0.0)
 
 
+def test_what_the_verifier_adds_by_itself_counts_at_every_distance_and_beside_every_window() -> None:
+    """Two steps in three commit one token more, however far the device is, unless its own nodes lead further."""
+    far, near = LinkTiming(2.0, 0.002, flat), LinkTiming(0.0, 1e-6, flat)
+    history = bytes([MISS] * 600)
+    assert replay(history, far, Window(0, 0), 2 / 3).tokens_per_step == pytest.approx(5 / 3, rel=0.01)
+    assert replay(history, near, Window(4, 12), 2 / 3).tokens_per_step == pytest.approx(5 / 3, rel=0.01)
+    right = bytes([HIT] * 600)
+    assert replay(right, near, Window(4, 12), 2 / 3).tokens_per_step == pytest.approx(5.0, rel=0.02)
+    assert replay(right, far, Window(4, 12), 2 / 3).tokens_per_step == pytest.approx(5 / 3, rel=0.05)
+
+
 def test_of_equal_rates_the_one_that_comes_in_runs_goes_deeper() -> None:
     """A geometric law cannot tell these two histories apart."""
     runs = bytes(([HIT] * 40 + [MISS] * 10) * 20)

@@ -141,6 +141,16 @@ def test_a_draft_that_has_failed_is_given_up_though_its_nodes_cost_nothing() -> 
     assert decide(view(failed))["s0"].window.k == 0
 
 
+def test_what_the_verifier_adds_by_itself_is_counted_in_streaming_too() -> None:
+    """A far device's draft that brings less than the verifier's own nodes is left out, and gets no promise for it."""
+    weak = session(hit=0.35, rtt_ms=400.0)
+    alone = decide(view(weak))["s0"]
+    beside = decide(view(replace(weak, telemetry=replace(weak.telemetry, server_gain=1.5))))["s0"]
+    assert alone.tokens_per_step < beside.tokens_per_step
+    assert beside.tokens_per_step == pytest.approx(2.5, rel=0.1)
+    assert beside.speedup > 1.5
+
+
 def test_the_reason_tells_what_was_seen() -> None:
     assert "RTT 50 ms, step 3" in decide(view(session()))["s0"].reason
 

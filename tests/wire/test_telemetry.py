@@ -13,7 +13,25 @@ from outrider.wire import telemetry as codec
 from outrider.wire.v1 import telemetry_pb2 as pb
 
 SESSION = SessionTelemetry(
-    "s", 7, "acme", 10, 25, 40, 9, 12.5, bytes([HIT, MISS, SIBLING]), 2.5, 1.5, "d" * 64, "code", 30, 20, 3, 4, True
+    "s",
+    7,
+    "acme",
+    10,
+    25,
+    40,
+    9,
+    12.5,
+    bytes([HIT, MISS, SIBLING]),
+    2.5,
+    1.5,
+    "d" * 64,
+    "code",
+    30,
+    20,
+    3,
+    4,
+    True,
+    0.7,
 )
 VERIFIER = VerifierTelemetry(
     2, True, 12.0, 80.0, 5, 10, 0.25, 0.5, {1: 9.5, 8: 10.0}, 0.25, {"forward": 8.0}, 40, 9, 20.0

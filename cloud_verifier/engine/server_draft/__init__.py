@@ -1,1 +1,1 @@
-"""Draft on the verifier for sessions whose devices draft nothing, as long as that pays."""
+"""Propose nodes on the verifier, for every session, as long as that pays."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
-from outrider.core.proposals import Proposal
+from outrider.core.errors import BadRequest
+from outrider.core.proposals import CERTAIN, Proposal
 from outrider.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 MARGINS = (0.25, 0.75, 1.5, 2.5, 4.0, 6.5)
 """Upper edges of the margins of each kind of node, in nats; the last kind is open."""
+USUAL_TOKENS = 16
+"""Tokens of a session that a source reads in passing: those committed since it last proposed."""
 CHILDREN = 3
 """The most children that `grow` proposes for one node."""
 
@@ -134,10 +137,10 @@ def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[
     def consider(parent: int, path: tuple[int, ...], probability: float) -> None:
         if len(path) + 1 >= session.left:
             return  # the step's own token is the last one
-        for order, proposal in enumerate(children(path)[:CHILDREN]):
+        for order, proposal in enumerate(_allowed(session, path, children)[:CHILDREN]):
             kind = kind_of(proposal.margin)
             below = probability * acceptance.estimate(kind, order)
-            if below >= request.floor:
+            if below >= request.floor or not path:  # what is never proposed is never measured
                 heapq.heappush(frontier, (-below, len(tree) + order, parent, kind, (*path, proposal.token)))
 
     consider(ROOT, (), 1.0)
@@ -147,3 +150,19 @@ def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[
         if len(tree) < request.nodes and not session.protocol.ends(path[-1], tree[node].position):
             consider(node, path, -below)
     return tree
+
+
+def _allowed(
+    session: EngineSession, path: tuple[int, ...], children: Callable[[Sequence[int]], Sequence[Proposal]]
+) -> Sequence[Proposal]:
+    """Return the children that the session's constraint allows: the token that must follow alone, if there is one."""
+    constraint = session.sampler.constraint
+    position = session.protocol.position + len(path)
+    if constraint is None or not constraint.binds(position):
+        return children(path)
+    try:
+        if forced := constraint.forced(path):
+            return [Proposal(forced[0], 0, CERTAIN)]
+        return [one for one in children(path) if constraint.allows(one.token, position, path)]
+    except BadRequest:
+        return []  # the target says so, if its own tokens lead there

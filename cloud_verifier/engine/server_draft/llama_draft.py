@@ -1,4 +1,4 @@
-"""Draft on the verifier with llama.cpp for sessions whose devices draft nothing, all of them in one decode.
+"""Draft on the verifier with llama.cpp, for all sessions in one decode.
 
 The proposals are the same as a device's (outrider.core.proposals), so the same rule accepts them and the output stays
 the target's own. A tree is a chain of `depth` tokens with `siblings` further children at each level, which cost no
@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.engine.server_draft.base import (
+    USUAL_TOKENS,
+    EvaluatedRows,
+    ProposalRequest,
+    ProposedTree,
+    kind_of,
+)
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import BadRequest
-from outrider.core.proposals import propose
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.proposals import CERTAIN, Proposal, propose
+from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
     from outrider.llama import ChainContext
 
 PROMPT_TOKENS = 256
 """The most tokens of prompts that are read in one step, over all sessions: reading delays the step of all."""
-USUAL_TOKENS = 16
-"""The most tokens, beside these, that are read of each session: those committed since it was last drafted for."""
 
 Logits = NDArray[np.float32]
 
@@ -46,31 +51,39 @@ class _Sequence:
 class _Draft:
     """A tree while it is drafted. path: tokens of the chain. tip: the chain's last node."""
 
-    session: EngineSession
+    request: ProposalRequest
     sequence: _Sequence
-    tree: TokenTree
+    tree: ProposedTree
     path: list[int] = field(default_factory=list)
     tip: int = ROOT
+    acceptance: float = 1.0
+    """Of the chain's path."""
 
-    def add(self, tokens: Sequence[int]) -> bool:
+    @property
+    def session(self) -> EngineSession:
+        return self.request.session
+
+    def add(self, proposals: Sequence[Proposal]) -> bool:
         """Add children of the tip, the first of which becomes the tip; return whether the chain goes on below it."""
         position = self.session.protocol.position + len(self.path)
-        if len(self.path) + 1 >= self.session.left or not tokens:
+        if len(self.path) + 1 >= self.session.left or not proposals:
             return False
-        first = len(self.tree) + 1
-        for number, token in enumerate(tokens):
-            self.tree.add(first + number, self.tip, token)
-        self.tip = first
-        self.path.append(tokens[0])
-        return not self.session.protocol.ends(tokens[0], position)
+        kind = kind_of(proposals[0].margin)
+        nodes = [self.tree.propose(self.tip, one.token, kind_of(one.margin)) for one in proposals]
+        self.tip = nodes[0]
+        self.path.append(proposals[0].token)
+        self.acceptance *= self.request.acceptance.estimate(kind, 0)
+        ends = self.session.protocol.ends(proposals[0].token, position)
+        return not ends and self.acceptance >= self.request.floor
 
 
 class LlamaServerDraft:
-    """Drafts in the context's sequences; a session gets one with its first draft and keeps it until `release`.
+    """Implements ServerSource in the context's sequences; a session gets one with its first draft and keeps it until
+    `release`."""
 
-    max_sessions: sessions that can be drafted for at once. drafting_s, reading_s: seconds of the last `propose`.
-    read_tokens: tokens that it read of sessions that had more than USUAL_TOKENS to read.
-    """
+    name = "gguf"
+    wants_top = 0
+    wants_hidden = False
 
     def __init__(
         self,
@@ -96,14 +109,12 @@ class LlamaServerDraft:
         self._clock = clock
         self.max_sessions = chains.count
         self.pauses = pauses
-        self.drafting_s = self.reading_s = 0.0
-        self.read_tokens = 0
+        self.read = 0, 0.0
 
-    def propose(self, sessions: Sequence[EngineSession]) -> dict[str, TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
         """Draft a tree for each session that can be drafted for, by id: one decode per level for all of them."""
-        begun = self._clock()
-        self.read_tokens, self.reading_s = 0, 0.0
-        growing, rows = self._catch_up(sessions)
+        self.read = 0, 0.0
+        growing, rows = self._catch_up(requests)
         trees = {one.session.session_id: one.tree for one in growing}
         for depth in range(self._depth):
             growing = [one for one, row in zip(growing, rows, strict=True) if self._extend(one, row)]
@@ -112,13 +123,14 @@ class LlamaServerDraft:
             rows = self._chains.feed([(one.sequence.number, one.path[len(one.sequence.drafted) :]) for one in growing])
             for one in growing:
                 one.sequence.drafted = list(one.path)
-        self.drafting_s = self._clock() - begun - self.reading_s
         return trees
 
-    def unread(self, session_id: str, length: int) -> int:
-        """Return how many tokens of a session of this length are still to be read."""
-        sequence = self._sequences.get(session_id)
-        return length - sequence.agreed if sequence else length
+    def unread(self, session: EngineSession) -> int:
+        sequence = self._sequences.get(session.session_id)
+        return len(session.tokens) - (sequence.agreed if sequence else 0)
+
+    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+        """Learn nothing."""
 
     def release(self, session_id: str) -> None:
         """Free the sequence of a session that has ended."""
@@ -128,16 +140,17 @@ class LlamaServerDraft:
             self._chains.truncate(sequence.number, 0)
             self._free.append(sequence.number)
 
-    def _catch_up(self, sessions: Sequence[EngineSession]) -> tuple[list[_Draft], Logits | list[Logits]]:
+    def _catch_up(self, requests: Sequence[ProposalRequest]) -> tuple[list[_Draft], Logits | list[Logits]]:
         """Read what was committed since; return sessions that are up to date, and their last logits `[n, V]`."""
-        taken = [(session, sequence) for session in sessions if (sequence := self._sequence(session)) is not None]
+        taken = [(one, sequence) for one in requests if (sequence := self._sequence(one.session)) is not None]
         behind = sorted(
-            ((self._unread(sequence, s), s, sequence) for s, sequence in taken), key=lambda one: len(one[0])
+            ((self._unread(sequence, one.session), one, sequence) for one, sequence in taken),
+            key=lambda one: len(one[0]),
         )
         left = PROMPT_TOKENS + USUAL_TOKENS * len(behind)
         feeds: list[tuple[int, Sequence[int]]] = []
         growing: list[_Draft] = []
-        for new, session, sequence in behind:  # the shortest first, so that only sessions with a prompt to read wait
+        for new, request, sequence in behind:  # the shortest first, so that only sessions with a prompt to read wait
             now = new[:left]
             if not now:
                 break
@@ -145,17 +158,17 @@ class LlamaServerDraft:
             sequence.agreed += len(now)
             feeds.append((sequence.number, now))
             if len(now) == len(new):
-                growing.append(_Draft(session, sequence, TokenTree(session.protocol.position)))
+                growing.append(_Draft(request, sequence, ProposedTree(request.session.protocol.position)))
         return growing, self._read(feeds)[: len(growing)] if feeds else []
 
     def _read(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> Logits:
-        """Decode once; its time counts as drafting and as reading in proportion to their tokens."""
+        """Decode once; its time counts as proposing and as reading in proportion to their tokens."""
         begun = self._clock()
         rows = self._chains.feed(feeds)
         tokens = sum(len(now) for _, now in feeds)
         usual = min(self._depth, USUAL_TOKENS)  # a session that is drafted for in every step has to read these
-        self.read_tokens = sum(len(now) - usual for _, now in feeds if len(now) > USUAL_TOKENS)
-        self.reading_s = (self._clock() - begun) * self.read_tokens / tokens
+        more = sum(len(now) - usual for _, now in feeds if len(now) > USUAL_TOKENS)
+        self.read = more, (self._clock() - begun) * more / tokens
         return rows
 
     def _sequence(self, session: EngineSession) -> _Sequence | None:
@@ -195,9 +208,9 @@ class LlamaServerDraft:
         if constraint is not None and constraint.binds(position):
             logits = constraint.masked(logits, position, path)
         proposals = propose(logits, sampler.params, sampler.key, position, sampler.counts, path, self._children)
-        goes_on = one.add([proposal.token for proposal in proposals])
+        goes_on = one.add(proposals)
         if goes_on and constraint is not None:
             room = min(USUAL_TOKENS, self._chains.length - len(session.tokens) - len(one.path) - self._depth)
             for token in constraint.forced(one.path)[: max(0, room)]:
-                goes_on = goes_on and one.add([token])
+                goes_on = goes_on and one.add([Proposal(token, 0, CERTAIN)])
         return goes_on and one.path[-1] < self._shared

@@ -1,10 +1,11 @@
-"""Decide whether the server draft pays, by what it took and gained: a pause when it does not, then a trial.
+"""Decide whether a source of nodes pays, by what it took and gained: a pause when it does not, then a trial.
 
 It pays if a step with it commits more per second than one without,
 
     (commits + gain * sessions) / (step with the nodes + drafting) > commits / plain step,
 
-with gain the accepted nodes per session drafted for, and commits what the step commits beside them. The time to read a
+with gain the accepted nodes per session drafted for that would not have been reached without it, and commits what the
+step commits beside them. The time to read a
 prompt, or the tokens of a pause, does not count as drafting: it is weighed against what drafting can gain for that
 session until it ends.
 """
@@ -39,6 +40,8 @@ class DraftPolicy:
         self._pause = FIRST_PAUSE
         self._resumes = 0
         """Number of the step that ends the pause."""
+        self.paused = False
+        """Whether it did not pay, when that was last asked."""
         self._failed_at = 0
         """Number of sessions drafted for when drafting last did not pay."""
 
@@ -52,6 +55,7 @@ class DraftPolicy:
                 return False
             # Not the case that failed: it gets a new trial, and should that fail, no long pause at once.
             self._resumes, self._pause = step, FIRST_PAUSE
+        self.paused = False
         if self.on_trial:
             return True
         if self._saved_s(commits, sessions, cost) > 0.0:
@@ -59,8 +63,13 @@ class DraftPolicy:
             return True
         self._resumes, self._failed_at = step + self._pause, sessions
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self._judged, self._gain, self._nodes = 0, MovingAverage(), MovingAverage()
+        self.judge_anew()
+        self.paused = True
         return False
+
+    def judge_anew(self) -> None:
+        """Forget what was gained: what it gains has become another, and a trial shows what."""
+        self._judged, self._gain, self._nodes = 0, MovingAverage(), MovingAverage()
 
     def reading_pays(self, tokens: int, left: int, commits: float, sessions: int, cost: CostCurve) -> bool:
         """Return whether drafting for a session can regain the time to read so many tokens of it.
@@ -74,6 +83,11 @@ class DraftPolicy:
     def on_trial(self) -> bool:
         """Return whether there were too few steps since the last pause to judge."""
         return self._judged < TRIAL
+
+    @property
+    def expected_gain(self) -> float:
+        """Return the tokens that it is expected to add to the next step of a session: none while it is paused."""
+        return 0.0 if self.paused else self._expected_gain
 
     @property
     def _expected_gain(self) -> float:

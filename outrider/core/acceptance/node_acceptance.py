@@ -24,8 +24,12 @@ _CLASS = [bisect_left(_DEPTHS, depth) for depth in range(_DEPTHS[-1] + 2)]
 """The class of each depth; greater depths are in the last one."""
 _PRIOR = (0.6, 0.15, 0.07, 0.03)
 """Probability of the first sibling, the second, and so on, before anything is observed."""
-SURER = tuple(tuple(min(0.9, share * p) for p in _PRIOR) for share in (0.4, 0.6, 0.8, 1.0, 1.15, 1.3, 1.5))
-"""The same by kind, for sources whose kinds are by rising certainty."""
+EXPECTED: Sequence[Sequence[float]] = KINDS * (_PRIOR,)
+"""The same by kind, whatever the kind."""
+SURER: Sequence[Sequence[float]] = tuple(
+    tuple(min(0.9, share * p) for p in _PRIOR) for share in (0.4, 0.6, 0.8, 1.0, 1.15, 1.3, 1.5)
+)
+"""The same, for sources whose kinds are by rising certainty."""
 _PRIOR_WEIGHT = 8.0
 """Observations that the prior counts as."""
 _MEMORY = 40.0
@@ -51,7 +55,7 @@ class NodeAcceptance:
         prior: NodeAcceptance | None = None,
         *,
         shared: bool = False,
-        expected: Sequence[Sequence[float]] = KINDS * (_PRIOR,),
+        expected: Sequence[Sequence[float]] = EXPECTED,
     ) -> None:
         self._prior = prior
         self._expected = expected

@@ -152,6 +152,8 @@ class VerifierSession:
     def commit(self, batch: TreeBatch, verified: Verified) -> Commit:
         """Commit the verified tokens, alias the nodes that carried them and keep only descendants (rules 14 and 15).
 
+        The batch may have nodes of the verifier's own beside the device's. Their ids are below 0, and nothing here
+        counts or keeps them: only the tokens of the walk are committed, and aliases are those of the device's tree.
         Raises Fenced if the session has moved on since the batch was made.
         """
         if batch.position != self.position or self.finish is not Finish.NONE:
@@ -169,7 +171,8 @@ class VerifierSession:
         self._sent.append((self.position, self.seen))
         if finish is not Finish.NONE:
             self._end(finish)
-        return Commit(self.epoch, start, verified.tokens, self.seen, finish, len(batch.ids), scored=self.scored)
+        evaluated = sum(node > ROOT for node in batch.ids)
+        return Commit(self.epoch, start, verified.tokens, self.seen, finish, evaluated, scored=self.scored)
 
     def _check(self, message: Append) -> None:
         """Refuse everything that an honest device never sends, before anything changes (rule 10)."""

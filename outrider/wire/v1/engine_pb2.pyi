@@ -159,7 +159,7 @@ class Histogram(_message.Message):
     def __init__(self, counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "server_evaluated", "server_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions", "prefix_hits", "prefix_tokens", "lossy")
+    __slots__ = ("steps", "committed", "prefilled", "drafts", "evaluated", "accepted", "accepted_by_position", "server_evaluated", "server_accepted", "dead", "ignored", "part_s", "step_s", "rows", "first_token_s", "token_s", "queue_s", "sessions", "prefix_hits", "prefix_tokens", "lossy", "sources")
     class PartSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,13 @@ class EngineCounters(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SourcesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SourceCounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SourceCounts, _Mapping]] = ...) -> None: ...
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +202,7 @@ class EngineCounters(_message.Message):
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     steps: int
     committed: int
     prefilled: int
@@ -216,7 +224,8 @@ class EngineCounters(_message.Message):
     prefix_hits: int
     prefix_tokens: int
     lossy: SpeculationCounts
-    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., server_evaluated: _Optional[int] = ..., server_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., lossy: _Optional[_Union[SpeculationCounts, _Mapping]] = ...) -> None: ...
+    sources: _containers.MessageMap[str, SourceCounts]
+    def __init__(self, steps: _Optional[int] = ..., committed: _Optional[int] = ..., prefilled: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., server_evaluated: _Optional[int] = ..., server_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., part_s: _Optional[_Mapping[str, float]] = ..., step_s: _Optional[_Union[Histogram, _Mapping]] = ..., rows: _Optional[_Union[Histogram, _Mapping]] = ..., first_token_s: _Optional[_Union[Histogram, _Mapping]] = ..., token_s: _Optional[_Union[Histogram, _Mapping]] = ..., queue_s: _Optional[_Union[Histogram, _Mapping]] = ..., sessions: _Optional[_Mapping[str, int]] = ..., prefix_hits: _Optional[int] = ..., prefix_tokens: _Optional[int] = ..., lossy: _Optional[_Union[SpeculationCounts, _Mapping]] = ..., sources: _Optional[_Mapping[str, SourceCounts]] = ...) -> None: ...
 
 class SpeculationCounts(_message.Message):
     __slots__ = ("committed", "drafts", "evaluated", "accepted", "accepted_by_position")
@@ -231,3 +240,11 @@ class SpeculationCounts(_message.Message):
     accepted: int
     accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, committed: _Optional[int] = ..., drafts: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_by_position: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SourceCounts(_message.Message):
+    __slots__ = ("evaluated", "accepted")
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    evaluated: int
+    accepted: int
+    def __init__(self, evaluated: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...

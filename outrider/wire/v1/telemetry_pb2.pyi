@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionTelemetry(_message.Message):
-    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "acceptance_history", "draft_ms", "nodes_per_level", "draft_release", "traffic_class", "positions", "first_accepted", "dead", "ignored", "lossy")
+    __slots__ = ("session_id", "epoch", "tenant", "steps", "committed", "evaluated", "accepted", "rtt_ms", "acceptance_history", "draft_ms", "nodes_per_level", "draft_release", "traffic_class", "positions", "first_accepted", "dead", "ignored", "lossy", "server_gain")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class SessionTelemetry(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    SERVER_GAIN_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     tenant: str
@@ -44,7 +45,8 @@ class SessionTelemetry(_message.Message):
     dead: int
     ignored: int
     lossy: bool
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., acceptance_history: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., positions: _Optional[int] = ..., first_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., lossy: bool = ...) -> None: ...
+    server_gain: float
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., steps: _Optional[int] = ..., committed: _Optional[int] = ..., evaluated: _Optional[int] = ..., accepted: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., acceptance_history: _Optional[bytes] = ..., draft_ms: _Optional[float] = ..., nodes_per_level: _Optional[float] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., positions: _Optional[int] = ..., first_accepted: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., lossy: bool = ..., server_gain: _Optional[float] = ...) -> None: ...
 
 class VerifierTelemetry(_message.Message):
     __slots__ = ("live_sessions", "draining", "step_ms", "tokens_per_s", "kv_used", "kv_capacity", "min_acceptance", "node_ms", "step_cost_ms", "session_cost_ms", "timing_ms", "evaluated", "accepted", "rtt_ms")

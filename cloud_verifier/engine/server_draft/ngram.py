@@ -1,0 +1,107 @@
+"""Propose what followed the same tokens earlier in a session's own text, prompt and output, without any model.
+
+The verifier knows every session's text, so that devices gain from it that send no node at all (outrider.core.ngram).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from cloud_verifier.engine.server_draft.base import (
+    CHILDREN,
+    USUAL_TOKENS,
+    EvaluatedRows,
+    ProposalRequest,
+    ProposedTree,
+    grow,
+)
+from cloud_verifier.engine.session import EngineSession
+from outrider.core.ngram import NgramModel
+from outrider.core.proposals import Proposal, propose_among
+
+LONG = 4_096
+"""Tokens of a text that is read on another thread, since steps would wait too long: about a microsecond a token."""
+
+
+@dataclass(eq=False)
+class _Text:
+    """What a model has read of a session."""
+
+    model: NgramModel
+    read: int
+    """Tokens of the session."""
+    reading: Future[None] | None = None
+    """While they are read on another thread."""
+
+
+class NgramSource:
+    """Implements ServerSource by one model for each session."""
+
+    name = "ngram"
+    max_sessions = 1 << 20
+    wants_top = 0
+    wants_hidden = False
+    pauses = True
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.read = 0, 0.0
+        self._clock = clock
+        self._texts: dict[str, _Text] = {}
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ngram")
+
+    def unread(self, session: EngineSession) -> int:
+        text = self._texts.get(session.session_id)
+        return len(session.tokens) - (text.read if text else 0)
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+        self.read = 0, 0.0
+        ready = [(one, model) for one in requests if (model := self._model(one.session)) is not None]
+        return {one.session.session_id: grow(one, partial(_children, model, one.session)) for one, model in ready}
+
+    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+        """Learn nothing: the text is read with the next proposal."""
+
+    def release(self, session_id: str) -> None:
+        text = self._texts.pop(session_id, None)
+        if text is not None and text.reading is not None:
+            text.reading.cancel()
+
+    def _model(self, session: EngineSession) -> NgramModel | None:
+        """Return the session's model when it has read all; None while it reads a long text."""
+        text = self._texts.get(session.session_id)
+        if text is None:
+            tokens = list(session.tokens)
+            text = self._texts[session.session_id] = _Text(NgramModel(), len(tokens))
+            if len(tokens) > LONG:
+                text.reading = self._reader.submit(text.model.reset, tokens)
+            else:
+                self._timed(text.model.reset, tokens)
+        if text.reading is not None:
+            if not text.reading.done():
+                return None
+            text.reading.result()
+            text.reading = None
+        new = session.tokens[text.read :]
+        self._timed(text.model.extend, new)
+        text.read = len(session.tokens)
+        return text.model
+
+    def _timed(self, read: Callable[[Sequence[int]], None], tokens: Sequence[int]) -> None:
+        """Read tokens; more than the usual ones count as reading."""
+        if len(tokens) <= USUAL_TOKENS:
+            read(tokens)
+            return
+        begun = self._clock()
+        read(tokens)
+        self.read = self.read[0] + len(tokens), self.read[1] + self._clock() - begun
+
+
+def _children(model: NgramModel, session: EngineSession, path: Sequence[int]) -> list[Proposal]:
+    """Return the children that the text so far and the session's noise make likeliest."""
+    sampler = session.sampler
+    ids, log_q = model.following(path)
+    return propose_among(ids, log_q, sampler.params, sampler.key, session.protocol.position + len(path), CHILDREN)

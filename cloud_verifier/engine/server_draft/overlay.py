@@ -1,0 +1,271 @@
+"""Add nodes of the verifier's own sources to a step: which sources pay, for which sessions, and how many nodes each.
+
+The trees of all sources are merged with the device's nodes of a session (PendingNodes.offer), and the allocation policy
+ranks all nodes of all sessions together. So a source's node never takes a row that a device's node is worth more for,
+and where a row's time is worth more than any of its nodes it gets none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.engine.interface import SessionRows, TargetExecutor, TopTokens
+from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
+from cloud_verifier.engine.scheduler import StepPlan
+from cloud_verifier.engine.server_draft.base import (
+    USUAL_TOKENS,
+    EvaluatedRows,
+    ProposalRequest,
+    ProposedTree,
+    ServerSource,
+)
+from cloud_verifier.engine.server_draft.policy import DraftPolicy
+from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session_history import tenant_acceptance
+from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
+from outrider.core.acceptance.node_acceptance import SURER, NodeAcceptance
+from outrider.core.tree import TokenTree
+from outrider.core.verification import Verified
+
+log = logging.getLogger(__name__)
+
+MOST_NODES = 16
+"""The most nodes that one source proposes for a session: each costs about 50 microseconds."""
+SPARE_NODES = 2
+"""Nodes that are proposed for each row that a session can expect: not all of them are worth one."""
+LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
+"""Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
+FLOOR_SHARE = 0.7
+"""Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
+
+
+@dataclass(eq=False)
+class _Source:
+    """A source with what is known of its use."""
+
+    source: ServerSource
+    prior: Callable[[str], NodeAcceptance]
+    """Salt -> acceptance of its nodes in all sessions of the tenant."""
+    policy: DraftPolicy = field(default_factory=DraftPolicy)
+    outcomes: list[tuple[int, int]] = field(default_factory=list)
+    """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for."""
+    observing_s: float = 0.0
+    """Seconds in which it learned from the last step."""
+
+
+class Overlay:
+    """Adds nodes to every plan before its step, and learns from the verification after it. Not thread-safe."""
+
+    def __init__(self, sources: Sequence[ServerSource], clock: Callable[[], float] = time.perf_counter) -> None:
+        """Take sources with distinct names, the cheapest first. clock: measures what they take."""
+        self._sources = [_Source(source, tenant_acceptance(expected=SURER)) for source in sources]
+        self._clock = clock
+        self._last: list[tuple[SessionRows, Verified | None]] = []
+        """Rows of the last step, and each session's path."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the sources that are in use."""
+        return tuple(one.source.name for one in self._sources)
+
+    def extend(
+        self,
+        plan: StepPlan,
+        live: Mapping[str, EngineSession],
+        step: int,
+        policy: AllocationPolicy,
+        profiler: StepProfiler,
+        *,
+        exploring: bool = False,
+    ) -> StepPlan:
+        """Return the plan with nodes of the sources, all nodes allocated anew by the policy.
+
+        exploring: whether nodes are proposed that hardly pay, so that they are measured.
+        """
+        self._learn_outcomes()
+        ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
+        # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
+        generating = [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
+        if not generating or not plan.node_rows or not self._sources:
+            return plan
+        filled, sessions = sum(a.chain for a in plan.allocations), len(plan.allocations)
+
+        def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+            return profiler.between_s + profiler.cost.curve(filled + nodes, sessions)
+
+        trees = self._proposed(plan, ready, generating, step, cost, exploring=exploring)
+        if not trees:
+            return plan
+        for session in generating:
+            if session.session_id in trees:
+                session.nodes.offer(trees[session.session_id], session.directive)
+        counts, favoured = policy([session.acceptances() for session in ready], plan.node_rows, cost, 0.0)
+        nodes = {session.session_id: count for session, count in zip(ready, counts, strict=True)}
+        allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
+        return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
+
+    def committed(self, rows: SessionRows, verified: Verified | None) -> None:
+        """Take what a session's rows of a step have brought, after its commit.
+
+        verified: None while a prompt is read.
+        """
+        outcomes = rows.session.outcomes if verified is not None else {}
+        for one in self._sources:
+            outcome = outcomes.get(one.source.name)
+            if outcome is not None:
+                one.outcomes.append((outcome.alone, outcome.gain))
+        self._last.append((rows, verified))
+
+    def observe(self, executor: TargetExecutor) -> None:
+        """Let the sources learn from the rows of the last step, before the executor begins the next one."""
+        last, self._last = self._last, []
+        for one in list(self._sources):
+            source = one.source
+            if not last or one.policy.paused or not (source.wants_top or source.wants_hidden):
+                continue
+            begun = self._clock()
+            try:
+                for session, rows in _evaluated(executor, last, source):
+                    source.observe(session, rows)
+            except Exception:
+                self._give_up(one)
+            one.observing_s = self._clock() - begun
+
+    def release(self, session_id: str) -> None:
+        """Forget a session that has ended."""
+        for one in self._sources:
+            one.source.release(session_id)
+
+    def _proposed(
+        self,
+        plan: StepPlan,
+        ready: Sequence[EngineSession],
+        generating: Sequence[EngineSession],
+        step: int,
+        cost: CostCurve,
+        *,
+        exploring: bool,
+    ) -> dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]]:
+        """Return trees and the kinds of their nodes by session id and source, of the sources that pay."""
+        device_nodes = {a.session_id: a.nodes for a in plan.allocations}
+        beside = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
+        taken = sum(device_nodes.values())
+        floor = _floor(beside, cost, exploring=exploring)
+        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
+        trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
+        may_pause = True
+        for one in list(self._sources):
+            others = sum(other.policy.expected_gain for other in self._sources if other is not one)
+            commits = beside + others * len(generating)
+            asked = self._worth_reading(one, generating, commits, cost)
+            if not asked:
+                continue
+            if one.source.pauses:
+                was_paused = one.policy.paused
+                if (may_pause or was_paused) and not one.policy.pays(
+                    step, commits, len(asked), lambda nodes: cost(taken + nodes)
+                ):
+                    if not was_paused:
+                        # The others may gain more without it.
+                        may_pause = False
+                        for other in self._sources:
+                            if other is not one and not other.policy.paused:
+                                other.policy.judge_anew()
+                    continue
+            name = one.source.name
+            requests = [
+                ProposalRequest(
+                    session,
+                    min(each, session.nodes.most_together),
+                    floor,
+                    session.nodes.acceptance_of(name, one.prior(session.salt)),
+                )
+                for session in asked
+            ]
+            for session_id, tree in self._asked(one, requests).items():
+                if len(tree):
+                    trees.setdefault(session_id, {})[name] = tree, tree.kinds
+        return trees
+
+    def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
+        """Return the trees of one source, and learn what they took; give the source up if it fails."""
+        begun = self._clock()
+        try:
+            trees = one.source.propose(requests)
+        except Exception:
+            self._give_up(one)
+            return {}
+        tokens, reading_s = one.source.read
+        if trees:
+            one.policy.observe_drafting(len(trees), self._clock() - begun - reading_s + one.observing_s)
+            one.observing_s = 0.0
+        if tokens:
+            one.policy.observe_reading(tokens, reading_s)
+        return trees
+
+    def _worth_reading(
+        self, one: _Source, sessions: Sequence[EngineSession], commits: float, cost: CostCurve
+    ) -> list[EngineSession]:
+        """Return the sessions that a source may propose for: those that it need not read much of before, those with
+        least to read first; during a trial at least one."""
+        source = one.source
+        unread = {session.session_id: source.unread(session) for session in sessions}
+        ordered = sorted(sessions, key=lambda s: unread[s.session_id])
+        count = min(len(ordered), source.max_sessions)
+
+        def pays(session: EngineSession) -> bool:
+            tokens = unread[session.session_id]
+            return (
+                not source.pauses
+                or tokens <= USUAL_TOKENS
+                or one.policy.reading_pays(tokens, session.left, commits, count, cost)
+            )
+
+        return [session for session in ordered if pays(session)][:count] or (ordered[:1] if one.policy.on_trial else [])
+
+    def _learn_outcomes(self) -> None:
+        for one in self._sources:
+            if one.outcomes:
+                nodes, gain = map(sum, zip(*one.outcomes, strict=True))
+                one.policy.observe_step(len(one.outcomes), nodes, gain)
+                one.outcomes = []
+
+    def _give_up(self, one: _Source) -> None:
+        """Go on without a source; must be called in an exception handler."""
+        log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.source.name)
+        self._sources.remove(one)
+
+
+def _floor(commits: float, cost: CostCurve, *, exploring: bool) -> float:
+    """Return the least path acceptance at which nodes are proposed: near what a node's time would commit otherwise."""
+    plain, more = map(float, cost(np.array([0, FURTHER_NODES])))
+    price = commits / plain * (more - plain) / FURTHER_NODES if plain > 0.0 else 0.0
+    floor = min(GREATEST_FLOOR, max(LEAST_FLOOR, FLOOR_SHARE * price))
+    return LEAST_FLOOR if exploring else floor
+
+
+def _evaluated(
+    executor: TargetExecutor, last: Sequence[tuple[SessionRows, Verified | None]], source: ServerSource
+) -> list[tuple[EngineSession, EvaluatedRows]]:
+    """Return the rows of the last step with what a source asks for, of sessions that have generated."""
+    walked = [(rows, verified) for rows, verified in last if verified is not None]
+    none: list[TopTokens | None] = [None] * len(walked)
+    tops = executor.top_tokens([rows for rows, _ in walked], source.wants_top) if source.wants_top else none
+    found = []
+    for (rows, verified), top in zip(walked, tops, strict=True):
+        session, nodes = rows.session, rows.batch.tokens if rows.batch is not None else ()
+        hidden = executor.hidden_states(session) if source.wants_hidden else None
+        if top is None and hidden is None:
+            continue
+        before = len(session.tokens) - len(verified.tokens)
+        tokens = (*session.tokens[before - rows.chain : before], *nodes)
+        ids, log_probs = top if top is not None else (None, None)
+        found.append((session, EvaluatedRows(tokens, rows.chain, ids, log_probs, hidden, verified.rows)))
+    return found
