@@ -28,10 +28,12 @@ _SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_", VA
 def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:
     """Make this process, and its children, forget settings for other clusters; devices get a cache in `scratch`.
 
-    prefix_cache: False if the same prompts are timed more than once, so that each request pays for its own.
+    prefix_cache: False if the same prompts are timed more than once, so that each request pays for its own. Verifiers
+    have no nodes of their own unless they are told to: what devices bring is to be measured.
     """
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
+    os.environ["OUTRIDER_VERIFIER_SERVER_SOURCES"] = ""
     os.environ["OUTRIDER_EDGE_CACHE_DIR"] = str(scratch / "cache")
     if not prefix_cache:
         os.environ["OUTRIDER_VERIFIER_PREFIX_CACHE"] = "false"

@@ -371,8 +371,8 @@ class Engine:
                 first, tokens = not session.protocol.position, len(verified.tokens)
                 counters.count_commit(tokens, now, gap_s=gap_s, first=first, lossy=session.lossy)
                 commits.append(session.commit(batch, verified, now))
-                device = session.outcomes.get(DEVICE, NO_NODES)
-                others = {n: (o.evaluated, o.accepted) for n, o in session.outcomes.items() if n != DEVICE}
+                device = session.nodes.outcomes.get(DEVICE, NO_NODES)
+                others = {n: (o.evaluated, o.accepted) for n, o in session.nodes.outcomes.items() if n != DEVICE}
                 counters.count_nodes(device.evaluated, device.accepted, others, lossy=session.lossy)
                 counters.server_evaluated += sum(node < ROOT for node in batch.ids)
                 counters.server_accepted += sum(batch.ids[row - 1] < ROOT for row in verified.rows)

@@ -150,6 +150,10 @@ class PendingNodes:
     def __init__(self, protocol: VerifierSession, acceptance: NodeAcceptance, capabilities: Capabilities) -> None:
         """Rank nodes by `acceptance`, those that a target with these capabilities can evaluate."""
         self.ignored = 0
+        self.outcomes: Mapping[str, SourceOutcome] = {}
+        """What each source has brought in the last step, by name."""
+        self.server_gain = MovingAverage(0.1)
+        """Accepted nodes of a step to which the verifier's own sources would have led without the device."""
         self.most_together = min(protocol.limits.nodes, capabilities.nodes_per_step)
         self._capabilities = capabilities
         self._protocol = protocol
@@ -232,7 +236,7 @@ class PendingNodes:
                 self._ranked = _best_path(self.tree, self._ranked)
         return self._ranked[:count]
 
-    def outcomes(self, batch: TreeBatch, verified: Verified) -> dict[str, SourceOutcome]:
+    def _outcomes(self, batch: TreeBatch, verified: Verified) -> dict[str, SourceOutcome]:
         """Return what each source of the batch's nodes has brought, by name; the device is DEVICE."""
         path = [batch.ids[row - 1] for row in verified.rows]
         if self._merged is None:
@@ -251,14 +255,17 @@ class PendingNodes:
             for name in names
         }
 
-    def without_device(self, batch: TreeBatch, verified: Verified) -> int:
+    def _without_device(self, batch: TreeBatch, verified: Verified) -> int:
         """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
         path = (batch.ids[row - 1] for row in verified.rows)
         return sum(1 for _ in takewhile(lambda node: self._proposers.get(node, (DEVICE,)) != (DEVICE,), path))
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the target's tokens, before they are committed, which nodes are accepted; drop those of the
-        verifier's sources."""
+    def learn(self, batch: TreeBatch, verified: Verified) -> None:
+        """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
+        sources."""
+        tokens = verified.tokens
+        self.outcomes = self._outcomes(batch, verified)
+        self.server_gain.add(self._without_device(batch, verified))
         self._acceptance.learn(self._protocol.tree, tokens)
         for name, (tree, kinds) in self._offered.items():
             self._by_source[name].learn(tree, tokens, kinds)
@@ -341,10 +348,7 @@ class EngineSession:
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
         self._counts = StepCounts()
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
-        self.outcomes: Mapping[str, SourceOutcome] = {}
-        """What each source of nodes has brought in the last step."""
         self._nodes_per_level = MovingAverage(0.1)
-        self._server_gain = MovingAverage(0.1)
         self._gain = MovingAverage(0.1)
         self._gain.add(INITIAL_GAIN)
 
@@ -397,7 +401,7 @@ class EngineSession:
             lossy=self.lossy,
             dead=self.protocol.dead,
             ignored=self.nodes.ignored,
-            server_gain=self._server_gain.value,
+            server_gain=self.nodes.server_gain.value,
         )
 
     def append(self, message: Append, now: float) -> None:
@@ -443,7 +447,7 @@ class EngineSession:
             last_commit=self.timing.last_commit,
             skipped=step - self.last_step,
             scores=protocol.scoring,
-            server_gain=self._server_gain.value,
+            server_gain=self.nodes.server_gain.value,
         )
 
     def acceptances(self) -> Acceptances:
@@ -510,10 +514,8 @@ class EngineSession:
 
     def commit(self, batch: TreeBatch, verified: Verified, now: float) -> Commit:
         """Commit the verified tokens and return the message for the device."""
-        self.outcomes = self.nodes.outcomes(batch, verified)
-        device, tokens = self.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
-        self._server_gain.add(self.nodes.without_device(batch, verified))
-        self.nodes.learn(verified.tokens)
+        self.nodes.learn(batch, verified)
+        device, tokens = self.nodes.outcomes.get(DEVICE, NO_NODES), len(verified.tokens)
         commit = self.protocol.commit(batch, verified)
         if self.logprobs:
             commit, self.logprobs = replace(commit, logprobs=self.logprobs), ()

@@ -116,7 +116,7 @@ class Overlay:
 
         verified: None while a prompt is read.
         """
-        outcomes = rows.session.outcomes if verified is not None else {}
+        outcomes = rows.session.nodes.outcomes if verified is not None else {}
         for one in self._sources:
             outcome = outcomes.get(one.source.name)
             if outcome is not None:

@@ -149,7 +149,8 @@ class Followed(HeadsSource):
 
 def session_of(tokens: list[int], prompt: int) -> Any:
     protocol = SimpleNamespace(position=len(tokens) - prompt, ends=lambda token, position: False)
-    return SimpleNamespace(session_id="a", tokens=tokens, left=100, protocol=protocol)
+    sampler = SimpleNamespace(constraint=None)
+    return SimpleNamespace(session_id="a", tokens=tokens, left=100, protocol=protocol, sampler=sampler)
 
 
 def asked(session: Any, nodes: int = 16, floor: float = 0.0) -> ProposalRequest:
