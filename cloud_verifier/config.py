@@ -117,6 +117,10 @@ class VerifierConfig(BaseSettings):
     """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
     """Sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
+    server_stores: Path | None = None
+    """Folder with n-gram stores of tenants, TENANT.safetensors each, which `outrider-distill store --out` writes; they
+    help the verifier's own `ngram` source in sessions of that tenant alone. A replaced file is read again. It needs
+    `coordinator`, whose tickets name the tenants."""
     allow_lossy_rules: bool = False
     """Whether requests may ask for an acceptance rule that lets draft tokens change the output, as `typical`. All
     verifiers of a target should have the same, or a session cannot move to one that refuses its rule."""
@@ -196,6 +200,8 @@ class VerifierConfig(BaseSettings):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if not self.verifier_id.isprintable():
             raise ValueError("verifier_id holds what cannot be printed; give letters, digits and dashes")
+        if self.server_stores is not None and not self.coordinator:
+            raise ValueError("server_stores needs coordinator: tickets alone say which tenant a session is of")
         self._check_engine()
         for low, high in (("nodes", "in_flight"), ("window_nodes", "nodes"), ("window_depth", "depth")):
             below, above = getattr(self, low), getattr(self, high)

@@ -15,6 +15,7 @@ from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.server_draft.sources import sources_of
+from cloud_verifier.engine.server_draft.tenant_stores import TenantStores
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -80,7 +81,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         executor,
         limits,
         overlay=Overlay(
-            [*sources_of(config.sources), *_server_draft(config, model, progress)],
+            [*sources_of(config.sources, _stores(config, model)), *_server_draft(config, model, progress)],
         ),
         grammars=load_grammars(config, model.vocab_size, model.eos_token_ids),
     )
@@ -114,6 +115,11 @@ def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> N
         model.uncompile()
         progress(f"the target is not compiled after all: {error}")
         check_numerics(model, rows=config.token_budget)
+
+
+def _stores(config: VerifierConfig, model: TargetModel) -> TenantStores | None:
+    folder = config.server_stores
+    return TenantStores(folder, f"sha256:{model.weights_hash}", model.vocab_size) if folder is not None else None
 
 
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[LlamaServerDraft]:

@@ -95,14 +95,14 @@ class NgramStore:
             raise _refused(path, str(error)) from error
         return cls(table, **facts)
 
-    def check(self, weights_hash: str, tokenizer_hash: str, tenant: str | None = None) -> None:
-        """Raise ModelRefused unless the store is of this target, and of this tenant if one is given."""
+    def check(self, *, weights_hash: str, tokenizer_hash: str | None = None, tenant: str | None = None) -> None:
+        """Raise ModelRefused unless the store is of this target, and of the tokenizer and the tenant that are given."""
         for name, own, wanted in (
             ("target", self.weights_hash, weights_hash),
             ("tokenizer", self.tokenizer_hash, tokenizer_hash),
-            ("tenant", self.tenant, self.tenant if tenant is None else tenant),
+            ("tenant", self.tenant, tenant),
         ):
-            if own != wanted:
+            if wanted is not None and own != wanted:
                 raise ModelRefused(f"the n-gram store is of the {name} {own[:80]!r}, here is {wanted[:80]!r}")
 
 

@@ -74,17 +74,17 @@ def test_a_store_that_was_read_into_memory_goes_on_after_its_file_was_truncated(
     assert np.array_equal(table.tokens, store().table.tokens)
 
 
-@pytest.mark.parametrize("wanted", [("x", "sha256:tokens", "a"), ("sha256:weights", "x", "a")])
-def test_a_store_of_another_target_or_tokenizer_is_refused(wanted: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize("wanted", [{"weights_hash": "x"}, {"weights_hash": "sha256:weights", "tokenizer_hash": "x"}])
+def test_a_store_of_another_target_or_tokenizer_is_refused(wanted: dict[str, str]) -> None:
     with pytest.raises(ModelRefused, match="the n-gram store is of the"):
-        store().check(*wanted)
+        store().check(**wanted)
 
 
 def test_a_store_of_another_tenant_is_refused() -> None:
-    store().check("sha256:weights", "sha256:tokens", "a")
-    store().check("sha256:weights", "sha256:tokens")
+    store().check(weights_hash="sha256:weights", tokenizer_hash="sha256:tokens", tenant="a")
+    store().check(weights_hash="sha256:weights")
     with pytest.raises(ModelRefused, match="tenant 'a', here is 'b'"):
-        store().check("sha256:weights", "sha256:tokens", "b")
+        store().check(weights_hash="sha256:weights", tenant="b")
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:

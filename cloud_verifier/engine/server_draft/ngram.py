@@ -20,7 +20,7 @@ from cloud_verifier.engine.server_draft.base import (
     grow,
 )
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.ngram import NgramModel
+from outrider.core.ngram import NgramModel, NgramTable
 from outrider.core.proposals import Proposal, propose_among
 
 LONG = 4_096
@@ -38,6 +38,10 @@ class _Text:
     """While they are read on another thread."""
 
 
+def no_store(tenant: str) -> NgramTable | None:
+    """Return None: a tenant without a store."""
+
+
 class NgramSource:
     """Implements ServerSource by one model for each session."""
 
@@ -47,8 +51,14 @@ class NgramSource:
     wants_hidden = False
     pauses = True
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        store_of: Callable[[str], NgramTable | None] = no_store,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Predict from texts, and from what `store_of` returns for the salt of a session, its tenant."""
         self.read = 0, 0.0
+        self._store_of = store_of
         self._clock = clock
         self._texts: dict[str, _Text] = {}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ngram")
@@ -75,7 +85,7 @@ class NgramSource:
         text = self._texts.get(session.session_id)
         if text is None:
             tokens = list(session.tokens)
-            text = self._texts[session.session_id] = _Text(NgramModel(), len(tokens))
+            text = self._texts[session.session_id] = _Text(self._new_model(session), len(tokens))
             if len(tokens) > LONG:
                 text.reading = self._reader.submit(text.model.reset, tokens)
             else:
@@ -89,6 +99,10 @@ class NgramSource:
         self._timed(text.model.extend, new)
         text.read = len(session.tokens)
         return text.model
+
+    def _new_model(self, session: EngineSession) -> NgramModel:
+        store = self._store_of(session.salt)
+        return NgramModel([store] if store is not None else ())
 
     def _timed(self, read: Callable[[Sequence[int]], None], tokens: Sequence[int]) -> None:
         """Read tokens; more than the usual ones count as reading."""

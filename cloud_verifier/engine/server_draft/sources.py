@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cloud_verifier.engine.server_draft.base import ServerSource
-from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.ngram import NgramSource, no_store
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
+from cloud_verifier.engine.server_draft.tenant_stores import TenantStores
 
-SOURCES = {"ngram": NgramSource, "recycling": RecyclingSource}
 
+def sources_of(names: Sequence[str], stores: TenantStores | None = None) -> list[ServerSource]:
+    """Return a source for each name of `ngram` and `recycling`, in the order of what they cost.
 
-def sources_of(names: Sequence[str]) -> list[ServerSource]:
-    """Return a source for each name of SOURCES, in their order, which is that of what they cost."""
-    return [make() for name, make in SOURCES.items() if name in names]
+    stores: of tenants, for `ngram`.
+    """
+    made: dict[str, Callable[[], ServerSource]] = {
+        "ngram": lambda: NgramSource(stores.of if stores is not None else no_store),
+        "recycling": RecyclingSource,
+    }
+    return [make() for name, make in made.items() if name in names]

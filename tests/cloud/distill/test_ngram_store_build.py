@@ -191,5 +191,5 @@ def test_the_command_writes_a_store_that_passed(
     assert out.exists() is (status == 0)
     if not status:
         store = NgramStore.load(out, vocabulary=500)
-        store.check(target.weights_hash, target.tokenizer_hash, "a")
+        store.check(weights_hash=target.weights_hash, tokenizer_hash=target.tokenizer_hash, tenant="a")
         assert store.least_sessions == 3
