@@ -1,0 +1,435 @@
+"""Test the verifier's own nodes: merged and ranked with the device's, paid for, and without a say in the output."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rig import LIMITS, Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
+from scipy import stats
+from tiny_targets import EOS, VOCAB, Reference
+
+from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.interface import Committed
+from cloud_verifier.engine.row_allocation import by_acceptance
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
+from cloud_verifier.engine.server_draft.ngram import NgramSource
+from cloud_verifier.engine.server_draft.overlay import Overlay
+from cloud_verifier.engine.server_draft.recycling import RecyclingSource
+from cloud_verifier.engine.session import DEVICE, Capabilities, EngineSession, PendingNodes
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from outrider.core.acceptance.node_acceptance import NodeAcceptance
+from outrider.core.protocol.messages import Append, Attach, Directive
+from outrider.core.protocol.verifier import VerifierSession
+from outrider.core.sampling import SamplingParams
+from outrider.core.step_cost import StepCost
+from outrider.core.tree import ROOT, TokenTree
+from outrider.core.verification import tree_batch_of, verify
+
+Target = Callable[[str], TargetModel]
+Plain = Callable[[str], Reference]
+
+SAMPLING = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=5),
+    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2, seed=3),
+}
+DRAFTERS: dict[str, Callable[[Sequence[int]], Drafter]] = {
+    "no draft": lambda expected: nothing,
+    "a perfect draft": perfect,
+    "random trees": lambda expected: random_tree,
+    "an adversary": adversary,
+}
+
+
+class Knowing:
+    """A source that knows what the target will generate, as one could that knows noise and target."""
+
+    max_sessions = 64
+    wants_top = 0
+    wants_hidden = False
+    pauses = False
+    read = (0, 0.0)
+
+    def __init__(self, expected: Mapping[str, Sequence[int]], right: float = 1.0, name: str = "knowing") -> None:
+        """right: probability that a node of the path is the target's token rather than another one."""
+        self.name = name
+        self.asked = 0
+        self._expected = expected
+        self._right = right
+        self._rng = random.Random(7)
+
+    def unread(self, session: EngineSession) -> int:
+        return 0
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+        self.asked += len(requests)
+        return {one.session.session_id: self._tree(one) for one in requests}
+
+    def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+        raise AssertionError("it has asked for nothing")
+
+    def release(self, session_id: str) -> None:
+        pass
+
+    def _tree(self, request: ProposalRequest) -> ProposedTree:
+        position = request.session.protocol.position
+        tree, parent = ProposedTree(position), ROOT
+        for token in self._expected[request.session.session_id][position : position + 4]:
+            if self._rng.random() >= self._right:
+                token = (token + 1 + self._rng.randrange(VOCAB - 1)) % VOCAB
+            tree.propose(parent, (token + 1) % VOCAB, 0)  # a wrong sibling, proposed before the right one
+            parent = tree.propose(parent, token, 6)
+        return tree
+
+
+def rig_with(model: TargetModel, *sources: object, **options: object) -> Rig:
+    overlay = Overlay(sources, clock=lambda: 0.0)  # type: ignore[arg-type]
+    return Rig(model, EngineConfig(kv_slots=4096, max_sessions=32), overlay=overlay, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_tokens_are_the_targets_own_with_every_mixture_of_sources_and_devices(
+    sampling: str, drafter: str, target: Target, reference: Plain
+) -> None:
+    params = SAMPLING[sampling]
+    prompts = {f"s{i}": prompt_of(5 + 6 * i) for i in range(4)}
+    expected = {name: reference("llama").generate(prompt, 40, params) for name, prompt in prompts.items()}
+    rig = rig_with(
+        target("llama"),
+        NgramSource(),
+        RecyclingSource(),
+        Knowing(expected),
+        Knowing(expected, right=0.3, name="liar"),
+    )
+    for name, prompt in prompts.items():
+        joining = client(prompt, DRAFTERS[drafter](expected[name]), max_tokens=40, sampling=params)
+        rig.attach(name, joining)
+    rig.run()
+    for name in prompts:
+        assert rig.clients[name].device.received == expected[name]
+    assert rig.slots == (0, 0)
+    assert rig.engine.counters.server_accepted > 0 or drafter == "a perfect draft"
+
+
+def test_with_exact_attention_not_a_bit_depends_on_what_is_added(tiny_directory: Callable[[str], Path]) -> None:
+    """In bfloat16 other bits soon make other tokens, and the reference here is the same engine without sources."""
+    model = TargetModel.load(tiny_directory("llama"), dtype="bfloat16", attention="exact", threads=1)
+    check_numerics(model)
+    params, tokens = SamplingParams(temperature=1.0, seed=11), []
+    for sources in ((), (NgramSource(), RecyclingSource())):
+        rig = rig_with(model, *sources)
+        for i in range(3):
+            rig.attach(f"s{i}", client(prompt_of(30 + i), random_tree, max_tokens=40, sampling=params))
+        rig.run()
+        tokens.append([rig.clients[f"s{i}"].device.received for i in range(3)])
+    assert tokens[0] == tokens[1]
+    assert rig.engine.counters.server_evaluated > 0
+
+
+def test_a_device_that_sends_no_node_gains_and_its_own_counts_stay_zero(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 60, ignore_eos=True)
+    rig = rig_with(target("llama"), Knowing({"s": expected}))
+    rig.attach("s", client(prompt, nothing, max_tokens=60, ignore_eos=True))
+    commits = []
+    while not rig.clients["s"].ended:
+        commits += [event.commit for event in rig.turn() if isinstance(event, Committed)]
+    counters, session = rig.engine.counters, rig.engine.stats().sessions["s"]
+    assert counters.steps <= 60 / 5 + 4
+    assert all(commit.evaluated == 0 for commit in commits)
+    assert (session.evaluated, session.accepted, session.acceptance_history) == (0, 0, b"")
+    assert (counters.evaluated, counters.accepted, counters.drafts) == (0, 0, 0)
+    evaluated, accepted = counters.sources["knowing"]
+    assert (evaluated, accepted) == (counters.server_evaluated, counters.server_accepted)
+    assert accepted > 40
+    assert session.server_gain == pytest.approx(accepted / session.steps, rel=0.5)
+
+
+def test_a_node_that_both_propose_is_the_devices(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    expected = reference("llama").generate(prompt, 60, ignore_eos=True)
+    rig = rig_with(target("llama"), Knowing({"s": expected}))
+    rig.attach("s", client(prompt, perfect(expected), max_tokens=60, ignore_eos=True))
+    rig.run()
+    session, counters = rig.engine.stats().sessions["s"], rig.engine.counters
+    assert session.accepted == session.evaluated > 30
+    assert counters.sources["knowing"][1] > 20  # it had proposed them too
+    assert counters.server_accepted + session.accepted + session.steps >= 60
+
+
+def test_a_wrong_sibling_is_learned_to_be_worthless_and_loses_its_row(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    expected = reference("llama").generate(prompt, 200, ignore_eos=True)
+    cost = StepCost({1: 0.003, 2: 0.0034, 2000: 0.8})
+    cost.observe = lambda rows, sessions, seconds: None  # type: ignore[method-assign]
+    rig = rig_with(target("llama"), Knowing({"s": expected}), allocation=by_acceptance, cost=cost)
+    rig.attach("s", client(prompt, nothing, max_tokens=200, ignore_eos=True))
+    rig.run()
+    evaluated, accepted = rig.engine.counters.sources["knowing"]
+    assert accepted > 140
+    assert evaluated < 1.35 * accepted  # two of each four nodes were wrong
+
+
+def test_no_node_of_the_verifiers_takes_a_row_that_a_devices_is_worth_more_for(
+    target: Target, reference: Plain
+) -> None:
+    """Rows are dear, and the source is right once in three: devices that are right get as much as without it."""
+    cost = StepCost({1: 0.003, 2: 0.004, 2000: 2.002})
+    found = {}
+    for sources in (False, True):
+        prompts = {f"s{i}": prompt_of(12 + i) for i in range(12)}
+        expected = {name: reference("llama").generate(one, 40, ignore_eos=True) for name, one in prompts.items()}
+        steady = StepCost(cost.table())
+        steady.observe = lambda rows, sessions, seconds: None  # type: ignore[method-assign]
+        source = Knowing(expected, right=0.35)
+        rig = rig_with(target("llama"), *([source] if sources else []), allocation=by_acceptance, cost=steady)
+        for i, (name, prompt) in enumerate(prompts.items()):
+            draft = perfect(expected[name]) if i % 2 else nothing
+            rig.attach(name, client(prompt, draft, max_tokens=40, ignore_eos=True))
+        rig.run()
+        telemetry = rig.engine.stats().sessions
+        found[sources] = [telemetry[f"s{i}"].committed / telemetry[f"s{i}"].steps for i in range(1, 12, 2)]
+        if sources:
+            assert rig.engine.counters.server_evaluated < 0.5 * rig.engine.counters.evaluated
+    assert np.mean(found[True]) >= 0.97 * np.mean(found[False])
+
+
+def test_a_source_that_fails_is_dropped_and_the_others_go_on(target: Target, reference: Plain) -> None:
+    class Broken(Knowing):
+        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+            raise RuntimeError("no memory")
+
+    prompt = prompt_of(9)
+    expected = {"s": reference("llama").generate(prompt, 30, ignore_eos=True)}
+    rig = rig_with(target("llama"), Broken(expected, name="broken"), Knowing(expected))
+    rig.attach("s", client(prompt, nothing, max_tokens=30, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == expected["s"]
+    assert list(rig.engine.counters.sources) == ["knowing"]
+
+
+def test_what_one_tenant_generates_is_not_proposed_to_another(target: Target) -> None:
+    """Not even in number: nodes that another tenant's tokens led to would show in the time of a step."""
+    evaluated = {}
+    for salt in ("acme", "other"):
+        rig = rig_with(target("llama"), RecyclingSource())
+        rig.attach("first", client(prompt_of(9), nothing, max_tokens=50, ignore_eos=True, salt="acme"))
+        rig.run()
+        before = rig.engine.counters.server_evaluated
+        rig.attach("then", client(prompt_of(9), nothing, max_tokens=3, ignore_eos=True, salt=salt))
+        rig.turn()
+        rig.turn()
+        evaluated[salt] = rig.engine.counters.server_evaluated - before
+    assert evaluated["acme"] > 0
+    alone = rig_with(target("llama"), RecyclingSource())
+    alone.attach("then", client(prompt_of(9), nothing, max_tokens=3, ignore_eos=True, salt="other"))
+    alone.turn()
+    alone.turn()
+    assert evaluated["other"] == alone.engine.counters.server_evaluated
+
+
+@pytest.mark.parametrize("source", [NgramSource, RecyclingSource])
+def test_text_that_repeats_itself_takes_fewer_steps(source: Callable[[], object], target: Target) -> None:
+    """The tiny target falls into loops when it is greedy, which both find without any model."""
+    rig = rig_with(target("llama"), source())
+    rig.attach("s", client(prompt_of(30), nothing, max_tokens=150, ignore_eos=True))
+    rig.run()
+    assert rig.engine.counters.committed == 150
+    assert rig.engine.counters.steps < 100
+
+
+def test_a_long_text_is_read_beside_the_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.engine.server_draft.ngram.LONG", 8)
+    source = NgramSource()
+    rig = rig_with(target("llama"), source)
+    rig.attach("s", client(prompt_of(60), nothing, max_tokens=120, ignore_eos=True))
+    rig.run()
+    assert rig.engine.counters.server_accepted > 0
+    assert source.read[0] < 60  # what came meanwhile, and not the prompt
+
+
+# Merging, by itself
+
+
+def pending(*tokens: Sequence[int], trees: bool = True) -> tuple[VerifierSession, PendingNodes]:
+    """Return a session whose device has sent one chain of nodes for each of `tokens`, below the root."""
+    protocol = VerifierSession(Attach(1, (1, 2), max_tokens=50), LIMITS)
+    parents, flat = [], []
+    for chain in tokens:
+        for depth, token in enumerate(chain):
+            parents.append(len(flat) if depth else ROOT)
+            flat.append(token)
+    if flat:
+        protocol.append(Append(1, 1, 0, tuple(parents), tuple(flat)))
+    capabilities = Capabilities(trees=trees, nodes_per_step=16, max_sequence=100, vocabulary=VOCAB)
+    return protocol, PendingNodes(protocol, NodeAcceptance(), capabilities)
+
+
+def tree_of(*chains: Sequence[int], kind: int = 3) -> tuple[TokenTree, Mapping[int, int]]:
+    tree = ProposedTree(0)
+    for chain in chains:
+        parent = ROOT
+        for token in chain:
+            parent = tree.child(parent, token) or tree.propose(parent, token, kind)
+    return tree, tree.kinds
+
+
+DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
+
+
+def test_equal_tokens_in_one_place_are_one_node_and_ids_of_the_verifiers_own_are_below_zero() -> None:
+    _, nodes = pending([5, 6])
+    nodes.acceptance_of("a", NodeAcceptance())
+    nodes.acceptance_of("b", NodeAcceptance())
+    nodes.offer({"a": tree_of([5, 7], [8]), "b": tree_of([5, 7, 9])}, DIRECTIVE)
+    paths = {tuple(nodes.tree.path(node.id)): node.id for node in nodes.tree}
+    assert set(paths) == {(5,), (5, 6), (5, 7), (8,), (5, 7, 9)}
+    assert paths[5,] == 1 and paths[5, 6] == 2
+    assert all(paths[path] < 0 for path in ((5, 7), (8,), (5, 7, 9)))
+    assert next(node for _, node in nodes.best(99, DIRECTIVE)) == 1
+
+
+def test_a_node_is_as_probable_as_the_surest_of_its_sources_says() -> None:
+    sure = NodeAcceptance()
+    for _ in range(2_000):
+        sure.observe(1, 0, True)
+    _, nodes = pending([5])
+    before = {node: p for p, node in nodes.best(9, DIRECTIVE)}
+    nodes.acceptance_of("sure", sure)
+    nodes.acceptance_of("unsure", NodeAcceptance())
+    kind = 0  # of depth 1
+    nodes.offer({"sure": tree_of([5], kind=kind), "unsure": tree_of([5], kind=kind)}, DIRECTIVE)
+    after = {node: p for p, node in nodes.best(9, DIRECTIVE)}
+    assert before[1] == pytest.approx(0.6)
+    assert after == {1: pytest.approx(0.98, abs=0.01)}
+
+
+def test_a_target_of_chains_gets_the_best_path_of_the_merged_tree() -> None:
+    _, nodes = pending([5], trees=False)
+    sure = NodeAcceptance()
+    for depth in (1, 2, 3):
+        for _ in range(500):
+            sure.observe(depth, 0, True)
+    nodes.acceptance_of("a", sure)
+    tree, _ = tree_of([8, 9, 3])
+    nodes.offer({"a": (tree, {1: 0, 2: 1, 3: 2})}, DIRECTIVE)
+    chosen = [node for _, node in nodes.best(9, DIRECTIVE)]
+    assert nodes.tree.path(chosen[-1]) == [8, 9, 3]
+    assert len(chosen) == 3
+
+
+def test_gain_is_what_would_not_have_been_reached_without_a_source() -> None:
+    protocol, nodes = pending([5, 6])
+    for name in "ab":
+        nodes.acceptance_of(name, NodeAcceptance())
+    nodes.offer({"a": tree_of([5, 6, 7]), "b": tree_of([5, 6, 7, 8])}, DIRECTIVE)
+    batch = tree_batch_of(nodes.tree, {node.id for node in nodes.tree})
+    follow = iter([5, 6, 7, 8, 4])
+    verified = verify(batch, lambda row, path: next(follow), protocol.ends)
+    nodes.learn(batch, verified)
+    outcomes = nodes.outcomes
+    assert (outcomes[DEVICE].evaluated, outcomes[DEVICE].accepted, outcomes[DEVICE].gain) == (2, 2, 0)
+    assert (outcomes["a"].evaluated, outcomes["a"].gain, outcomes["a"].alone) == (3, 0, 0)
+    assert (outcomes["b"].evaluated, outcomes["b"].gain, outcomes["b"].alone) == (4, 1, 1)
+    assert nodes.server_gain.value == 4.0
+    commit = protocol.commit(batch, verified)
+    assert commit.evaluated == 2
+    assert protocol.held == 2  # aliases of the device's two nodes, and none of the verifier's
+
+
+def test_every_child_of_the_committed_path_is_learned_from_evaluated_or_not() -> None:
+    _, nodes = pending()
+    acceptance = nodes.acceptance_of("a", NodeAcceptance())
+    before = acceptance.estimate(3, 0)
+    for _ in range(30):
+        nodes.offer({"a": tree_of([5], [6], kind=3)}, DIRECTIVE)
+        nothing_evaluated = tree_batch_of(nodes.tree, ())
+        verified = verify(nothing_evaluated, lambda row, path: 6, lambda token, position: False)
+        nodes.learn(nothing_evaluated, verified)
+    assert acceptance.estimate(3, 0) < 0.2 < before
+    assert acceptance.estimate(3, 1) > 0.7
+
+
+# The distribution
+
+
+LOGITS = torch.tensor(np.random.default_rng(3).normal(0.0, 1.2, (5, 5)), dtype=torch.float32)
+"""After each of five tokens."""
+
+
+def generated(seed: int, source: str, *, wrong: bool = False) -> tuple[int, int]:
+    """Return two tokens of a target of five, to whose batch a source that knows the noise adds nodes.
+
+    wrong: whether a node is accepted, as no rule may, because a source has proposed it.
+    """
+    from cloud_verifier.engine.sampling import Sampler
+
+    params = SamplingParams(temperature=1.0, seed=seed)
+    protocol = VerifierSession(Attach(1, (1,), max_tokens=2, sampling=params), LIMITS)
+    sampler = Sampler(params, (1,))
+    capabilities = Capabilities(trees=True, nodes_per_step=16, max_sequence=100, vocabulary=5)
+    nodes = PendingNodes(protocol, NodeAcceptance(), capabilities)
+    nodes.acceptance_of(source, NodeAcceptance())
+    tokens: list[int] = []
+    while len(tokens) < 2:
+        last = tokens[-1] if tokens else 1
+        truth = sampler.choose(LOGITS[last], len(tokens), ())
+        favourite = 0 if source == "for zero" else truth if source == "right" else (truth + 1) % 5
+        nodes.offer({source: tree_of([favourite, 2], [(favourite + 1) % 5])}, DIRECTIVE)
+        batch = tree_batch_of(nodes.tree, {node.id for node in nodes.tree})
+
+        def token_after(row: int, path: Sequence[int], batch=batch, last=last) -> int:
+            after = path[-1] if path else last
+            if wrong and row == 0:
+                return batch.tokens[0]
+            return sampler.choose(LOGITS[after], batch.position + len(path), path)
+
+        verified = verify(batch, token_after, protocol.ends)
+        nodes.learn(batch, verified)
+        protocol.commit(batch, verified)
+        tokens += verified.tokens
+    return tokens[0], tokens[1]
+
+
+def p_value(pairs: Sequence[tuple[int, int]]) -> float:
+    """Return the p-value of chi-square against the target's joint distribution of two tokens."""
+    p = torch.softmax(LOGITS.double(), dim=1).numpy()
+    expected = np.array([p[1, a] * p[a, b] for a in range(5) for b in range(5)]) * len(pairs)
+    counts = Counter(pairs)
+    observed = np.array([counts[a, b] for a in range(5) for b in range(5)], dtype=float)
+    rare = expected < 5
+    merged = [np.append(values[~rare], values[rare].sum()) for values in (observed, expected)]
+    return float(stats.chisquare(merged[0], merged[1] * merged[0].sum() / merged[1].sum()).pvalue)
+
+
+@pytest.mark.parametrize("source", ["right", "wrong", "for zero"])
+def test_a_source_that_knows_the_noise_cannot_bias_the_output(source: str) -> None:
+    assert p_value([generated(seed, source) for seed in range(2_500)]) > 1e-3
+
+
+@pytest.mark.parametrize("source", ["wrong", "for zero"])
+def test_a_rule_that_trusts_a_source_is_rejected_by_the_same_test(source: str) -> None:
+    assert p_value([generated(seed, source, wrong=True) for seed in range(2_500)]) < 1e-6
+
+
+def test_an_end_that_a_source_proposes_ends_nothing(target: Target, reference: Plain) -> None:
+    class Ender(Knowing):
+        def _tree(self, request: ProposalRequest) -> ProposedTree:
+            tree = ProposedTree(request.session.protocol.position)
+            tree.propose(ROOT, EOS, 6)
+            return tree
+
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 30)
+    rig = rig_with(target("llama"), Ender({}))
+    rig.attach("s", client(prompt, nothing, max_tokens=30))
+    rig.run()
+    assert rig.clients["s"].device.received == expected
