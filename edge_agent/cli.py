@@ -202,15 +202,16 @@ async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings
     ModelRefused, Unavailable, or ImportError.
     """
     with EndedByInterrupt():
-        from edge_agent.target.bundle import AUTO, LOOKUP
+        from edge_agent.drafting.pool import NGRAM
+        from edge_agent.target.bundle import AUTO
         from outrider.llama.trial import try_draft
 
-    if settings.draft in ("", _NONE, AUTO, LOOKUP):
+    if settings.draft in ("", _NONE, AUTO, NGRAM):
         return settings
     path = Path(settings.draft)
     if hub_id(settings.draft) is not None:
         path = fetch_draft(settings.draft, tell=tell)
-    check_gguf(path, others="auto, lookup or none")
+    check_gguf(path, others="auto, ngram or none")
     if without := await asyncio.to_thread(try_draft, path):
         raise ImportError(without)
     return settings.model_copy(update={"draft": str(path)})

@@ -40,7 +40,7 @@ class EdgeSettings(BaseSettings):
     target: str = ""
     """Name of the target; empty if the cluster serves only one."""
     draft: str = "auto"
-    """auto takes the draft that the verifier offers, lookup proposes tokens from the text alone, none is plain
+    """auto takes the draft that the verifier offers, ngram proposes tokens from the text alone, none is plain
     streaming; anything else is the path of a GGUF file, or for `outrider-edge` its id on the Hugging Face hub, as
     org/name@revision:file.gguf."""
     api_key: SecretStr | None = None
@@ -55,7 +55,7 @@ class EdgeSettings(BaseSettings):
     """Folder for what was fetched: tokenizers, templates, drafts. $XDG_CACHE_HOME moves the default."""
 
     draft_workers: int = Field(default=2, ge=1, le=64)
-    """Sessions that may draft with the model at the same time; further ones draft by look-up alone, without waiting."""
+    """Sessions that may draft with the model at the same time; further ones draft by n-grams alone, without waiting."""
     draft_threads: int = Field(default=1, ge=1, le=256)
     """CPU threads of a decode; keep it below the number of cores, since the threads spin."""
     cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -64,9 +64,9 @@ class EdgeSettings(BaseSettings):
     draft_context: int | None = Field(default=None, ge=64)
     """Tokens of a draft's context, never more than the draft was trained for. Without it, as many as the target has
     positions, if a quarter of the free memory holds the contexts of all workers, else at least 4096. Sessions that
-    outgrow it go on by look-up."""
-    prompt_lookup: bool = True
-    """Propose tokens from repetitions in the text, beside the draft."""
+    outgrow it go on by n-grams."""
+    ngram: bool = True
+    """Propose what followed the same tokens earlier in the text, beside the draft."""
     siblings: int = Field(default=3, ge=1, le=8)
     """Most children of a node of the token tree."""
 

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from edge_agent.drafting.pool import NGRAM
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import OutriderError
 from outrider.core.histogram import STEP_S, WAIT_S, Histogram
@@ -37,6 +38,8 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[Statistics], int]]] = {
     "draft_swaps": ("Drafts replaced while a request ran", lambda one: len(one.swaps_s)),
 }
 """Metrics that only grow: the text of each, and its share of one request."""
+_DRAFTS = ("model", NGRAM, "none")
+"""What may draft for a request; a label of a metric, where a draft's name might be anything."""
 _BY_RULE = ("spec_decode_num_evaluated_tokens", "spec_decode_num_accepted_tokens", "tokens", "steps")
 """Those that are counted by acceptance rule: with another one than `coupled`, the tokens are not the target's own."""
 
@@ -84,6 +87,8 @@ class EdgeMetrics(Collector):
         self._accepted_per_step: Counter[int] = Counter()
         """Number of accepted draft tokens -> steps with evaluated ones that accepted so many, of coupled requests."""
         self._finishes: Counter[str] = Counter()
+        self._drafts: Counter[str] = Counter()
+        """One of _DRAFTS -> requests that have ended."""
         self._times = {name: Histogram(buckets) for name, (_, buckets) in _TIMES.items()}
         self._server_times: dict[str, dict[tuple[str, ...], Histogram]] = {name: {} for name in _SERVER_TIMES}
         """Name -> (operation, and of the duration the error's class or "") -> times."""
@@ -125,6 +130,8 @@ class EdgeMetrics(Collector):
                 yield counter(f"{_PREFIX}{name}", text, by_rule, "rule")
             else:
                 yield counter(f"{_PREFIX}{name}", text, sum(by_rule.values()))
+        text = "Requests that have ended, by what drafted for them last: a model, n-grams alone, or nothing"
+        yield counter(f"{_PREFIX}drafted_requests", text, {kind: self._drafts[kind] for kind in _DRAFTS}, "source")
         text = "Payload of sessions' messages"
         yield counter(f"{_PREFIX}link_bytes", text, {way: link_bytes[way] for way in ("up", "down")}, "direction")
         text = "HTTP requests answered, by route and status"
@@ -146,6 +153,7 @@ class EdgeMetrics(Collector):
 
     def _add(self, one: Statistics, finish: str, error_name: str) -> None:
         self._finishes[finish] += 1
+        self._drafts[_drafts_by(one)] += 1
         _add_counts(one, self._counts, self._link_bytes, self._accepted_per_step)
         times, duration_s = self._times, one.clock() - one.begun
         self._add_server_time("request_duration", duration_s, one.operation, error_name)
@@ -165,6 +173,11 @@ class EdgeMetrics(Collector):
 
     def _add_server_time(self, name: str, seconds: float, *labels: str) -> None:
         self._server_times[name].setdefault(labels, Histogram(_SERVER_TIMES[name][1])).add(seconds)
+
+
+def _drafts_by(one: Statistics) -> str:
+    """Return which of _DRAFTS drafted last for a request."""
+    return "none" if not one.draft else NGRAM if one.release == NGRAM else "model"
 
 
 def _add_counts(

@@ -95,7 +95,7 @@ class DraftManager:
             draft = DraftSession(session, fallback, worker)
             draft.busy = isinstance(error, Overloaded)
             draft.failure = "" if draft.busy else str(error)
-            log.info("a session drafts %s: %s", "by lookup alone" if draft.drafting else "nothing", error)
+            log.info("a session drafts %s: %s", "by n-grams alone" if draft.drafting else "nothing", error)
             return draft
 
     def _fallback_of(self, pool: DraftPool) -> DraftPool | None:
@@ -103,15 +103,15 @@ class DraftManager:
         return self._fallback
 
     def _fall_back(self, draft: DraftSession) -> None:
-        """Let a session whose draft has failed go on by lookup alone, in the background."""
+        """Let a session whose draft has failed go on by n-grams alone, in the background."""
         failed = draft.pool
         if failed is None or failed is self._fallback or (fallback := self._fallback_of(failed)) is None:
             return
-        log.info("a session goes on by lookup alone: %s", draft.failure)
+        log.info("a session goes on by n-grams alone: %s", draft.failure)
         self._keep(draft.fall_back(fallback))
 
     def _by_turn(self, draft: DraftSession) -> int:
-        """Return in which order sessions change to another draft: those with a model's worker, lookup alone, none."""
+        """Return in which order sessions change to another draft: those with a model's worker, n-grams alone, none."""
         return 2 if not draft.drafting else int(draft.pool is self._fallback)
 
     async def _free(self, pool: DraftPool) -> None:

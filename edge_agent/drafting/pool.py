@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
+NGRAM = "ngram"
+"""Name and release of a draft of n-grams alone."""
 WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
 CONTEXT = 4096
@@ -51,7 +53,7 @@ class DraftOptions:
     """The resources that a client's drafts may use on this device."""
 
     workers: int = 2
-    """Sessions that may draft with a model at once; further ones draft by lookup alone rather than wait."""
+    """Sessions that may draft with a model at once; further ones draft by n-grams alone rather than wait."""
     threads: int = 1
     """CPU threads of a decode."""
     context: int | None = None
@@ -59,14 +61,14 @@ class DraftOptions:
     far as the contexts of all workers leave three quarters of the free memory."""
     positions: int = 0
     """Positions of the target; 0 if they are not known."""
-    prompt_lookup: bool = True
-    """Whether n-gram lookup in the text proposes tokens beside the model."""
+    ngram: bool = True
+    """Whether n-grams of the text propose tokens beside the model."""
     budget: CpuBudget | None = None
     """CPU time of all drafts together; None is no cap."""
 
 
 class DraftPool:
-    """One draft and its workers, which `load` or `lookup_only` makes and `close` frees."""
+    """One draft and its workers, which `load` or `ngram_only` makes and `close` frees."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class DraftPool:
         self._shared_vocabulary = shared_vocabulary
         # (greedy, sampled). All sessions learn together, since a draft's acceptance hardly depends on the session.
         self._model_calibrators = (Calibrator(), Calibrator())
-        self._lookup_calibrators = (Calibrator(), Calibrator())
+        self._ngram_calibrators = (Calibrator(), Calibrator())
         self._latency: DecodeLatency | None = None
         self._context_length = self._chosen_length(model) if model is not None else 0
         self._workers: list[DraftWorker] = []
@@ -125,23 +127,23 @@ class DraftPool:
         return cls(name, options, model, shared, digest, health)
 
     @classmethod
-    def lookup_only(cls, options: DraftOptions) -> Self:
+    def ngram_only(cls, options: DraftOptions) -> Self:
         """Make a draft without a model, which proposes what the text repeats, in any number of sessions at once."""
-        return cls("lookup", dataclasses.replace(options, workers=sys.maxsize), release="lookup")
+        return cls(NGRAM, dataclasses.replace(options, workers=sys.maxsize), release=NGRAM)
 
     @property
     def has_model(self) -> bool:
-        """Return whether a model drafts, rather than lookup alone."""
+        """Return whether a model drafts, rather than n-grams alone."""
         return self._model is not None
 
     def fallback(self) -> DraftPool | None:
-        """Return a new draft for sessions that get no worker of this one: lookup alone, if this one has a model."""
-        wanted = self.has_model and self._options.prompt_lookup
-        return DraftPool.lookup_only(self._options) if wanted else None
+        """Return a new draft for sessions that get no worker of this one: n-grams alone, if this one has a model."""
+        wanted = self.has_model and self._options.ngram
+        return DraftPool.ngram_only(self._options) if wanted else None
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
-        for calibrator in self._lookup_calibrators if self._model is None else self._model_calibrators:
+        for calibrator in self._ngram_calibrators if self._model is None else self._model_calibrators:
             calibrator.start_from(prior)
 
     async def take(self) -> DraftWorker:
@@ -238,7 +240,7 @@ class DraftPool:
 
     def _worker(self) -> DraftWorker:
         model, budget = self._model, self._options.budget
-        ngram = CalibratedSource(NgramSource(), *self._lookup_calibrators)
+        ngram = CalibratedSource(NgramSource(), *self._ngram_calibrators)
         if model is None:
             return DraftWorker(lambda: Drafter([ngram]), budget=budget)
         owned = contextlib.ExitStack()
@@ -247,7 +249,7 @@ class DraftPool:
             source, context = self._model_source(model)
             owned.callback(context.close)
             calibrated = CalibratedSource(source, *self._model_calibrators, self._measured_latency(context))
-            beside = [ngram] if self._options.prompt_lookup else []
+            beside = [ngram] if self._options.ngram else []
             return Drafter([calibrated, *beside], health=self.health)
 
         return DraftWorker(build, owned.close, budget, failed=self.health.failed)
@@ -272,7 +274,7 @@ class DraftPool:
         if length < positions:
             why = "set draft_context to change that" if given else "there is no memory for more"
             why = "it was trained for no more" if length == model.n_ctx_train else why
-            log.info("draft %s: sessions of over %d tokens go on by lookup alone: %s", self.name, length, why)
+            log.info("draft %s: sessions of over %d tokens go on by n-grams alone: %s", self.name, length, why)
         return length
 
     def _model_source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:

@@ -68,7 +68,7 @@ class AsyncClient:
     coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
     target: the target's name, where the cluster serves several.
     draft: "auto" fetches the one that the target's verifiers offer, and keeps it up to date where `settings` name
-    publishers to trust; "lookup" proposes tokens from the text alone; None is plain streaming; anything else is the
+    publishers to trust; "ngram" proposes tokens from the text alone; None is plain streaming; anything else is the
     path of a GGUF file.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities; None is plain text.
@@ -124,7 +124,7 @@ class AsyncClient:
             threads=settings.draft_threads,
             budget=CpuBudget(settings.cpu_share, settings.draft_threads),
             context=settings.draft_context,
-            prompt_lookup=settings.prompt_lookup,
+            ngram=settings.ngram,
         )
         self._artifacts = ArtifactCache(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, target)

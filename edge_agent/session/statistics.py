@@ -69,13 +69,13 @@ class Statistics:
     last_token_s: float | None = None
     """Time of the last delivery; None before the first."""
     draft: str = ""
-    """The draft in use last: a file's name, "lookup" or "" for none."""
+    """The draft in use last: a file's name, "ngram" or "" for none."""
     release: str = ""
     """SHA-256 of the draft's file, where it has one."""
     draft_failure: str = ""
     """Why drafting ended early, or did not begin with the draft that it should have begun with."""
     draft_busy: bool = False
-    """Whether all draft workers were in use when the request began, so that it drafts by lookup alone or not at all."""
+    """Whether all draft workers were in use when the request began: it drafts by n-grams alone, or not at all."""
     swaps_s: list[float] = field(default_factory=list, repr=False)
     """Seconds from the last update of each replaced draft to the first one of its successor."""
     _first_tokens: int = field(default=0, init=False, repr=False)

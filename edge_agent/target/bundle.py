@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.drafting.health import DraftHealth
-from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
 from edge_agent.releases.loader import LoadPool
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
 from edge_agent.target.artifact_client import ArtifactClient, CachedSource, Description
@@ -21,13 +21,13 @@ from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
+from outrider.llama.library import library
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
 TEMPLATE_CHECK_S = 5.0
 """Seconds that the chat template may take for a plain message before it is called broken."""
-LOOKUP = "lookup"
 AUTO = "auto"
 
 ArtifactSource = ArtifactClient | CachedSource
@@ -105,7 +105,7 @@ class BundleLoader:
     async def load(self, draft: str | Path | None, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
 
-        draft: "auto" takes the verifiers' own, "lookup" proposes tokens from the text alone, a path names a GGUF file,
+        draft: "auto" takes the verifiers' own, "ngram" proposes tokens from the text alone, a path names a GGUF file,
         None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
@@ -128,20 +128,28 @@ class BundleLoader:
         return TargetBundle(description, tokenizer, template, drafts)
 
     async def offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
-        """Load the verifiers' own draft; look-up where they have none, None where theirs cannot be used.
+        """Load the verifiers' own draft; n-grams, or None without them, where there is none or it cannot be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
         """
         ref = description.artifact("draft")
         if ref is None:
-            log.info("the verifier offers no draft; proposing tokens from the text itself")
-            return DraftPool.lookup_only(self.draft_options) if self.draft_options.prompt_lookup else None
+            return self._without_model("the verifier offers no draft", logging.INFO)
+        try:
+            await asyncio.to_thread(library)  # before anything is fetched in vain
+        except ImportError as error:
+            return self._without_model(str(error), logging.INFO)
         try:
             path = await self._fetched(ref)
             return await DraftPool.load(path, ref.name, tokenizer.table, self._options(description), ref.digest)
-        except (ModelRefused, ImportError) as error:
-            log.warning("the offered draft cannot be used, going on as plain streaming: %s", error)
-            return None
+        except ModelRefused as error:
+            return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
+
+    def _without_model(self, why: str, level: int) -> DraftPool | None:
+        """Return the draft of a device without a model: n-grams alone, or None if the options forbid them."""
+        wanted = self.draft_options.ngram
+        log.log(level, "%s; %s", why, "n-grams of the text draft" if wanted else "nothing is drafted")
+        return DraftPool.ngram_only(self.draft_options) if wanted else None
 
     def _options(self, description: Description) -> DraftOptions:
         return dataclasses.replace(self.draft_options, positions=description.max_sequence)
@@ -197,8 +205,8 @@ class BundleLoader:
     ) -> DraftPool | None:
         if draft is None:
             return None
-        if draft == LOOKUP:
-            return DraftPool.lookup_only(self.draft_options)
+        if draft == NGRAM:
+            return DraftPool.ngram_only(self.draft_options)
         if draft != AUTO:
             return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, self._options(description))
         try:
@@ -206,8 +214,7 @@ class BundleLoader:
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
-            log.warning("the offered draft cannot be fetched, going on as plain streaming: %s", error)
-            return None
+            return self._without_model(f"the offered draft cannot be fetched: {error}", logging.WARNING)
 
 
 def check_text(text: str, longest: int, max_sequence: int) -> None:

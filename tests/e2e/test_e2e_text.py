@@ -49,11 +49,11 @@ async def test_text_is_the_targets_own_with_a_draft_and_without(system, device, 
     options = {"max_tokens": TOKENS, **settings}
     drafted = await device.run(system.here, prompt, **options)
     streamed = await device.run({**system.here, "draft": None}, prompt, **options)
-    looked_up = await device.run({**system.here, "draft": "lookup"}, prompt, **options)
+    repeated = await device.run({**system.here, "draft": "ngram"}, prompt, **options)
     assert drafted["draft"] != ""
     assert streamed["draft"] == ""
     assert streamed["steps"] == len(streamed["tokens"])
-    assert drafted["tokens"] == streamed["tokens"] == looked_up["tokens"]
+    assert drafted["tokens"] == streamed["tokens"] == repeated["tokens"]
     assert drafted["text"] == tokenizer.decode(drafted["tokens"], skip_special_tokens=True)
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     assert mismatches(reference, ids, drafted["tokens"], settings) == []

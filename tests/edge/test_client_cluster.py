@@ -73,15 +73,15 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
 ) -> None:
     coordinator.prior = pb.Prior(first_acceptance=0.1, sibling_acceptance=0.2, observations=200)
     async with AsyncClient(
-        coordinator=coordinator.address, cache_dir=tmp_path, draft="lookup", traffic_class="code", settings=SETTINGS
+        coordinator=coordinator.address, cache_dir=tmp_path, draft="ngram", traffic_class="code", settings=SETTINGS
     ) as client:
         await client.generate([1, 2], max_tokens=2)
         await client.generate([1, 2], max_tokens=2, traffic_class="chat")
         bundle = await client.prepare()
         assert bundle.drafts is not None
-        assert bundle.drafts._lookup_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
+        assert bundle.drafts._ngram_calibrators[0].probability(0, 1.2, 1) < Calibrator().probability(0, 1.2, 1) - 0.2
     kinds = [(request.draft_release, request.traffic_class) for request in coordinator.asked]
-    assert kinds == [("", ""), ("lookup", "code"), ("lookup", "chat")]  # the first one fetched what the target needs
+    assert kinds == [("", ""), ("ngram", "code"), ("ngram", "chat")]  # the first one fetched what the target needs
 
 
 async def test_a_class_that_is_no_label_is_refused(client: AsyncClient) -> None:

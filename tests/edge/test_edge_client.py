@@ -75,7 +75,7 @@ async def test_text_comes_out_whole_and_equal_to_plain_streaming(
     assert completion.text == TEXT * 2
     assert completion.finish_reason == "length"
     assert completion.usage.completion_tokens == 2 * length and completion.usage.prompt_tokens > 0
-    assert completion.statistics.accepted > 0  # by look-up at least: the second round repeats the first
+    assert completion.statistics.accepted > 0  # by n-grams at least: the second round repeats the first
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as plain:
         assert (await plain.generate("# Python", max_tokens=2 * length)).token_ids == completion.token_ids
 
@@ -236,15 +236,15 @@ async def test_a_corrupted_tokenizer_is_refused(verifier: FakeVerifier, tmp_path
             await made.generate("x")
 
 
-async def test_a_draft_file_that_is_no_model_leaves_plain_streaming(verifier: FakeVerifier, tmp_path: Path) -> None:
+async def test_a_draft_file_that_is_no_model_leaves_drafting_to_n_grams(verifier: FakeVerifier, tmp_path: Path) -> None:
     verifier.script.artifacts = {"draft": b"no GGUF at all" * 100}
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
         completion = await made.generate("x", max_tokens=20)
     assert completion.text == TEXT[: len(completion.text)]
-    assert completion.statistics.drafted == 0
+    assert completion.statistics.draft == "ngram"
 
 
-async def test_a_disk_without_room_for_the_draft_leaves_plain_streaming(
+async def test_a_disk_without_room_for_the_draft_leaves_drafting_to_n_grams(
     verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = hash_of(verifier.script.artifacts["draft"]).removeprefix("sha256:")
@@ -252,7 +252,7 @@ async def test_a_disk_without_room_for_the_draft_leaves_plain_streaming(
     (tmp_path / "artifacts" / f"{digest}.partial").symlink_to("/dev/full")
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
         completion = await made.generate("x", max_tokens=20)
-    assert completion.text == TEXT[: len(completion.text)] and not completion.statistics.draft
+    assert completion.text == TEXT[: len(completion.text)] and completion.statistics.draft == "ngram"
     assert "No space left" in caplog.text
 
 
@@ -270,7 +270,7 @@ async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [("abc " * 100, 30), ("x", 150)], ids=["prompt", "output"])
-async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_lookup_and_is_counted(
+async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_n_grams_and_is_counted(
     verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: str, max_tokens: int
 ) -> None:
     caplog.set_level("INFO", "edge_agent.drafting")
@@ -281,10 +281,10 @@ async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_lookup_and_is_
         completion = await made.generate(prompt, max_tokens=max_tokens)
         metrics = made.metrics.render().decode()
     assert completion.token_ids == plain.token_ids and len(completion.token_ids) == max_tokens
-    assert "ContextFull" in completion.statistics.draft_failure and completion.statistics.draft == "lookup"
+    assert "ContextFull" in completion.statistics.draft_failure and completion.statistics.draft == "ngram"
     assert "outrider_edge_draft_failures_total 2.0" in metrics
     assert [record.levelname for record in caplog.records if "gave up" in record.message] == ["INFO", "INFO"]
-    assert any("sessions of over 64 tokens go on by lookup alone: set draft_context" in m for m in caplog.messages)
+    assert any("sessions of over 64 tokens go on by n-grams alone: set draft_context" in m for m in caplog.messages)
 
 
 async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(
@@ -300,24 +300,24 @@ async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(
     assert releases == {hashlib.sha256(content).hexdigest()}
 
 
-@pytest.mark.parametrize("lookup", [True, False])
-async def test_more_sessions_than_workers_draft_by_lookup_alone_and_it_is_said(
-    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, lookup: bool
+@pytest.mark.parametrize("ngram", [True, False])
+async def test_more_sessions_than_workers_draft_by_n_grams_alone_and_it_is_said(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, ngram: bool
 ) -> None:
     caplog.set_level("INFO", "edge_agent.drafting")
-    settings = EdgeSettings(draft_workers=1, prompt_lookup=lookup)
+    settings = EdgeSettings(draft_workers=1, ngram=ngram)
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as made:
         completions = await asyncio.gather(*(made.generate("x", max_tokens=60) for _ in range(4)))
         metrics = made.metrics.render().decode()
     assert len({completion.token_ids for completion in completions}) == 1
     first, *others = sorted((one.statistics for one in completions), key=lambda one: one.draft_busy)
-    assert first.draft not in ("", "lookup") and not first.draft_busy
-    assert [one.draft for one in others] == 3 * ["lookup" if lookup else ""]
-    assert [one.release for one in others] == 3 * ["lookup" if lookup else ""]
+    assert first.draft not in ("", "ngram") and not first.draft_busy
+    assert [one.draft for one in others] == 3 * ["ngram" if ngram else ""]
+    assert [one.release for one in others] == 3 * ["ngram" if ngram else ""]
     assert all(one.draft_busy and not one.draft_failure for one in others)
     assert "all draft workers were in use" in others[0].summary()
     assert "outrider_edge_draft_busy_total 3.0" in metrics and "outrider_edge_draft_failures_total 0.0" in metrics
-    what = "by lookup alone" if lookup else "nothing"
+    what = "by n-grams alone" if ngram else "nothing"
     said = [
         line for line in caplog.messages if line.startswith(f"a session drafts {what}: all draft workers are in use")
     ]
@@ -338,15 +338,15 @@ async def test_a_draft_whose_worker_cannot_start_is_a_failure_of_every_request(
     assert all(one.text == TEXT[: len(one.text)] != "" for one in completions)
     for statistics in (one.statistics for one in completions):
         assert "cannot start: no room for a context" in statistics.draft_failure
-        assert (statistics.draft, statistics.draft_busy) == ("lookup", False)
+        assert (statistics.draft, statistics.draft_busy) == ("ngram", False)
     assert "outrider_edge_draft_failures_total 3.0" in metrics
 
 
-async def test_lookup_drafts_for_any_number_of_sessions(verifier: FakeVerifier, tmp_path: Path) -> None:
+async def test_n_grams_draft_for_any_number_of_sessions(verifier: FakeVerifier, tmp_path: Path) -> None:
     settings = EdgeSettings(draft_workers=1)
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, draft="lookup") as made:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, draft="ngram") as made:
         completions = await asyncio.gather(*(made.generate("x", max_tokens=60) for _ in range(4)))
-    assert [one.statistics.draft for one in completions] == 4 * ["lookup"]
+    assert [one.statistics.draft for one in completions] == 4 * ["ngram"]
     assert not any(one.statistics.draft_busy for one in completions)
 
 

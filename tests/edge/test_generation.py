@@ -311,7 +311,7 @@ async def test_nothing_is_written_alone_by_a_client_without_a_draft_model(
     verifier: FakeVerifier, tmp_path: Path
 ) -> None:
     async with AsyncClient(
-        verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS, draft="lookup", offline="draft_only"
+        verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS, draft="ngram", offline="draft_only"
     ) as client:
         await client.prepare()
         await verifier.kill()

@@ -38,7 +38,7 @@ async def served(
     """Yield (the server's own client, a client of the server)."""
     async with (
         AsyncClient(
-            verifier=verifier.address, cache_dir=tmp_path, draft="lookup", settings=EdgeSettings(**settings)
+            verifier=verifier.address, cache_dir=tmp_path, draft="ngram", settings=EdgeSettings(**settings)
         ) as client,
         serving(client, options) as url,
         httpx.AsyncClient(base_url=url, timeout=30) as web,

@@ -198,7 +198,7 @@ async def test_without_a_publisher_to_trust_nothing_is_asked_and_nothing_changes
     assert not world.coordinator.offers
 
 
-@pytest.mark.parametrize("draft", [None, "lookup", "file"])
+@pytest.mark.parametrize("draft", [None, "ngram", "file"])
 async def test_a_draft_that_was_chosen_by_hand_is_not_updated(world: World, tiny_gguf: Path, draft: str | None) -> None:
     world.publish(1)
     settings = EdgeSettings(release_keys=world.publisher.signer.public_key.hex())

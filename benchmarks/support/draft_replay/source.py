@@ -155,7 +155,7 @@ class ReplayedDrafts(DraftPool):
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._recorded = recorded
         greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
-        self._model_calibrators, self._lookup_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
+        self._model_calibrators, self._ngram_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
         self._wrap = wrap
         self.sources: list[ReplayedSource] = []
         self.drafters: list[ProbedDrafter] = []
@@ -170,6 +170,6 @@ class ReplayedDrafts(DraftPool):
         self.sources.append(source)
         widths = DecodeLatency(self._recorded.widths)
         model = CalibratedSource(self._wrap(source), *self._model_calibrators, widths)
-        drafter = ProbedDrafter([model, CalibratedSource(self._wrap(NgramSource()), *self._lookup_calibrators)])
+        drafter = ProbedDrafter([model, CalibratedSource(self._wrap(NgramSource()), *self._ngram_calibrators)])
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)

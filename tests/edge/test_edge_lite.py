@@ -1,0 +1,125 @@
+"""Test devices without a draft model: n-grams draft, and statistics and metrics say so by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_verifier import FakeVerifier, Script
+from scripted import VOCABULARY, target, tokenizer_json
+
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.session.statistics import Statistics
+from tools.install import NEEDS_LLAMA, ROOT
+
+TOKENS = 48
+PERIOD = 6
+
+WITHOUT_LLAMA_CPP = """
+import asyncio, json, sys
+sys.modules["llama_cpp"] = None  # an import of it raises ImportError
+from edge_agent import AsyncClient, EdgeSettings
+
+async def main():
+    settings = EdgeSettings()
+    async with AsyncClient(verifier=sys.argv[1], cache_dir=sys.argv[2], settings=settings) as client:
+        completion = await client.generate([1, 2, 3], max_tokens=int(sys.argv[3]))
+        print(json.dumps({
+            "tokens": list(completion.token_ids),
+            "draft": completion.statistics.draft,
+            "accepted": completion.statistics.accepted,
+            "metrics": client.metrics.render().decode(),
+        }))
+
+asyncio.run(main())
+"""
+
+
+def repeating(sequence: object) -> int:
+    """Return the next token of a target that says the same six tokens again and again."""
+    return target((1, 2, 3, len(sequence) % PERIOD))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+    draft = await asyncio.to_thread(tiny_gguf.read_bytes)
+    script = Script(
+        repeating, vocabulary_size=VOCABULARY + 300, tokenizer_json=tokenizer_json(), artifacts={"draft": draft}
+    )
+    async with FakeVerifier(script) as running:
+        yield running
+
+
+def drafted_requests(metrics: str) -> dict[str, float]:
+    lines = [line for line in metrics.splitlines() if line.startswith("outrider_edge_drafted_requests_total")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+
+async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(verifier: FakeVerifier, tmp_path: Path) -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WITHOUT_LLAMA_CPP, verifier.address, str(tmp_path), str(TOKENS), stdout=-1, stderr=-1
+    )
+    out, err = await asyncio.wait_for(child.communicate(), 60)
+    assert child.returncode == 0, err.decode()
+    said = json.loads(out)
+    expected = [repeating(range(3 + i)) for i in range(TOKENS)]
+    assert said["tokens"] == expected
+    assert said["draft"] == "ngram" and said["accepted"] > TOKENS / 3
+    assert drafted_requests(said["metrics"]) == {"model": 0.0, "ngram": 1.0, "none": 0.0}
+    assert len({digest for digest, _ in verifier.fetches}) == 1  # the tokenizer
+
+
+async def finished(verifier: FakeVerifier, tmp_path: Path, count: int = 1, **options: object) -> list[Statistics]:
+    """Return the statistics of so many requests at once, and check what the metrics say of them."""
+    draft = options.pop("draft", "auto")
+    settings = EdgeSettings(**options)  # type: ignore[arg-type]
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=draft, settings=settings) as client:  # type: ignore[arg-type]
+        done = await asyncio.gather(*(client.generate([1, 2, 3], max_tokens=TOKENS) for _ in range(count)))
+        metrics = drafted_requests(client.metrics.render().decode())
+    kinds = [
+        "none" if not one.statistics.draft else "ngram" if one.statistics.draft == "ngram" else "model" for one in done
+    ]
+    assert metrics == {kind: float(kinds.count(kind)) for kind in ("model", "ngram", "none")}
+    assert len({one.token_ids for one in done}) == 1
+    return [one.statistics for one in done]
+
+
+async def test_a_refused_draft_leaves_drafting_to_n_grams(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier.script.artifacts["draft"] = b"GGUF and nothing else"
+    [one] = await finished(verifier, tmp_path)
+    assert one.draft == "ngram" and one.accepted > 0
+    assert any(
+        "offered draft cannot be used" in line and "n-grams of the text draft" in line for line in caplog.messages
+    )
+
+
+async def test_where_n_grams_are_off_a_refused_draft_leaves_plain_streaming(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier.script.artifacts["draft"] = b"GGUF and nothing else"
+    [one] = await finished(verifier, tmp_path, ngram=False)
+    assert one.draft == "" and one.drafted == 0
+    assert any("nothing is drafted" in line for line in caplog.messages)
+
+
+async def test_a_third_session_drafts_by_n_grams_beside_two_with_the_model(
+    verifier: FakeVerifier, tmp_path: Path
+) -> None:
+    found = await finished(verifier, tmp_path, count=3)
+    assert sorted(one.draft == "ngram" for one in found) == [False, False, True]
+    assert next(one for one in found if one.draft == "ngram").draft_busy
+
+
+def test_the_extra_for_devices_without_a_model_is_that_of_devices_less_llama_cpp() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    edge, lite = extras["edge"], extras["edge-lite"]
+    assert edge == ["outrider[edge-lite]", next(one for one in edge if one.startswith("llama-cpp-python"))]
+    assert not any("llama-cpp-python" in one for one in lite) and any("tokenizers" in one for one in lite)
+    assert "edge" in NEEDS_LLAMA and "edge-lite" not in NEEDS_LLAMA
