@@ -429,6 +429,7 @@ def test_the_public_names_are_those_that_are_listed() -> None:
     errors = {name for name in edge_agent.__all__ if issubclass(getattr(edge_agent, name), OutriderError)}
     assert sorted(set(edge_agent.__all__) - errors) == [
         "AsyncClient",
+        "BlockingSkeleton",
         "BlockingStream",
         "Chunk",
         "Client",
@@ -436,6 +437,9 @@ def test_the_public_names_are_those_that_are_listed() -> None:
         "Completion",
         "CompletionStream",
         "EdgeSettings",
+        "Skeleton",
+        "SkeletonPoint",
+        "SkeletonStream",
         "Statistics",
         "Timeout",
         "Usage",
