@@ -208,13 +208,16 @@ async def _with_draft(settings: EdgeSettings, tell: Tell = _say) -> EdgeSettings
 
     if settings.draft in ("", _NONE, AUTO, NGRAM):
         return settings
-    path = Path(settings.draft)
-    if hub_id(settings.draft) is not None:
-        path = fetch_draft(settings.draft, tell=tell)
-    check_gguf(path, others="auto, ngram or none")
-    if without := await asyncio.to_thread(try_draft, path):
-        raise ImportError(without)
-    return settings.model_copy(update={"draft": str(path)})
+    paths = []
+    for given in settings.draft.split(","):
+        path = Path(given)
+        if hub_id(given) is not None:
+            path = fetch_draft(given, tell=tell)
+        check_gguf(path, others="auto, ngram or none")
+        if without := await asyncio.to_thread(try_draft, path):
+            raise ImportError(without)
+        paths.append(str(path))
+    return settings.model_copy(update={"draft": ",".join(paths)})
 
 
 def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
@@ -222,7 +225,9 @@ def _client(settings: EdgeSettings, **defaults: Any) -> AsyncClient:
     with EndedByInterrupt():
         from edge_agent.sdk.client import AsyncClient
 
-    draft = None if settings.draft in ("", _NONE) else settings.draft
+    draft: str | list[str] | None = None if settings.draft in ("", _NONE) else settings.draft
+    if "," in settings.draft:
+        draft = settings.draft.split(",")
     if not settings.coordinator and not settings.verifier:
         settings = settings.model_copy(update={"coordinator": DEFAULT_COORDINATOR})
     return AsyncClient(draft=draft, settings=settings, **defaults)

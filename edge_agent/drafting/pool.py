@@ -1,16 +1,17 @@
-"""Hold one draft in memory, and the workers that draft with it for sessions."""
+"""Hold a draft in memory, of one model or of several, and the workers that draft with it for sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -67,15 +68,35 @@ class DraftOptions:
     """CPU time of all drafts together; None is no cap."""
 
 
+@dataclass
+class LoadedModel:
+    """A GGUF file in memory, with what all sessions learn of it together."""
+
+    name: str
+    model: LlamaModel
+    shared_vocabulary: int
+    """Number of ids that it shares with the target."""
+    digest: str
+    """SHA-256 of the file, in hex."""
+    calibrators: tuple[Calibrator, Calibrator] = field(default_factory=lambda: (Calibrator(), Calibrator()))
+    """(greedy, sampled); acceptance hardly depends on the session."""
+    context_length: int = 0
+    """Tokens of a worker's context."""
+    latency: DecodeLatency | None = None
+    """How long decodes take; the first worker measures it."""
+
+
 class DraftPool:
-    """One draft and its workers, which `load` or `ngram_only` makes and `close` frees."""
+    """A draft and its workers, which `load` or `ngram_only` makes and `close` frees.
+
+    models: the best one first; every worker drafts with all of them. Without any, n-grams draft alone.
+    """
 
     def __init__(
         self,
         name: str,
         options: DraftOptions,
-        model: LlamaModel | None = None,
-        shared_vocabulary: int = 0,
+        models: Sequence[LoadedModel] = (),
         release: str = "",
         health: DraftHealth | None = None,
     ) -> None:
@@ -86,13 +107,10 @@ class DraftPool:
         self.closing = False
         """Whether it is being freed, so that no session can use it any more."""
         self._options = options
-        self._model = model
-        self._shared_vocabulary = shared_vocabulary
-        # (greedy, sampled). All sessions learn together, since a draft's acceptance hardly depends on the session.
-        self._model_calibrators = (Calibrator(), Calibrator())
+        self._models = tuple(models)
         self._ngram_calibrators = (Calibrator(), Calibrator())
-        self._latency: DecodeLatency | None = None
-        self._context_length = self._chosen_length(model) if model is not None else 0
+        for loaded in self._models:
+            loaded.context_length = self._chosen_length(loaded.model)
         self._workers: list[DraftWorker] = []
         self._idle: list[DraftWorker] = []
         self._start_failure = ""
@@ -106,25 +124,30 @@ class DraftPool:
     @classmethod
     async def load(
         cls,
-        path: Path,
+        path: Path | Sequence[Path],
         name: str,
         target_table: Sequence[bytes],
         options: DraftOptions,
         digest: str = "",
         health: DraftHealth | None = None,
     ) -> Self:
-        """Load a GGUF file and compare its vocabulary with the target's.
+        """Load a GGUF file, or several, and compare their vocabularies with the target's.
 
-        name: for people. digest: SHA-256 of the file in hex, where it is known.
+        path: of several, the best one first; one that is refused is left out, unless it is the last one left.
+        name: for people; several are named by their files. digest: SHA-256 of a single file in hex, where it is known.
         Raises ModelRefused, VocabularyMismatch, ImportError without llama-cpp-python.
         """
-        loading = asyncio.create_task(asyncio.to_thread(_load, path, target_table, options, digest))
+        paths = [(path, name, digest)] if isinstance(path, Path) else [(one, one.name, "") for one in path]
+        loading = asyncio.create_task(asyncio.to_thread(_load_all, paths, target_table, options))
         try:
-            model, shared, digest = await asyncio.shield(loading)
+            models = await asyncio.shield(loading)
         except asyncio.CancelledError:  # the thread goes on, and nobody would free what it loads
             loading.add_done_callback(_free)
             raise
-        return cls(name, options, model, shared, digest, health)
+        release = models[0].digest
+        if len(models) > 1:
+            release = hashlib.sha256("".join(loaded.digest for loaded in models).encode()).hexdigest()
+        return cls(" + ".join(loaded.name for loaded in models), options, models, release, health)
 
     @classmethod
     def ngram_only(cls, options: DraftOptions) -> Self:
@@ -134,7 +157,7 @@ class DraftPool:
     @property
     def has_model(self) -> bool:
         """Return whether a model drafts, rather than n-grams alone."""
-        return self._model is not None
+        return bool(self._models)
 
     def fallback(self) -> DraftPool | None:
         """Return a new draft for sessions that get no worker of this one: n-grams alone, if this one has a model."""
@@ -143,7 +166,7 @@ class DraftPool:
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Start from the acceptance that verifiers measured elsewhere, as long as little was learned here."""
-        for calibrator in self._ngram_calibrators if self._model is None else self._model_calibrators:
+        for calibrator in self._models[0].calibrators if self._models else self._ngram_calibrators:
             calibrator.start_from(prior)
 
     async def take(self) -> DraftWorker:
@@ -184,7 +207,7 @@ class DraftPool:
         The noise is that of the verified sequence, so the draft generates the same tokens again with the same seed.
         Raises ModelRefused without a model or where it proposes nothing, ContextFull for a sequence that is too long.
         """
-        if (model := self._model) is None:
+        if not self._models:
             raise ModelRefused(f"the draft {self.name} has no model that could generate alone")
         thread = self._offline_thread = self._offline_thread or ThreadPoolExecutor(1, "outrider-offline")
         loop = asyncio.get_running_loop()
@@ -194,7 +217,7 @@ class DraftPool:
 
         self._add_user()
         try:
-            source, context = await on_thread(lambda: self._model_source(model))
+            source, context = await on_thread(lambda: self._model_source(self._models[0]))
             try:
                 await on_thread(lambda: source.begin(task))
                 for position in range(len(task.received), task.max_tokens):
@@ -226,8 +249,8 @@ class DraftPool:
             await asyncio.to_thread(worker.close)
         if self._offline_thread is not None:
             await asyncio.to_thread(self._offline_thread.shutdown)
-        if self._model is not None:
-            self._model.close()
+        for loaded in self._models:
+            loaded.model.close()
 
     def _add_user(self) -> None:
         self._users += 1
@@ -239,37 +262,44 @@ class DraftPool:
             self._unused.set()
 
     def _worker(self) -> DraftWorker:
-        model, budget = self._model, self._options.budget
+        budget = self._options.budget
         ngram = CalibratedSource(NgramSource(), *self._ngram_calibrators)
-        if model is None:
+        if not self._models:
             return DraftWorker(lambda: Drafter([ngram]), budget=budget)
         owned = contextlib.ExitStack()
 
         def build() -> Drafter:
-            source, context = self._model_source(model)
-            owned.callback(context.close)
-            calibrated = CalibratedSource(source, *self._model_calibrators, self._measured_latency(context))
-            beside = [ngram] if self._options.ngram else []
-            return Drafter([calibrated, *beside], health=self.health)
+            sources: list[CalibratedSource] = []
+            for number, loaded in enumerate(self._models, start=1):
+                try:
+                    sources.append(self._calibrated(loaded, owned))
+                except Exception as error:
+                    if not sources and number == len(self._models):
+                        raise
+                    log.warning("the draft %s cannot start, and others go on: %s", loaded.name, error)
+            return Drafter([*sources, ngram] if self._options.ngram else sources, health=self.health)
 
         return DraftWorker(build, owned.close, budget, failed=self.health.failed)
 
-    def _measured_latency(self, context: TreeContext) -> DecodeLatency:
-        """Return how long decodes take; the first worker measures it."""
+    def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:
+        """Return a model's source for the calling thread. owned: closes its context."""
         from outrider.llama import measure_widths
 
-        if self._latency is None:
-            self._latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
-            in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in self._latency.seconds)
-            log.info("draft %s: ms per decode by nodes: %s", self.name, in_ms)
-        return self._latency
+        source, context = self._model_source(loaded)
+        owned.callback(context.close)
+        if loaded.latency is None:
+            loaded.latency = DecodeLatency.measured(measure_widths(context, WIDTHS))
+            in_ms = ", ".join(f"{width}: {1000 * seconds:.2f}" for width, seconds in loaded.latency.seconds)
+            log.info("draft %s: ms per decode by nodes: %s", loaded.name, in_ms)
+        return CalibratedSource(source, *loaded.calibrators, loaded.latency)
 
     def _chosen_length(self, model: LlamaModel) -> int:
         """Return the tokens of a worker's context; tells if sessions may outgrow it."""
         given, positions = self._options.context, self._options.positions or CONTEXT
         length = min(given or positions, model.n_ctx_train)
         if given is None and length > CONTEXT:
-            room = int(_MEMORY_SHARE * free_memory()) // (self._options.workers * model.token_bytes())
+            contexts = self._options.workers * len(self._models)
+            room = int(_MEMORY_SHARE * free_memory()) // (contexts * model.token_bytes())
             length = max(CONTEXT, min(length, room))
         if length < positions:
             why = "set draft_context to change that" if given else "there is no memory for more"
@@ -277,13 +307,13 @@ class DraftPool:
             log.info("draft %s: sessions of over %d tokens go on by n-grams alone: %s", self.name, length, why)
         return length
 
-    def _model_source(self, model: LlamaModel) -> tuple[LlamaSource, TreeContext]:
+    def _model_source(self, loaded: LoadedModel) -> tuple[LlamaSource, TreeContext]:
         """Return a source and its context, which belongs to the calling thread."""
         from edge_agent.drafting.sources.llama import LlamaSource
         from outrider.llama import TreeContext
 
-        context = TreeContext(model, n_ctx=self._context_length, threads=self._options.threads)
-        return LlamaSource(context, shared_vocabulary=self._shared_vocabulary), context
+        context = TreeContext(loaded.model, n_ctx=loaded.context_length, threads=self._options.threads)
+        return LlamaSource(context, shared_vocabulary=loaded.shared_vocabulary), context
 
 
 def _next_token(source: LlamaSource, position: int) -> int:
@@ -294,13 +324,33 @@ def _next_token(source: LlamaSource, position: int) -> int:
     return proposals[0].token
 
 
-def _load(path: Path, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> tuple[LlamaModel, int, str]:
-    """Return the model, the number of ids that it shares with the target, and the SHA-256 of its file."""
+def _load_all(
+    paths: Sequence[tuple[Path, str, str]], target_table: Sequence[bytes], options: DraftOptions
+) -> list[LoadedModel]:
+    """Load files, each with its name and its digest or "". One that is refused is left out, unless all are."""
+    models: list[LoadedModel] = []
+    try:
+        for number, (path, name, digest) in enumerate(paths, start=1):
+            try:
+                models.append(_load(path, name, target_table, options, digest))
+            except ModelRefused as error:
+                if not models and number == len(paths):
+                    raise
+                log.warning("the draft %s is left out: %s", name, error)
+    except BaseException:
+        for loaded in models:
+            loaded.model.close()
+        raise
+    return models
+
+
+def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> LoadedModel:
     from outrider.llama import LlamaModel
 
     model = LlamaModel.load(path, threads=options.threads)
     try:
-        return model, compare_token_tables(model.token_table(), target_table), digest or file_digest(path)
+        shared = compare_token_tables(model.token_table(), target_table)
+        return LoadedModel(name, model, shared, digest or file_digest(path))
     except BaseException:
         model.close()
         raise
@@ -323,6 +373,7 @@ def free_memory() -> int:
         return 0
 
 
-def _free(loading: asyncio.Task[tuple[LlamaModel, int, str]]) -> None:
+def _free(loading: asyncio.Task[list[LoadedModel]]) -> None:
     if not loading.cancelled() and loading.exception() is None:
-        loading.result()[0].close()
+        for loaded in loading.result():
+            loaded.model.close()

@@ -59,7 +59,7 @@ class Client:
         coordinator: str | None = None,
         verifier: str | None = None,
         target: str | None = None,
-        draft: str | Path | None = "auto",
+        draft: str | Path | Sequence[str | Path] | None = "auto",
         api_key: str | None = None,
         tls: ClientTls | None = None,
         insecure: bool | None = None,

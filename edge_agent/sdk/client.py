@@ -69,7 +69,7 @@ class AsyncClient:
     target: the target's name, where the cluster serves several.
     draft: "auto" fetches the one that the target's verifiers offer, and keeps it up to date where `settings` name
     publishers to trust; "ngram" proposes tokens from the text alone; None is plain streaming; anything else is the
-    path of a GGUF file.
+    path of a GGUF file, or several paths, the best draft first, of drafts that propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
     tls: speak TLS, trusting these authorities; None is plain text.
     insecure: allow plain text beyond loopback.
@@ -97,7 +97,7 @@ class AsyncClient:
         coordinator: str | None = None,
         verifier: str | None = None,
         target: str | None = None,
-        draft: str | Path | None = "auto",
+        draft: str | Path | Sequence[str | Path] | None = "auto",
         api_key: str | None = None,
         tls: ClientTls | None = None,
         insecure: bool | None = None,
@@ -352,9 +352,12 @@ def _check_arguments(coordinator: object, verifier: object, target: object, draf
     for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
         if value is not None and not (isinstance(value, str) and value.isprintable()):
             refuse(field, value, "a printable text")
-    for field, value in {"draft": draft, "cache_dir": cache_dir}.items():
-        if not isinstance(value, str | os.PathLike | None):
-            refuse(field, value, "a text or a path")
+    several = isinstance(draft, list | tuple) and len(draft) > 0
+    for one in draft if several else [draft]:  # type: ignore[attr-defined]
+        if not isinstance(one, str | os.PathLike) and (several or one is not None):
+            refuse("draft", one, "a text, a path, or several paths")
+    if not isinstance(cache_dir, str | os.PathLike | None):
+        refuse("cache_dir", cache_dir, "a text or a path")
 
 
 def _addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | None) -> tuple[str, str]:

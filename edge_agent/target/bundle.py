@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ AUTO = "auto"
 
 ArtifactSource = ArtifactClient | CachedSource
 """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
+GivenDraft = str | Path | Sequence[str | Path] | None
+"""A draft as an application names it: "auto", "ngram", a path, several paths with the best one first, or None."""
 FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
@@ -102,10 +105,11 @@ class BundleLoader:
     cache: ArtifactCache
     draft_options: DraftOptions
 
-    async def load(self, draft: str | Path | None, first_draft: FirstDraft | None = None) -> TargetBundle:
+    async def load(self, draft: GivenDraft, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
 
         draft: "auto" takes the verifiers' own, "ngram" proposes tokens from the text alone, a path names a GGUF file,
+        several paths name drafts that propose tokens together, the best one first;
         None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
@@ -201,14 +205,17 @@ class BundleLoader:
         return template
 
     async def _drafts(
-        self, description: Description, tokenizer: TargetTokenizer, draft: str | Path | None
+        self, description: Description, tokenizer: TargetTokenizer, draft: GivenDraft
     ) -> DraftPool | None:
         if draft is None:
             return None
         if draft == NGRAM:
             return DraftPool.ngram_only(self.draft_options)
+        options = self._options(description)
+        if not isinstance(draft, str | os.PathLike):
+            return await DraftPool.load([Path(one) for one in draft], "", tokenizer.table, options)
         if draft != AUTO:
-            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, self._options(description))
+            return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
         try:
             return await self.offered_draft(description, tokenizer)
         except VocabularyMismatch:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.drafting import pool
-from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
 from outrider.llama import LlamaModel
 
 TOKEN_BYTES = 1000
@@ -24,7 +24,9 @@ class Trained:
 
 def length_of(monkeypatch: pytest.MonkeyPatch, options: DraftOptions, free: int = 1 << 40) -> int:
     monkeypatch.setattr(pool, "free_memory", lambda: free)
-    return DraftPool("d", options, Trained())._context_length  # type: ignore[arg-type]
+    loaded = LoadedModel("d", Trained(), 0, "")  # type: ignore[arg-type]
+    DraftPool("d", options, [loaded])
+    return loaded.context_length
 
 
 @pytest.mark.parametrize(

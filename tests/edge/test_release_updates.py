@@ -159,7 +159,7 @@ async def test_a_live_session_goes_on_with_the_new_draft_and_loses_nothing(world
         assert [release for _, _, release in world.verifier.in_use] == [new]
         assert await release_of(client) == new and updates(client).swaps == 1
         assert f"(release {new[:12]})" in statistics.summary() and "replaced 1 times" in statistics.summary()
-        await until(lambda: old._model is not None and old._model._closed)  # freed once nobody has it
+        await until(lambda: old._models[0].model._closed)  # freed once nobody has it
         await client.generate(PROMPT, max_tokens=5)
         assert world.coordinator.asked[-1].draft_release == new
     assert {request.in_use for request in world.coordinator.offers} == {world.own}
