@@ -11,6 +11,7 @@ windows. Both play the same prompts on the same verifier. Each part may be run a
                  (benchmarks.window.changing_links)
     crowd        more sessions than speculation pays for (benchmarks.window.cells_part)
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
+    arms         who proposes nodes: nobody, the device, the verifier, both (benchmarks.window.arms)
     engines      our engine and vLLM, PACED alike (benchmarks.window.engines); with `--engine vllm` it is played alone
                  unless --only says otherwise
 
@@ -33,6 +34,7 @@ from benchmarks.support.engine_options import VLLM
 from benchmarks.support.harness import Pair, Size
 from benchmarks.window import cells_part
 from benchmarks.window.acceptance_criteria import criteria, summed_up, valid
+from benchmarks.window.arms import play_arms
 from benchmarks.window.cells import Cell, CellKey, figures
 from benchmarks.window.changing_links import play_transitions
 from benchmarks.window.context import RunContext
@@ -43,7 +45,7 @@ from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
 
-PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration")
+PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms")
 ENGINES = "engines"
 """A part that needs vLLM."""
 KEYS = (
@@ -56,6 +58,11 @@ KEYS = (
     "calibration_error",
     "brier_skill",
     "predicted_over_measured",
+    "both_over_best",
+    "both_vs_streaming",
+    "no_draft_vs_streaming",
+    "arms",
+    "arms_several",
     ENGINES,
 )
 """Keys of the last line."""
@@ -111,6 +118,8 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
                 result |= await cells_part.crowd(context)
             case "calibration":
                 result |= cells_part.calibration(cells or await cells_part.calibrated(context))
+            case "arms":
+                result |= await play_arms(context)
             case "engines":
                 result |= await play_engines(context)
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)
@@ -141,7 +150,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     plan = asked.size.pick(smoke=SMOKE, quick=QUICK, full=WindowPlan())
-    usual = asked.size.pick(smoke=("cells", "calibration"), quick=PARTS, full=PARTS)
+    usual = asked.size.pick(smoke=("cells", "calibration", "arms"), quick=PARTS, full=PARTS)
     parts = asked.only or (usual if VLLM not in engines else (ENGINES,))
     pair = Pair.in_folder(asked.models)
     prompts, teaching = (pair.encode(harness.prompts(split)) for split in ("heldout", "tuning"))

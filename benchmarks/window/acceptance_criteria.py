@@ -10,6 +10,10 @@ from benchmarks.support.harness import Criterion, Size
 PACED = {1.0: 2.6, 20.0: 2.2, 50.0: 1.7, 100.0: 1.35, 200.0: 1.1}
 """RTT in ms -> expected speed over streaming, at a match rate near 0.8."""
 
+BOTH = {1.0: 2.0, 20.0: 1.8, 50.0: 1.6, 100.0: 1.5, 200.0: 1.4}
+"""RTT in ms -> expected speed over streaming with the nodes of device and verifier, on sampled texts."""
+NO_DRAFT = 1.3
+"""Expected speed over streaming of a device without a draft model, at any distance."""
 SLOW = 0.97
 """Share of streaming's speed below which a session counts as slower."""
 
@@ -38,6 +42,17 @@ def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
         yield _wanted(f"a crowd, {crowd['machine']}, the slowest over streaming", crowd["slowest"], at_least=1.0)
     if result.get("predicted_over_measured") is not None:
         yield _wanted("predicted_over_measured", result["predicted_over_measured"], at_least=0.9, at_most=1.1)
+    if result.get("both_over_best") is not None:
+        yield _wanted(
+            "arms, both over the better of device and cloud, the least", result["both_over_best"], at_least=SLOW
+        )
+    for rtt, got in (result.get("both_vs_streaming") or {}).items():
+        yield _wanted(f"arms, both over streaming, {rtt} ms", got, at_least=BOTH[float(rtt)])
+    for rtt, got in (result.get("no_draft_vs_streaming") or {}).items():
+        yield _wanted(f"arms, without a draft over streaming, {rtt} ms", got, at_least=NO_DRAFT)
+    for several in result.get("arms_several") or ():
+        name = f"arms, {several['machine']}, upper bound over streaming"
+        yield _wanted(name, several["vs_streaming_upper95"], at_least=SLOW)
     if result.get("minutes") is not None:
         yield _wanted("minutes of the full run", result["minutes"], at_most=40.0)
 

@@ -45,6 +45,7 @@ REAL, REALS = VerifierMachine(1), VerifierMachine(8)
 PACED, PACEDS = VerifierMachine(1, 30.0, 0.05), VerifierMachine(8, 80.0, 0.05)
 MACHINES = (REAL, REALS, PACED, PACEDS)
 CHANGING = VerifierMachine(1, 80.0, 0.05)
+SIXTEEN = VerifierMachine(16, 80.0, 0.05)
 CROWD = VerifierMachine(32, 80.0, 3.0)
 """A machine with more sessions than pay: a plain row costs 3 ms, so a node takes time from everybody."""
 CROWD_RTT_MS = 50.0
@@ -59,7 +60,7 @@ PLAIN_CHANGE_TOKENS = 60
 COLLAPSE = (80, 185)
 """Positions of the output at which the draft proposes wrong tokens: eight seconds' worth of streaming."""
 COLLAPSE_RTT_MS = 50.0
-TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64}
+TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64, SIXTEEN: 64}
 """Tokens of a session. The coordinator decides its windows after a second at most: paced ones stream for about two and
 a half seconds or longer, those on the real CPU for about two."""
 STATIC_CELLS = (
@@ -80,6 +81,7 @@ MINUTES = {
     "changes": 1.5,
     "crowd": 1.0,
     "engines": 3.0,
+    "arms": 12.0,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
@@ -108,6 +110,11 @@ class WindowPlan:
     """Other prompts, from which devices have learned."""
     changes: int = 3
     """Sessions on each link that changes."""
+    arms: int = 10
+    """Prompts at T=0.8, of which greedy ones are half as many again, in each arm of who proposes nodes."""
+    arm_rtts_ms: tuple[float, ...] = RTTS_MS
+    arm_machines: tuple[VerifierMachine, ...] = (SIXTEEN, CROWD)
+    """Machines with several sessions, on which nobody may be slower than streaming."""
     statics: tuple[StaticWindow, ...] = STATICS
     static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
@@ -147,6 +154,9 @@ QUICK = WindowPlan(
     near=4,
     candidates=8,
     changes=1,
+    arms=4,
+    arm_rtts_ms=(50.0,),
+    arm_machines=(SIXTEEN,),
     statics=STATICS[2:3],
     static_cells=((PACED, (("good", 50.0),)),),
     model_rtts_ms=(50.0,),
@@ -162,6 +172,8 @@ SMOKE = replace(
     near=2,
     candidates=2,
     teaching=1,
+    arms=2,
+    arm_machines=(),
     static_cells=((REAL, (("good", 1.0),)),),
     only=frozenset({(REAL, 1.0)}),
     tokens=24,

@@ -27,12 +27,15 @@ from benchmarks.window.draft_recordings import (
 from benchmarks.window.plan import CHANGE_TOKENS, PACED, TOKENS, WindowPlan
 
 LONG_OUTPUT = 16
+ARMS = "arms"
+"""Name of the recording, and of the part, that compares who proposes nodes."""
 
 
 class RecordingLibrary:
     """Hold the draft recordings by name.
 
-    `good` and `narrow` are for the cells, each with the long prompts at its end; `near` and `changes` are of `good`.
+    `good` and `narrow` are for the cells, each with the long prompts at its end; `near`, `changes` and `arms` are of
+    `good`.
     """
 
     def __init__(
@@ -77,8 +80,8 @@ class RecordingLibrary:
     async def make(self, where: ServiceAddress, parts: Collection[str]) -> None:
         """Record the drafts that these parts of the benchmark need."""
         plan = self._plan
-        await self._teach(where, (0.0, 0.8) if "model" in parts else (0.8,))
-        if not {"changes", "model"}.issuperset(parts):
+        await self._teach(where, (0.0, 0.8) if {"model", ARMS} & set(parts) else (0.8,))
+        if not {"changes", "model", ARMS}.issuperset(parts):
             requests, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
@@ -88,6 +91,13 @@ class RecordingLibrary:
         if "changes" in parts:
             requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
             await self._record("changes", "good", requests, ends)
+        if ARMS in parts:
+            asked = {0.8: plan.arms, 0.0: -(-plan.arms // 2)}
+            found = [
+                await calls(where, self._first(count), options(plan.tokens_of(PACED), temperature))
+                for temperature, count in asked.items()
+            ]
+            await self._record(ARMS, "good", [one for requests, _ in found for one in requests], found[0][1])
         if "model" in parts:
             await self._near(where)
 

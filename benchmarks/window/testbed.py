@@ -26,6 +26,7 @@ from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
+NO_SOURCES = ("--server-sources", "")
 PACED_VERIFIER = "benchmarks.support.paced_verifier"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Number of sessions -> approximate time of a plain step on a CPU core."""
@@ -107,12 +108,22 @@ class WindowTestbed:
 
     @contextlib.asynccontextmanager
     async def site(
-        self, machine: VerifierMachine, cores: CorePair, draft: Path | None = None, engine: str = TORCH
+        self,
+        machine: VerifierMachine,
+        cores: CorePair,
+        draft: Path | None = None,
+        engine: str = TORCH,
+        *,
+        server_sources: bool = False,
     ) -> AsyncIterator[RunningVerifier]:
-        """Run a verifier with this engine under a coordinator that decides the windows."""
+        """Run a verifier with this engine under a coordinator that decides the windows.
+
+        server_sources: whether it has its usual sources of nodes, so that a device's are not the only ones.
+        """
+        options = (*self.engines[engine], *(() if server_sources else NO_SOURCES))
         async with (
             self._cluster(cores, controlled=self._controlled) as cluster,
-            self._verifier(cluster, machine, cores, draft, {}, *self.engines[engine]) as site,
+            self._verifier(cluster, machine, cores, draft, {}, *options) as site,
         ):
             yield site
 
@@ -130,7 +141,7 @@ class WindowTestbed:
         environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
         async with (
             self._cluster(cores, controlled=False) as cluster,
-            self._verifier(cluster, machine, cores, None, environment) as site,
+            self._verifier(cluster, machine, cores, None, environment, *NO_SOURCES) as site,
         ):
             yield site
 

@@ -52,6 +52,8 @@ class SessionJob:
     """Positions of the output, from the first to before the second, at which the proposals are wrong."""
     seconds: float | None = None
     """Time since its beginning after which the next tokens cancel it; None for no limit."""
+    ngram_only: bool = False
+    """Whether a client that drafts has no model, and proposes by n-grams alone."""
 
 
 @dataclass
@@ -222,7 +224,7 @@ class Player:
 
     def _drafts(self, job: SessionJob) -> ReplayedDrafts:
         if not any(job.wrong_span):
-            return ReplayedDrafts(self._recorded, self._taught, release=self._release)
+            return ReplayedDrafts(self._recorded, self._taught, release=self._release, ngram_only=job.ngram_only)
         output, vocabulary = self._recorded.recordings[job.recording].call.output, self._recorded.vocabulary
 
         def wrap(source: DraftSource) -> DraftSource:

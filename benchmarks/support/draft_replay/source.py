@@ -142,6 +142,7 @@ class ReplayedDrafts(DraftPool):
     taught: `recorded.calibrators()`, if they were made before; making them takes a while.
     wrap: wraps each source, for instance to make it worse.
     release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
+    ngram_only: whether the recorded model is left out, and n-grams alone propose.
     """
 
     def __init__(
@@ -151,8 +152,11 @@ class ReplayedDrafts(DraftPool):
         workers: int = 1,
         wrap: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
+        ngram_only: bool = False,
     ) -> None:
+        release = f"{release}-ngram" if ngram_only else release
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
+        self._ngram_only = ngram_only
         self._recorded = recorded
         greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
         self._model_calibrators, self._ngram_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
@@ -170,6 +174,7 @@ class ReplayedDrafts(DraftPool):
         self.sources.append(source)
         widths = DecodeLatency(self._recorded.widths)
         model = CalibratedSource(self._wrap(source), *self._model_calibrators, widths)
-        drafter = ProbedDrafter([model, CalibratedSource(self._wrap(NgramSource()), *self._ngram_calibrators)])
+        ngram = CalibratedSource(self._wrap(NgramSource()), *self._ngram_calibrators)
+        drafter = ProbedDrafter([ngram] if self._ngram_only else [model, ngram])
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)
