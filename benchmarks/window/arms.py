@@ -98,12 +98,12 @@ async def play_arms(context: RunContext) -> dict[str, Any]:
                 first = turn % len(EVERY)
                 for arm in (*EVERY[first:], *EVERY[:first]):
                     [outcomes[arm.name, number]] = await sites.play(arm, [number], rtt_ms, plan.tokens_of(PACED))
-            distances.append(_figures(rtt_ms, outcomes, groups))
+            distances.append(distance_figures(rtt_ms, outcomes, groups))
     several = [await _several(context, machine, groups.get("sampled") or [0]) for machine in plan.arm_machines]
     return {"arms": distances, "arms_several": several} | summary(distances)
 
 
-def _figures(rtt_ms: float, outcomes: Outcomes, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def distance_figures(rtt_ms: float, outcomes: Outcomes, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Print and return the figures of one distance, by group of texts."""
     found: dict[str, Any] = {"rtt_ms": rtt_ms}
     for group, numbers in sorted(groups.items()):

@@ -26,7 +26,8 @@ from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
-NO_SOURCES = ("--server-sources", "")
+SOURCES = ("--server-sources", "ngram,recycling")
+"""Options of a verifier with the sources that it has by default; verifiers of benchmarks have none unless told."""
 PACED_VERIFIER = "benchmarks.support.paced_verifier"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Number of sessions -> approximate time of a plain step on a CPU core."""
@@ -120,7 +121,7 @@ class WindowTestbed:
 
         server_sources: whether it has its usual sources of nodes, so that a device's are not the only ones.
         """
-        options = (*self.engines[engine], *(() if server_sources else NO_SOURCES))
+        options = (*self.engines[engine], *(SOURCES if server_sources else ()))
         async with (
             self._cluster(cores, controlled=self._controlled) as cluster,
             self._verifier(cluster, machine, cores, draft, {}, *options) as site,
@@ -141,7 +142,7 @@ class WindowTestbed:
         environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
         async with (
             self._cluster(cores, controlled=False) as cluster,
-            self._verifier(cluster, machine, cores, None, environment, *NO_SOURCES) as site,
+            self._verifier(cluster, machine, cores, None, environment) as site,
         ):
             yield site
 

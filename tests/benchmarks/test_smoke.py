@@ -264,9 +264,17 @@ async def test_window(
     coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextlib.asynccontextmanager
-    async def site(_: object, machine: VerifierMachine, lane: CorePair, *__: object) -> AsyncIterator[RunningVerifier]:
-        where = ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
-        yield RunningVerifier(machine, lane, where, coordinated)
+    async def site(
+        testbed: WindowTestbed, machine: VerifierMachine, lane: CorePair, *arguments: Any, server_sources: bool = False
+    ) -> AsyncIterator[RunningVerifier]:
+        if server_sources:
+            async with with_sources(testbed, machine, lane, *arguments, server_sources=True) as started:
+                yield started
+        else:
+            where = ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
+            yield RunningVerifier(machine, lane, where, coordinated)
+
+    with_sources = WindowTestbed.site
 
     monkeypatch.setattr(WindowTestbed, "site", site)
     await window.main(SMOKE)
@@ -276,6 +284,12 @@ async def test_window(
     assert tuple(cell) == window.CELL_KEYS
     assert cell["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
+    [arms] = last["arms"]
+    texts = {group: found for group, found in arms.items() if group != "rtt_ms"}
+    assert sum(found["texts"] for found in texts.values()) == 3
+    for found in texts.values():
+        assert found["tokens_per_step"]["streaming"] == 1.0
+        assert min(found["over_streaming"].values()) > 0
 
 
 @in_shared_loop

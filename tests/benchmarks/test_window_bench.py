@@ -7,6 +7,7 @@ from outcomes import outcome
 
 from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.support.harness import Criterion, Size
+from benchmarks.window import arms
 from benchmarks.window.__main__ import CELL_KEYS, KEYS, last_line
 from benchmarks.window.acceptance_criteria import criteria, summed_up, valid
 from benchmarks.window.cells import (
@@ -124,6 +125,33 @@ def test_every_figure_that_is_known_is_held_against_what_is_wanted() -> None:
         "PACED, transition, seconds until the worst session settled",
     ]
     assert list(criteria({})) == []
+
+
+def test_both_are_held_against_the_better_of_device_and_verifier_by_kind_of_text() -> None:
+    seconds = {"streaming": 4.0, "device": 2.0, "cloud": 2.5, "both": 2.5, "no draft": 3.2}
+    outcomes = {(name, number): outcome(s) for name, s in seconds.items() for number in (0, 1)}
+    outcomes |= {(name, 2): outcome(4.0) for name in seconds}
+    found = arms.distance_figures(50.0, outcomes, {"sampled": [0, 1], "greedy, repetitive": [2]})
+    assert found["sampled"]["better"] == "device"
+    assert found["sampled"]["both_over_better"] == 0.8
+    assert found["sampled"]["over_streaming"] == {
+        "streaming": 1.0,
+        "device": 2.0,
+        "cloud": 1.6,
+        "both": 1.6,
+        "no draft": 1.25,
+    }
+    assert found["greedy, repetitive"]["both_over_better"] == 1.0
+    summed = arms.summary([found])
+    assert summed == {
+        "both_over_best": 0.8,
+        "both_vs_streaming": {"50": 1.6},
+        "no_draft_vs_streaming": {"50": 1.25},
+    }
+    assert [each.name for each in criteria(summed) if not each.met] == [
+        "arms, both over the better of device and cloud, the least",
+        "arms, without a draft over streaming, 50 ms",
+    ]
 
 
 def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_nothing() -> None:
