@@ -106,6 +106,10 @@ class VerifierConfig(BaseSettings):
     """Sources of nodes that the verifier itself has, beside a server draft, separated by commas; empty for none. ngram:
     what followed the same tokens in the session's own text. recycling: what the target last found likely after the same
     token, in any session of the tenant; not with engine vllm. A source that does not pay pauses."""
+    heads: Path | None = None
+    """File of heads on the target (Medusa or EAGLE) that propose nodes where that pays, or the folder that
+    outrider-distill writes them to: then new ones are tried with a quarter of the sessions, and kept or given up. Heads
+    of another target are refused. Engine torch with one rank."""
     server_draft: Path | None = None
     """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
     that pays."""
@@ -216,8 +220,12 @@ class VerifierConfig(BaseSettings):
         for name in ("engine_args", "engine_python"):
             if self.engine == "torch" and getattr(self, name):
                 raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")
+        if self.heads is not None and self.tensor_parallel > 1:
+            raise ValueError(
+                f"heads go without tensor_parallel, which is {self.tensor_parallel}: leave one of them out"
+            )
         if self.engine == "vllm":
-            for name, value in (("attention", "auto"), ("compile", False), ("server_draft", None)):
+            for name, value in (("attention", "auto"), ("compile", False), ("heads", None), ("server_draft", None)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
 

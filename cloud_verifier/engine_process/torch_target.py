@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers.utils.logging import disable_progress_bar
@@ -12,6 +13,11 @@ from transformers.utils.logging import disable_progress_bar
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.server_draft.base import ServerSource
+from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
+from cloud_verifier.engine.server_draft.heads import HeadsSource
+from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
+from cloud_verifier.engine.server_draft.heads_trial import ServedHeads
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.server_draft.sources import sources_of
@@ -70,6 +76,7 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
 
     progress = partial(send_progress, end)
     model = load(**_load_options(config), on_progress=progress)
+    heads = _heads(config, model, progress)
     prepare(model, config, progress)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
@@ -81,7 +88,11 @@ def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetMod
         executor,
         limits,
         overlay=Overlay(
-            [*sources_of(config.sources, _stores(config, model)), *_server_draft(config, model, progress)],
+            [
+                *sources_of(config.sources, _stores(config, model)),
+                *heads,
+                *_server_draft(config, model, progress),
+            ],
         ),
         grammars=load_grammars(config, model.vocab_size, model.eos_token_ids),
     )
@@ -120,6 +131,25 @@ def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> N
 def _stores(config: VerifierConfig, model: TargetModel) -> TenantStores | None:
     folder = config.server_stores
     return TenantStores(folder, f"sha256:{model.weights_hash}", model.vocab_size) if folder is not None else None
+
+
+def _heads(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[ServerSource]:
+    """Load the heads that the settings name, and have the model keep the states that they read. Raises ModelRefused."""
+    if config.heads is None:
+        return []
+    model.keep_states()
+    target = f"sha256:{model.weights_hash}"
+
+    def load(path: Path) -> HeadsSource:
+        heads = load_heads(path, target, int(model.config.hidden_size)).to(model.device, model.torch_dtype)
+        return HeadsSource(heads, model, vocabulary=model.vocab_size)
+
+    if config.heads.is_file():
+        progress(f"heads {describe_heads(config.heads)}")
+        return [load(config.heads)]
+    if not config.heads.is_dir():
+        raise ModelRefused(f"heads {config.heads} is neither a file of heads nor a folder of them")
+    return [ServedHeads(HeadsFolder(config.heads, target), load)]
 
 
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[LlamaServerDraft]:

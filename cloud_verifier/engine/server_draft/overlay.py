@@ -139,7 +139,8 @@ class Overlay:
             one.observing_s = self._clock() - begun
 
     def release(self, session_id: str) -> None:
-        """Forget a session that has ended."""
+        """Forget a session that has ended, and do not observe its last step."""
+        self._last = [one for one in self._last if one[0].session.session_id != session_id]
         for one in self._sources:
             one.source.release(session_id)
 

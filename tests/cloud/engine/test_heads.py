@@ -168,11 +168,8 @@ def test_heads_draft_what_they_are_trained_to_predict(kind: str, window: int) ->
     labels = torch.full((1, 30), -1)
     labels[0, prompt - 1 :] = 1
     student, ids = HeadsStudent(module, heads, TARGET), torch.tensor([text])
-    trained = (
-        student._unrolled(states[None, prompt - 1 :], ids[:, prompt - 1 :], labels[:, prompt - 1 :])
-        if kind == "eagle"
-        else student._ahead(states[None, prompt - 1 :])
-    )
+    rest = slice(prompt - 1, None)
+    trained = student.predictions(states[None, rest], ids[:, rest], labels[:, rest], UNROLLED)
     source = Followed(heads, TinyLayers(module), vocabulary=VOCAB)
     source.text = text
     known = prompt

@@ -1,0 +1,218 @@
+"""Test the folder that heads come from, and how new ones are tried, kept or given up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
+from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
+from cloud_verifier.engine.server_draft.heads_folder import RELEASES, HeadsFolder
+from cloud_verifier.engine.server_draft.heads_trial import (
+    LEAST_SESSIONS,
+    LEAST_STEPS,
+    MOST_SESSIONS,
+    POLL_S,
+    Arm,
+    ServedHeads,
+    has_canary,
+    verdict,
+)
+from outrider.core.errors import ModelRefused
+from outrider.core.tree import ROOT
+
+TARGET = "sha256:" + "a" * 64
+
+
+def heads_file(path: Path, seed: int, target: str = TARGET) -> Path:
+    save_heads(path, new_heads(HeadsShape(hidden=64, depth=1), seed), target)
+    return path
+
+
+def test_new_heads_are_the_canary_and_then_stable_or_rolled_back(tmp_path: Path) -> None:
+    folder = HeadsFolder(tmp_path / "heads", TARGET)
+    assert folder.releases() == () and folder.newest("stable") is None
+    first = folder.add(heads_file(tmp_path / "1", 1))
+    assert (first.state, first.version) == ("canary", 1) and folder.path(first.digest).is_file()
+    assert folder.add(tmp_path / "1") == first
+    stable = folder.decide(first.digest, "stable", "better")
+    assert stable is not None and stable.reason == "better"
+    assert folder.decide(first.digest, "rolled_back", "too late") is None
+    second = folder.add(heads_file(tmp_path / "2", 2))
+    folder.decide(second.digest, "rolled_back", "worse")
+    third = folder.add(heads_file(tmp_path / "3", 3))
+    folder.decide(third.digest, "stable", "better")
+    assert [one.state for one in folder.releases()] == ["stable", "rolled_back", "superseded"]
+    assert folder.newest("stable") == folder.releases()[0]
+
+
+def test_a_newer_canary_supersedes_an_older_one_and_leaves_the_stable_heads(tmp_path: Path) -> None:
+    folder = HeadsFolder(tmp_path / "heads", TARGET)
+    folder.decide(folder.add(heads_file(tmp_path / "1", 1)).digest, "stable", "")
+    folder.add(heads_file(tmp_path / "2", 2))
+    folder.add(heads_file(tmp_path / "3", 3))
+    assert [one.state for one in folder.releases()] == ["canary", "superseded", "stable"]
+
+
+def test_a_folder_takes_no_heads_of_another_target_and_shows_none(tmp_path: Path) -> None:
+    folder, other = HeadsFolder(tmp_path / "heads", TARGET), HeadsFolder(tmp_path / "heads", "sha256:" + "b" * 64)
+    folder.add(heads_file(tmp_path / "1", 1))
+    assert other.releases() == ()
+    with pytest.raises(ModelRefused, match="this folder's are of sha256:bbbb"):
+        other.add(tmp_path / "1")
+
+
+def test_a_damaged_list_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / RELEASES).write_text('{"releases": [{"digest": "../../etc"}]}')
+    with pytest.raises(ModelRefused, match=r"heads\.json cannot be read"):
+        HeadsFolder(tmp_path, TARGET).releases()
+
+
+def arm(means: Sequence[float]) -> Arm:
+    made = Arm()
+    for mean in means:
+        made.add(mean)
+    return made
+
+
+def test_equal_heads_become_stable_and_far_worse_ones_are_rolled_back_early() -> None:
+    rng = random.Random(0)
+    stable = [rng.gauss(1.2, 0.3) for _ in range(MOST_SESSIONS)]
+    assert verdict(arm(stable[: LEAST_SESSIONS - 1]), arm(stable)) is None
+    assert verdict(arm(stable[:20]), arm(stable)) is None
+    assert verdict(arm(stable), arm(stable)) == "stable"
+    assert verdict(arm([one - 0.6 for one in stable[:LEAST_SESSIONS]]), arm(stable)) == "rolled_back"
+    assert verdict(arm([0.0] * LEAST_SESSIONS), arm([0.0] * LEAST_SESSIONS)) == "rolled_back"
+
+
+def test_hardly_any_equal_heads_are_rolled_back_by_chance() -> None:
+    rolled_back = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        canary, stable = Arm(), Arm()
+        result = None
+        while result is None:
+            for one in (canary, stable, stable, stable):
+                one.add(rng.gauss(1.2, 0.4))
+            result = verdict(canary, stable)
+        rolled_back += result == "rolled_back"
+    assert rolled_back <= 12  # of 28 looks each
+
+
+class FakeHeads:
+    """Propose the right next token in a share of the steps."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.rng, self.fails = share, random.Random(1), False
+        self.sessions: set[str] = set()
+
+    def observe(self, session: Any, rows: EvaluatedRows) -> None:
+        self.sessions.add(session.session_id)
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
+        if self.fails:
+            raise RuntimeError("shapes differ")
+        found = {}
+        for request in requests:
+            tree = ProposedTree(0)
+            tree.propose(ROOT, 5 if self.rng.random() < self.share else 6, 0)
+            found[request.session.session_id] = tree
+        return found
+
+    def release(self, session_id: str) -> None:
+        self.sessions.discard(session_id)
+
+
+class World:
+    """Serve the heads of a folder to sessions whose next token is always 5."""
+
+    def __init__(self, root: Path, **shares: float) -> None:
+        self.folder, self.now = HeadsFolder(root / "heads", TARGET), 0.0
+        self.made: dict[str, FakeHeads] = {}
+        self.shares: dict[str, float] = {}
+        self.digests: dict[str, str] = {}
+        for seed, (name, share) in enumerate(shares.items()):
+            self.digests[name] = self.folder.add(heads_file(root / name, seed)).digest
+            self.shares[self.digests[name]] = share
+            if name == "stable":
+                self.folder.decide(self.digests[name], "stable", "")
+        self.served = self.serve()
+        self.count = 0
+
+    def serve(self) -> ServedHeads:
+        return ServedHeads(self.folder, self.load, clock=lambda: self.now)
+
+    def load(self, path: Path) -> Any:
+        made = self.made[path.stem] = FakeHeads(self.shares[path.stem])
+        return made
+
+    def session(self, steps: int = LEAST_STEPS + 2) -> None:
+        self.count += 1
+        session: Any = SimpleNamespace(session_id=f"session {self.count}", tokens=[1, 2, 3])
+        for _ in range(steps):
+            self.served.observe(session, EvaluatedRows([0], 1))
+            self.served.propose([ProposalRequest(session, 4, 0.0, SimpleNamespace())])  # type: ignore[arg-type]
+            session.tokens = [*session.tokens, 5]
+        self.served.release(session.session_id)
+
+    def state(self, name: str) -> str:
+        return next(one.state for one in self.folder.releases() if one.digest == self.digests[name])
+
+    def decided(self, name: str) -> int:
+        """Run sessions until it is decided about heads; return how many."""
+        while self.state(name) == "canary":
+            self.session()
+            assert self.count < 2_000
+        return self.count
+
+
+def test_a_better_canary_becomes_stable_and_serves_every_session(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=0.5, canary=0.7)
+    world.decided("canary")
+    assert (world.state("canary"), world.state("stable")) == ("stable", "superseded")
+    before = len(world.made)
+    world.session()
+    assert len(world.made) == before and not any(one.sessions for one in world.made.values())
+    assert world.serve() is not None and world.folder.newest("stable") is not None
+
+
+def test_a_worse_canary_is_rolled_back_early_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=0.8, canary=0.3)
+    assert world.decided("canary") < 4 * MOST_SESSIONS
+    assert (world.state("canary"), world.state("stable")) == ("rolled_back", "stable")
+
+
+def test_the_first_heads_of_a_target_are_tried_beside_sessions_without_any(tmp_path: Path) -> None:
+    world = World(tmp_path, canary=0.5)
+    world.decided("canary")
+    assert world.state("canary") == "stable"
+    (tmp_path / "other").mkdir()
+    useless = World(tmp_path / "other", canary=0.0)
+    useless.decided("canary")
+    assert useless.state("canary") == "rolled_back"
+
+
+def test_a_canary_that_raises_is_rolled_back_at_once_and_nobody_fails(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=0.5, canary=0.5)
+    world.made[world.digests["canary"]].fails = True
+    while not has_canary(f"session {world.count}"):
+        world.session()
+    assert world.state("canary") == "rolled_back"
+    world.session()
+
+
+def test_heads_that_come_while_sessions_run_are_found(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.session()
+    digest = world.folder.add(heads_file(tmp_path / "new", 9)).digest
+    world.shares[digest] = 1.0
+    world.session()
+    assert digest not in world.made
+    world.now += POLL_S
+    world.session()
+    assert digest in world.made
