@@ -164,7 +164,10 @@ def _config(options: argparse.Namespace) -> DistillConfig:
 
 def _fetched(config: DistillConfig) -> DistillConfig:
     """Return the settings with paths for ids of the hub. Raises ModelRefused, Unavailable, or ImportError."""
-    paths = {"draft": fetch_draft(config.draft), "target": fetch_target(config.target, "--target")}
+    draft = config.draft
+    if config.student == "draft":
+        draft = fetch_draft(draft)
+    paths = {"draft": draft, "target": fetch_target(config.target, "--target")}
     return config.model_copy(update=paths)
 
 

@@ -47,11 +47,14 @@ class DistillConfig(BaseSettings):
     """Directory or fsspec URL of the traffic log that verifiers write."""
     target: Path
     """Directory of the target, as verifiers serve it, or its id on the Hugging Face hub."""
+    student: Literal["draft", "heads"] = "draft"
+    """draft: a draft for devices is trained and released. heads: heads on the target, for the verifiers alone."""
     draft: Path
     """GGUF file, or its id on the Hugging Face hub, of the draft to train first, which stands in as long as no release
-    is stable."""
+    is stable. For heads, a file of heads, or the target's folder for new ones."""
     artifacts: Path
-    """Folder from which the coordinator, or a web server, serves drafts."""
+    """Folder from which the coordinator, or a web server, serves drafts. For heads, the folder that verifiers take them
+    from (their setting `heads`)."""
     key: Path = Path("~/.outrider/distill/publisher-key.pem")
     """File of the publisher's key, which `outrider-distill key` makes."""
     state_dir: Path = Path("~/.outrider/distill")
@@ -143,7 +146,14 @@ class DistillConfig(BaseSettings):
     def _consistent(self) -> DistillConfig:
         if self.retry_s > self.retry_max_s:
             raise ValueError(f"retry_s is {self.retry_s}, must be at most retry_max_s ({self.retry_max_s})")
+        if self.student == "heads" and self.ranks > 1:
+            raise ValueError(f"ranks is {self.ranks}, must be 1 with student heads, which one process trains")
         return self
+
+    @property
+    def suffix(self) -> str:
+        """Return the suffix of the files that are published."""
+        return ".safetensors" if self.student == "heads" else ".gguf"
 
     @property
     def training_s(self) -> float:

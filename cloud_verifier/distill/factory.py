@@ -13,6 +13,7 @@ from pathlib import Path
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.loop import DistillLoop
+from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger, TargetHashes
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
 from cloud_verifier.distill.stage_processes import run_stage
@@ -31,13 +32,20 @@ async def distill_loop(config: DistillConfig) -> AsyncIterator[DistillLoop]:
     from cloud_verifier.traffic.segments import SegmentLog
 
     logging.getLogger().setLevel(config.log_level)
-    if not config.draft.is_file():
-        raise BadRequest(f"draft {config.draft} is not a file; give the GGUF that verifiers offer", field="draft")
+    if not config.draft.is_file() and (config.student == "draft" or config.draft.resolve() != config.target.resolve()):
+        kind = "the GGUF that verifiers offer" if config.student == "draft" else "heads, or the target's folder"
+        raise BadRequest(f"draft {config.draft} is not a file; give {kind}", field="draft")
     with _locked(config.state):
-        async with publisher(config) as its_publisher:
+        async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
             weights_hash = its_publisher.target.weights_hash
             counter = TrafficCounter(SegmentLog(config.traffic), weights_hash, config.alarm_tokens)
             yield DistillLoop(config, functools.partial(run_stage, config), its_publisher, counter)
+
+
+@contextlib.asynccontextmanager
+async def heads_publisher(config: DistillConfig) -> AsyncIterator[HeadsPublisher]:
+    """Yield a publisher of heads for the target. Raises BadRequest."""
+    yield HeadsPublisher(config.artifacts, await asyncio.to_thread(target_hashes, config.target))
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import TrafficCounter
 from cloud_verifier.distill.errors import StageFailed
+from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import CANDIDATE, DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import DONE, Job, RunFolder, clean_up
@@ -34,7 +35,7 @@ class DistillLoop:
         self,
         config: DistillConfig,
         stage_runner: Callable[[str, Path], Awaitable[None]],
-        publisher: Publisher,
+        publisher: Publisher | HeadsPublisher,
         counter: TrafficCounter,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -147,8 +148,9 @@ class DistillLoop:
     async def _publish(self, run: RunState) -> LoopState:
         folder = self._folder(run)
         folder.delete_dataset()
+        job = Job.read(folder.path)
         release = await self._publisher.publish(
-            folder.draft, Job.read(folder.path).quantization, run.incumbent, folder.verdict()["metrics"]
+            folder.path / job.artifact, job.quantization, run.incumbent, folder.verdict()["metrics"]
         )
         return self.state.advanced(run, release=release.digest)
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -17,7 +17,7 @@ from outrider.artifacts import atomic_files
 JOB, PLAN = "job.json", "plan.json"
 """Files that the stages read: `Job`, and for the trainer `TrainingPlan`."""
 HEADS = "heads.safetensors"
-"""The file of trained heads, in the folder of the trained model."""
+"""The file of trained heads, in the run's folder and in that of the trained model."""
 DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.gguf", "gate.json"
 """Files that the stages write: dataset, trained model, the trainer's last file, the exported draft, the verdict."""
 
@@ -25,6 +25,7 @@ DATASET, MODEL, DONE, DRAFT, VERDICT = "dataset", "model", "done.json", "draft.g
 class Job(BaseModel, frozen=True, extra="forbid"):
     """The parameters of a run's stages, which do not change while it lasts."""
 
+    student: Literal["draft", "heads"] = "draft"
     traffic: str
     dataset: dict[str, Any]
     """Fields of `DatasetPlan`."""
@@ -34,15 +35,21 @@ class Job(BaseModel, frozen=True, extra="forbid"):
     tokenizer_hash: str
     """Hash of the target's vocabulary."""
     base: Path
-    """The draft to train: a GGUF file, or a folder with a Hugging Face causal LM."""
+    """The draft to train: a GGUF file, or a folder with a Hugging Face causal LM. Of heads: a file, or the target's
+    folder for new ones."""
     incumbent: Path
-    """GGUF file that the result must beat."""
+    """File that the result must beat; the target's folder if no heads are served yet."""
     quantization: str
     widened: tuple[str, ...] = ()
     fresh: tuple[str, ...]
     """Traffic classes to train for."""
     rule: GateRule
     threads: int = 1
+
+    @property
+    def artifact(self) -> str:
+        """Return the name of the run's file that is judged and published."""
+        return HEADS if self.student == "heads" else DRAFT
 
     @classmethod
     def read(cls, run: Path) -> Job:
@@ -56,7 +63,6 @@ class RunFolder:
     def __init__(self, runs: Path, number: int) -> None:
         self.path = runs / str(number)
         self.dataset = self.path / DATASET
-        self.draft = self.path / DRAFT
 
     def prepare(self, job: Job, training_plan: Mapping[str, Any]) -> None:
         """Write the job and the plan into an empty folder, in place of one that a killed process has begun."""

@@ -18,7 +18,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-from cloud_verifier.distill.run_folder import DATASET, DRAFT, MODEL, VERDICT, Job
+from cloud_verifier.distill.run_folder import DATASET, DRAFT, HEADS, MODEL, VERDICT, Job
 from outrider.artifacts import atomic_files
 from outrider.core.errors import OutriderError
 
@@ -49,10 +49,17 @@ def build_dataset(run: Path) -> None:
 
 
 def export_draft(run: Path) -> None:
-    """Export the trained model as a quantized file. Raises PermanentFailure."""
+    """Export the trained model as a quantized file, or heads as they are. Raises PermanentFailure and ModelRefused."""
     from cloud_verifier.distill.gguf.export import Quantization, export
 
     job = Job.read(run)
+    if job.student == "heads":
+        from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
+
+        load_heads(run / MODEL / HEADS, job.weights_hash)
+        shutil.copyfile(run / MODEL / HEADS, run / job.artifact)
+        log.info("exported %s", describe_heads(run / MODEL / HEADS))
+        return
     kind = cast(Quantization, job.quantization)
     log.info(
         "exported %s", export(run / MODEL, job.target, run / DRAFT, kind, widened=job.widened, threads=job.threads)
@@ -67,7 +74,13 @@ def judge(run: Path) -> None:
     from cloud_verifier.distill.publishing import gate
 
     job, texts = Job.read(run), load_texts(run / DATASET / HELDOUT)
-    comparison = eval_gguf.compare(run / DRAFT, job.incumbent, texts, job.threads)
+    if job.student == "heads":
+        from cloud_verifier.distill.training import eval_heads
+
+        served = job.incumbent if job.incumbent.is_file() else None
+        comparison = eval_heads.compare(run / job.artifact, served, job.target, texts)
+    else:
+        comparison = eval_gguf.compare(run / DRAFT, job.incumbent, texts, job.threads)
     verdict = gate.decide(comparison, job.fresh, job.rule, DatasetCard.read(run / DATASET).train)
     atomic_files.write(run / VERDICT, json.dumps(verdict.to_json(), indent=1).encode())
     for group in verdict.classes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.traffic_counts import ClassTraffic, TrafficCounter, alarms, training_due, updated_usual
+from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.publishing.publisher import Publisher
 from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseRecord
 from cloud_verifier.distill.run_folder import MODEL, Job, RunFolder
@@ -25,7 +26,7 @@ class TrafficWatcher:
     def __init__(
         self,
         config: DistillConfig,
-        publisher: Publisher,
+        publisher: Publisher | HeadsPublisher,
         counter: TrafficCounter,
         clock: Callable[[], float],
     ) -> None:
@@ -34,9 +35,9 @@ class TrafficWatcher:
         self._publisher = publisher
         self._counter = counter
         self._clock = clock
-        self._artifacts = ArtifactStore(config.artifacts, ".gguf")
+        self._artifacts = ArtifactStore(config.artifacts, config.suffix)
         self._runs = config.state / "runs"
-        self._first_draft = file_digest(config.draft)
+        self._first_draft = file_digest(config.draft) if config.draft.is_file() else ""
         self._tidied = float("-inf")
         self._waiting: set[str] = set()
         """Classes whose acceptance has fallen, with too little traffic to learn from so far."""
@@ -92,7 +93,8 @@ class TrafficWatcher:
         """Write what the run's stages need into its folder."""
         config, target, folder = self._config, self._publisher.target, RunFolder(self._runs, run.number)
         released = self._artifacts.path(run.incumbent)
-        incumbent = released if released.is_file() else config.draft
+        incumbent = released if run.incumbent and released.is_file() else config.draft
+        base = incumbent if config.student == "heads" else self._model_of(state, run.incumbent) or incumbent
         dataset_plan = {
             "weights_hash": target.weights_hash,
             "fresh_since_unix": state.used_unix,
@@ -100,12 +102,13 @@ class TrafficWatcher:
             "seed": config.seed,
         }
         job = Job(
+            student=config.student,
             traffic=config.traffic,
             dataset=dataset_plan | config.dataset_options | {"lasts_s": config.dataset_lasts_s},
             target=config.target.resolve(),
             weights_hash=target.weights_hash,
             tokenizer_hash=target.tokenizer_hash,
-            base=(self._model_of(state, run.incumbent) or incumbent).resolve(),
+            base=base.resolve(),
             incumbent=incumbent.resolve(),
             quantization=config.quantization,
             widened=config.widened,
@@ -119,6 +122,7 @@ class TrafficWatcher:
             "dataset": str(folder.dataset.resolve()),
             **{name: getattr(config, name) for name in ("loss", "lora_rank", "threads", "seed")},
             **({} if "steps" in config.training_options else {"minutes": config.train_minutes}),
+            **({"heads": {}} if config.student == "heads" else {}),
             **config.training_options,
         }
         folder.prepare(job, training_plan)

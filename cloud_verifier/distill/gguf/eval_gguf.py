@@ -101,15 +101,18 @@ def compare(candidate: Path, incumbent: Path, texts: Iterable[Text], threads: in
 def steps(ranks: TokenRanks, levels: int, width: int) -> int:
     """Return the number of verification steps that a text takes with a fixed shape.
 
-    ranks: of each token among the draft's choices, 0 for the first. levels: of the chain of first choices. width: nodes
-    at each level, of which only the first has children.
+    ranks: of each token among the draft's choices, 0 for the first, `[n]`; or `[levels, n]`, if it depends on the level
+    at which it is proposed. levels: of the chain of first choices. width: nodes at each level, of which only the first
+    has children.
     """
+    count = ranks.shape[-1]
+    by_level = np.broadcast_to(ranks, (levels, count))
     position = taken = 0
-    while position < len(ranks):
+    while position < count:
         level = 0
-        while level < levels and position < len(ranks) and ranks[position] == 0:
+        while level < levels and position < count and by_level[level, position] == 0:
             position, level = position + 1, level + 1
-        if level < levels and position < len(ranks) and ranks[position] < width:
+        if level < levels and position < count and by_level[level, position] < width:
             position += 1
         position, taken = position + 1, taken + 1
     return taken

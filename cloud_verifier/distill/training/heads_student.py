@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.distill.training.batches import TrainingBatch
@@ -18,6 +21,8 @@ UNROLLED = 3
 """Predictions in a row that an EAGLE head is trained on, each from the one before."""
 STATES_BYTES = 2 << 30
 """Most memory for hidden states that are kept for the next epoch."""
+LISTED, SAMPLED = 8, 768
+"""Ids of each position that are compared one by one, and ids that stand for all others."""
 DECAY = 0.8
 """Weight of each further prediction, as a share of the one before: it counts only where that one was right."""
 
@@ -52,25 +57,25 @@ class HeadsStudent(nn.Module):
         labels[batch.positions] = torch.arange(len(batch.positions), device=labels.device)
         labels = labels.view_as(batch.ids)
         first = int((labels >= 0).any(0).long().argmax())  # heads see states from the first label's on
-        states, ids, labels = self._read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
+        states, ids, labels = self.read(batch.ids, labels)[:, first:], batch.ids[:, first:], labels[:, first:]
         sums = torch.zeros(4, len(batch.positions), device=states.device)
-        predictions = self._unrolled(states, ids, labels) if isinstance(self.heads, EagleHead) else self._ahead(states)
-        for number, (predicted, offset, behind) in enumerate(predictions):
-            # A prediction at column c is of the label at c + offset, and comes from the state of column c - behind.
+        vocabulary = _Vocabulary(batch, self.module.get_output_embeddings(), sampled=self.training)
+        for number, (predicted, offset, behind) in enumerate(self.predictions(states, ids, labels, UNROLLED)):
             width = labels.shape[1]
             at, known = labels[:, behind + offset :], labels[:, : width - behind - offset]
             valid = (at >= 0) & (known >= 0)
             label = at[valid]
-            logits = self._logits(predicted[:, behind : width - offset][valid])
-            kl, overlap = divergence(logits, batch.top_ids[label], batch.top_log_probs[label], batch.tail[label])
-            agreed = logits.detach().argmax(1) == batch.top_ids[label][:, 0]
+            logits = vocabulary.logits(predicted[:, behind : width - offset][valid])
+            top_ids = vocabulary.top_ids[label]
+            kl, overlap = divergence(logits, top_ids, vocabulary.top_log_probs[label], vocabulary.tail[label])
+            agreed = logits.detach().argmax(1) == top_ids[:, 0]
             values = torch.stack((torch.ones_like(kl), kl, overlap, agreed.float()))
             sums = sums.index_add(1, label, DECAY**number * values)
         covered = sums[:, sums[0] > 0]
         return covered[1] / covered[0], covered[2] / covered[0], covered[3] / covered[0]
 
     @torch.no_grad()
-    def _read(self, ids: Tensor, labels: Tensor) -> Tensor:
+    def read(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Return the target's states `[b, L, H]` at the labels `[b, L]` that are at least 0; others mean nothing."""
         spans = [(int(row.nonzero()[0]), int(row.nonzero()[-1]) + 1) for row in labels >= 0]
         keys = [row[:end].numpy().tobytes() for row, (_, end) in zip(ids.cpu(), spans, strict=True)]
@@ -88,20 +93,29 @@ class HeadsStudent(nn.Module):
             states[number, first:end] = found[number].to(ids.device)
         return states
 
-    def _logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         """Return the logits `[n, V]` of states `[n, H]` by the target's output layer."""
         layer = self.module.get_output_embeddings()
         logits: Tensor = layer(states.to(layer.weight.dtype)).float()
         return logits
 
+    def predictions(self, states: Tensor, ids: Tensor, labels: Tensor, rounds: int) -> list[tuple[Tensor, int, int]]:
+        """Return predicted states `[b, L, H]`, the nearest tokens' first, each with its `offset` and how far `behind`.
+
+        states: the target's, `[b, L, H]`, of the tokens `ids` `[b, L]`, where `labels` are at least 0. rounds: of an
+        EAGLE head. A prediction at column c is of the token after column c + offset; all that it knows of the target
+        are states up to column c - behind.
+        """
+        return self._unrolled(states, ids, labels, rounds) if isinstance(self.heads, EagleHead) else self._ahead(states)
+
     def _ahead(self, states: Tensor) -> list[tuple[Tensor, int, int]]:
-        """Return each Medusa head's states `[b, L, H]`, how many labels it looks ahead, and 0."""
+        """Return each Medusa head's predictions."""
         batch, width, hidden = states.shape
         predicted = self.heads(states.reshape(-1, hidden)).view(-1, batch, width, hidden)
         return [(one, number, 0) for number, one in enumerate(predicted, start=1)]
 
-    def _unrolled(self, states: Tensor, ids: Tensor, labels: Tensor) -> list[tuple[Tensor, int, int]]:
-        """Return the EAGLE head's predicted states `[b, L, H]` of each round, 1, and the number of rounds before.
+    def _unrolled(self, states: Tensor, ids: Tensor, labels: Tensor, rounds: int) -> list[tuple[Tensor, int, int]]:
+        """Return the EAGLE head's predictions, one for each round.
 
         In the first round every state is the target's own. In the next, the newest one of each position is the head's
         own prediction, and so on, as when it drafts (EAGLE-3, arXiv 2503.01840).
@@ -117,7 +131,7 @@ class HeadsStudent(nn.Module):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         predictions: list[tuple[Tensor, int, int]] = []
-        for step in range(min(UNROLLED, heads.shape.depth)):
+        for step in range(min(rounds, heads.shape.depth)):
             x, queries, new_keys, new_values = heads.entries(states, embeddings)
             keys.append(new_keys)
             values.append(new_values)
@@ -133,22 +147,61 @@ class HeadsStudent(nn.Module):
         return predictions
 
 
+class _Vocabulary:
+    """The columns of the output layer that a batch's predictions are compared on, and the target's distributions there.
+
+    Where the vocabulary is large most of a training step would be spent on it. If `sampled`, the target's LISTED
+    likeliest ids of every position are compared, and of all others SAMPLED random ones stand for all (arXiv 1412.2007).
+    """
+
+    def __init__(self, batch: TrainingBatch, layer: nn.Linear, *, sampled: bool) -> None:
+        """Take the layer's columns for the ids of a batch; `[n, K]` and so on as in the batch."""
+        self.top_ids, self.top_log_probs, self.tail = batch.top_ids, batch.top_log_probs, batch.tail
+        self._weight: Tensor = layer.weight
+        self._bias: Tensor | None = layer.bias
+        listed = torch.unique(batch.top_ids[:, :LISTED])
+        listed = listed[listed >= 0]
+        count = len(layer.weight)
+        if not sampled or len(listed) + SAMPLED >= count:
+            return
+        device = layer.weight.device
+        place = torch.full((count,), -1, device=device)
+        place[listed] = torch.arange(len(listed), device=device)
+        others = (place < 0).nonzero()[:, 0]
+        columns = torch.cat((listed, others[torch.randint(len(others), (SAMPLED,), device=device)]))
+        self._weight = layer.weight[columns]
+        bias = torch.zeros(len(columns), device=device) if layer.bias is None else layer.bias[columns].clone()
+        bias[len(listed) :] += math.log(len(others) / SAMPLED)
+        self._bias = bias
+        self.tail = batch.tail + batch.top_log_probs[:, LISTED:].exp().sum(1)
+        self.top_log_probs = batch.top_log_probs[:, :LISTED]
+        ids = batch.top_ids[:, :LISTED]
+        self.top_ids = torch.where(ids >= 0, place[ids.clamp_min(0)], -1)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits `[n, columns]` of states `[n, H]`."""
+        return functional.linear(states.to(self._weight.dtype), self._weight, self._bias).float()
+
+
 def load_heads_student(plan: TrainingPlan) -> HeadsStudent:
     """Load the plan's target, and the heads to train: those of its base, or new ones if that is the target's folder.
 
     Raises ModelRefused, OSError and ValueError.
     """
-    if plan.heads is None:
-        raise ValueError("the plan has no heads")
-    module = AutoModelForCausalLM.from_pretrained(plan.tokenizer, dtype=torch.float32)
-    module.set_attn_implementation("sdpa")
-    target = f"sha256:{hash_of(plan.tokenizer)}"
+    module, target = load_target(plan.tokenizer)
     hidden = check_states(module)
     if plan.base.is_file():
         heads = load_heads(plan.base, target, hidden)
     else:
-        heads = new_heads(HeadsShape(hidden=hidden, **plan.heads), plan.seed)
+        heads = new_heads(HeadsShape(hidden=hidden, **(plan.heads or {})), plan.seed)
     return HeadsStudent(module, heads, target)
+
+
+def load_target(folder: Path) -> tuple[Any, str]:
+    """Return a target's module in float32, and its identity, "sha256:<hex>". Raises ModelRefused and OSError."""
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    module.set_attn_implementation("sdpa")
+    return module, f"sha256:{hash_of(folder)}"
 
 
 @torch.no_grad()
