@@ -38,12 +38,12 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.latency import repetitive
 from benchmarks.support import engine_options, harness
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, repeated, settings
 from benchmarks.support.engine_options import TORCH, VLLM, Engines
 from benchmarks.support.harness import Pair, Size, spread
+from benchmarks.support.texts import repetitive
 from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.model import quantize
@@ -143,11 +143,14 @@ class CapacityClusters:
         self.pass_s = 0.0
         """Time that the draft needs on the device for a pass over one token."""
 
-    async def configurations(self, prompts: Mapping[str, Sequence[int]], size: CapacitySize) -> list[ServingSetup]:
+    async def configurations(
+        self, prompts: Mapping[str, Sequence[int]], size: CapacitySize, *, keep_repetitive: bool = False
+    ) -> list[ServingSetup]:
         """Start a verifier for each configuration and record the draft. The first one streams."""
         plain, where = await self._cluster()
         recorded = await record_drafts(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
-        recorded = replace(recorded, recordings=tuple(r for r in recorded.recordings if not repetitive(r.call.output)))
+        kept = [r for r in recorded.recordings if keep_repetitive or not repetitive(r.call.output)]
+        recorded = replace(recorded, recordings=tuple(kept))
         others = {engine: await self._cluster(*self._engines[engine]) for engine in self._engines if engine != TORCH}
         for engine, (_, there) in others.items():
             same = await repeated(there, recorded.recordings)
@@ -340,12 +343,13 @@ def on_gpu(size: Size) -> dict[str, Any] | None:
 
 async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("capacity", __doc__)
+    harness.add_texts_option(parser)
     engine_options.add_options(parser)
     options = parser.parse_args(argv)
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
-    prompts = pair.encode(harness.prompts("heldout", size.prompts))
+    prompts = pair.encode(harness.prompts(options.texts, size.prompts))
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
         scratch = Path(folder)
@@ -356,7 +360,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
             drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
         for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores, engines) as one:
-                setups = await one.configurations(prompts, size)
+                setups = await one.configurations(prompts, size, keep_repetitive=options.texts != "heldout")
                 cells = await measure(setups, one.recordings, size)
             found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, size.levels)
             if VLLM in engines:

@@ -6,7 +6,8 @@ forward, which bounds what streaming can reach, and is compared with `streaming`
 token to its last. The prompt is in neither; all other figures cover the time from request to last token. Streaming
 should reach 0.97 of the bare forward, and of `generate`. The configurations are interleaved; a figure is the median
 over rounds of tokens per second. Outputs with more than 30% repeated 4-grams are left out and counted, because any
-draft predicts those well. The first round decides that for each prompt; later ones must repeat its output.
+draft predicts those well. The first round decides that for each prompt; later ones must repeat its output. Prompts
+whose answers quote them are measured apart, as `quoting`, repetitive outputs included.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from benchmarks.support import engine_options, harness
 from benchmarks.support.engine_options import TORCH, VLLM
 from benchmarks.support.harness import Criterion, Pair
 from benchmarks.support.proc import JsonWorker
+from benchmarks.support.texts import repetitive
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
 
-REPETITIVE = 0.30
 TEMPERATURES = {"greedy": 0.0, "T=0.8": 0.8}
 SEED = 20_260_731
 STREAMING = 0.97
@@ -60,6 +61,8 @@ class SettingResult:
     """Completions with a draft, by engine."""
     outputs: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     """Outputs by the prompt's id and the engine, those left out included."""
+    keep_repetitive: bool = False
+    """Whether repetitive outputs are measured, too."""
 
     @property
     def repetitive(self) -> set[str]:
@@ -74,7 +77,7 @@ class SettingResult:
     @property
     def excluded(self) -> set[str]:
         """Return the ids of prompts that are left out."""
-        return self.repetitive | self.different
+        return self.different if self.keep_repetitive else self.repetitive | self.different
 
     def rates(self, configuration: str) -> list[float]:
         """Return the tokens per second of each round that measured something."""
@@ -84,12 +87,6 @@ class SettingResult:
         """Return the ratio of two configurations' rates in each round that measured both."""
         rates = [(sums[configuration].rate, sums[over].rate) for sums in self.rounds]
         return [a / b for a, b in rates if a is not None and b is not None]
-
-
-def repetitive(tokens: Sequence[int]) -> bool:
-    """Return whether more than 30% of the 4-grams occurred before."""
-    grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
-    return bool(grams) and 1 - len(set(grams)) / len(grams) > REPETITIVE
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,10 @@ class LatencyRun:
     tokens: int
     """Tokens generated for each prompt."""
 
-    async def measure(self, rounds: int, prompts: Mapping[str, list[int]], temperature: float) -> SettingResult:
-        result = SettingResult()
+    async def measure(
+        self, rounds: int, prompts: Mapping[str, list[int]], temperature: float, *, keep_repetitive: bool = False
+    ) -> SettingResult:
+        result = SettingResult(keep_repetitive=keep_repetitive)
         for number in range(rounds):
             result.rounds.append(await self._round(number, prompts, temperature, result))
         return result
@@ -174,7 +173,8 @@ def after_first_token(completion: Completion) -> tuple[int, float]:
 def report(setting: str, result: SettingResult) -> None:
     left, different = len(result.outputs) - len(result.excluded), len(result.different)
     apart = f", and {different} whose outputs differ between the engines" if different else ""
-    print(f"{setting}: {left} prompts; {len(result.repetitive)} repetitive ones are left out{apart}")
+    kept = "are among them" if result.keep_repetitive else "are left out"
+    print(f"{setting}: {left} prompts; {len(result.repetitive)} repetitive ones {kept}{apart}")
     if not left:
         print("  every output is left out, so there is nothing to compare: its ratios are null", flush=True)
         return
@@ -232,10 +232,12 @@ async def main(argv: Sequence[str] | None = None) -> None:
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
     rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(2, 4, 96), full=(5, 18, 96))
+    to_quote = pair.encode(harness.prompts("quoting", options.size.pick(smoke=1, quick=4, full=12)))
     cores = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))
     warm_up = pair.encode(harness.prompts("tuning", options.size.pick(smoke=1, quick=4, full=4)))
     results: dict[str, SettingResult] = {}
+    quoting: dict[str, SettingResult] = {}
     async with contextlib.AsyncExitStack() as stack:
         clients: dict[str, AsyncClient] = {}
         for engine, flags in engines.items():
@@ -251,6 +253,8 @@ async def main(argv: Sequence[str] | None = None) -> None:
         for setting, temperature in TEMPERATURES.items():
             results[setting] = await run.measure(rounds, prompts, temperature)
             report(setting, results[setting])
+            quoting[setting] = await run.measure(rounds, to_quote, temperature, keep_repetitive=True)
+            report(f"{setting}, quoting", quoting[setting])
     drafted = [completion for result in results.values() for completion in result.drafted.get(TORCH, ())]
     of_bare = {s: median(r.ratio("streaming", "forward")) for s, r in results.items()}
     of_generate = {s: median(r.ratio("streamed", "generate")) for s, r in results.items()}
@@ -263,6 +267,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
         "bytes_up_per_token": per_token(drafted, "bytes_up"),
         "bytes_down_per_token": per_token(drafted, "bytes_down"),
         "excluded_repetitive": sum(len(result.repetitive) for result in results.values()),
+        "quoting": {
+            "speedup_vs_streaming": {s: median(r.ratio("drafted", "streamed")) for s, r in quoting.items()},
+            "tokens_per_step": {s: per_step(r.drafted.get(TORCH, ())) for s, r in quoting.items()},
+            "repetitive": sum(len(result.repetitive) for result in quoting.values()),
+        },
     }
     if VLLM in engines:
         found["excluded_different"] = sum(len(result.different) for result in results.values())

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from coordinator.cluster import Cluster, stand_apart
+from edge_agent.target.chat_template import ChatTemplate
 from outrider.core.errors import BadRequest
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "benchmarks" / "prompts"
+TEXTS = ("heldout", "quoting")
 LOOPBACK = ("--listen", "127.0.0.1:0")
 """Options of a coordinator that listens on a free port of this machine."""
 MACHINE_PACKAGES = ("outrider", "torch", "transformers", "llama-cpp-python", "grpcio", "numpy")
@@ -103,11 +105,13 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Hold a prompt that ships with the benchmarks. kind: `code` or `arithmetic`."""
+    """Hold a prompt that ships with the benchmarks. kind: `code`, `arithmetic`, `chat` or `quoting`."""
 
     id: str
     kind: str
-    text: str
+    text: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+    """A chat's messages, which the target's own template renders. `text` is then the only one's, or empty."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +131,15 @@ class Pair:
         return pair
 
     def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
-        """Return the target's token ids of each prompt, by its id."""
+        """Return the target's token ids of each prompt, by its id. Raises OSError for a chat and no chat template."""
         tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
-        return {prompt.id: tokenizer.encode(prompt.text, add_special_tokens=False).ids for prompt in prompts}
+
+        def text_of(prompt: Prompt) -> str:
+            if not prompt.messages:
+                return prompt.text
+            return ChatTemplate((self.target / "chat_template.jinja").read_text()).render(prompt.messages)
+
+        return {prompt.id: tokenizer.encode(text_of(prompt), add_special_tokens=False).ids for prompt in prompts}
 
 
 def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -146,12 +156,29 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_texts_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--texts`, the split of prompts that a benchmark plays: figures of texts that quote are never mixed in."""
+    parser.add_argument(
+        "--texts",
+        choices=TEXTS,
+        default=TEXTS[0],
+        help="prompts to play; texts that quote their prompt may repeat themselves, of the others those are left out",
+    )
+
+
 def prompts(split: str, count: int | None = None) -> list[Prompt]:
-    """Return the first `count` prompts of a split, all without it; the kinds alternate."""
+    """Return the first `count` prompts of a split, all without it; the kinds alternate.
+
+    split: `tuning`, `heldout`, or `quoting`: held-out ones whose answers quote their prompt.
+    """
     rows = [json.loads(line) for line in (PROMPTS / f"{split}.jsonl").read_text().splitlines()]
     by_kind: dict[str, list[Prompt]] = {}
     for row in rows:
-        by_kind.setdefault(row["kind"], []).append(Prompt(row["id"], row["kind"], row["prompt"]))
+        text, messages = row.get("prompt", ""), tuple(row.get("messages", ()))
+        if row["kind"] == "chat":
+            messages = ({"role": "user", "content": text},)
+        prompt = Prompt(row["id"], row["kind"], text, messages)
+        by_kind.setdefault(prompt.kind, []).append(prompt)
     longest = max(map(len, by_kind.values()))
     return [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)][:count]
 

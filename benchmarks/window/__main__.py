@@ -142,6 +142,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", action="append", choices=(*PARTS, ENGINES), help="run this part alone (repeatable)")
     parser.add_argument("--out", type=Path, help="folder for the plots (PNG) and for all figures (JSON)")
     engine_options.add_options(parser)
+    harness.add_texts_option(parser)
     asked = parser.parse_args(argv)
     engines = engine_options.chosen(asked)
     if ENGINES in (asked.only or ()) and VLLM not in engines:
@@ -153,7 +154,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     usual = asked.size.pick(smoke=("cells", "calibration", "arms"), quick=PARTS, full=PARTS)
     parts = asked.only or (usual if VLLM not in engines else (ENGINES,))
     pair = Pair.in_folder(asked.models)
-    prompts, teaching = (pair.encode(harness.prompts(split)) for split in ("heldout", "tuning"))
+    prompts, teaching = (pair.encode(harness.prompts(split)) for split in (asked.texts, "tuning"))
     print("windows: the verifier's own setting" if asked.own else "windows: by the coordinator", flush=True)
     if asked.size is Size.FULL:
         expected = sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *parts))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import failover, latency
+from benchmarks import failover
 from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
-from benchmarks.support import engine_equality
+from benchmarks.support import engine_equality, harness, texts
 from benchmarks.support.engine_equality import Answer, Call, Comparison, calls
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
@@ -161,15 +161,34 @@ def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_on
 
 
 def test_repetitive_texts_are_found_by_their_4_grams() -> None:
-    assert not latency.repetitive(range(96))
-    assert latency.repetitive([1, 2, 3, 4] * 24)
-    assert latency.repetitive([*range(60), *range(36)])
-    assert not latency.repetitive([*range(80), *range(16)])
+    assert not texts.repetitive(range(96))
+    assert texts.repetitive([1, 2, 3, 4] * 24)
+    assert texts.repetitive([*range(60), *range(36)])
+    assert not texts.repetitive([*range(80), *range(16)])
+
+
+def test_a_token_is_quoted_if_it_stands_in_the_prompt_after_the_same_three() -> None:
+    prompt = [1, 2, 3, 4, 5, 6]
+    assert texts.quoted(prompt, []) == 0.0
+    assert texts.quoted(prompt, [1, 2, 3, 4, 5]) == 2 / 5  # 4 and 5
+    assert texts.quoted([*prompt, 1, 2, 3], [4, 5, 6, 9]) == 3 / 4  # the quotation has begun in the prompt
+    assert texts.quoted(prompt, [7, 8, 9, 7, 8, 9, 7, 8, 9]) == 0.0  # it repeats itself alone
+    assert texts.quoted([1], [1, 1]) == 0.0
+
+
+def test_prompts_that_are_quoted_fit_the_small_target_and_are_of_no_other_split() -> None:
+    pair = harness.Pair.in_folder(harness.ROOT / "models")
+    quoting = harness.prompts("quoting")
+    assert {prompt.kind for prompt in quoting} == {"quoting"} and len(quoting) >= 20
+    ids = pair.encode(quoting)
+    assert len(ids) == len(quoting) and all(40 < len(tokens) <= 1024 for tokens in ids.values())
+    others = {prompt.text for split in ("tuning", "heldout") for prompt in harness.prompts(split)}
+    assert not others & {prompt.text for prompt in quoting if prompt.text}
+    chats = [prompt for prompt in quoting if prompt.messages]
+    assert chats and all(ids[prompt.id].count(0) == len(prompt.messages) for prompt in chats), "no end of turn"
 
 
 def test_the_prompts_that_ship_are_split_and_enough() -> None:
-    from benchmarks.support import harness
-
     tuning, heldout = harness.prompts("tuning"), harness.prompts("heldout")
     assert len(tuning) + len(heldout) >= 120
     assert not {prompt.text for prompt in tuning} & {prompt.text for prompt in heldout}
