@@ -12,6 +12,8 @@ session until it ends.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cloud_verifier.engine.row_allocation import CostCurve
@@ -22,6 +24,8 @@ TRIAL = 8
 """Number of steps with drafting before it is judged."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1024
 """Number of steps; each pause is twice as long as the last one, until drafting has paid again."""
+REMEMBERED = 40
+"""Number of steps whose plain mean would be as exact as the moving average of gains."""
 INITIAL_GAIN = 1.0
 """Gain that is assumed before any was measured."""
 
@@ -31,6 +35,8 @@ class DraftPolicy:
 
     def __init__(self) -> None:
         self._gain = MovingAverage()
+        self._squares = MovingAverage()
+        """Of gains, whose variance tells how far their mean may be from what it would be after many steps."""
         self._nodes = MovingAverage()
         self._read_s = MovingAverage()
         """Seconds in which the draft reads a token."""
@@ -58,7 +64,7 @@ class DraftPolicy:
         self.paused = False
         if self.on_trial:
             return True
-        if self._saved_s(commits, sessions, cost) > 0.0:
+        if self._saved_s(commits, sessions, cost, self._expected_gain + self._gain_error) > 0.0:
             self._pause = FIRST_PAUSE
             return True
         self._resumes, self._failed_at = step + self._pause, sessions
@@ -69,7 +75,7 @@ class DraftPolicy:
 
     def judge_anew(self) -> None:
         """Forget what was gained: what it gains has become another, and a trial shows what."""
-        self._judged, self._gain, self._nodes = 0, MovingAverage(), MovingAverage()
+        self._judged, self._gain, self._nodes, self._squares = 0, MovingAverage(), MovingAverage(), MovingAverage()
 
     def reading_pays(self, tokens: int, left: int, commits: float, sessions: int, cost: CostCurve) -> bool:
         """Return whether drafting for a session can regain the time to read so many tokens of it.
@@ -77,7 +83,8 @@ class DraftPolicy:
         left: tokens that it may still generate. sessions: that would be drafted for.
         """
         steps = left / (1.0 + self._expected_gain)
-        return self._read_s.value * tokens < steps * self._saved_s(commits, sessions, cost) / sessions
+        saved_s = self._saved_s(commits, sessions, cost, self._expected_gain)
+        return self._read_s.value * tokens < steps * saved_s / sessions
 
     @property
     def on_trial(self) -> bool:
@@ -93,11 +100,17 @@ class DraftPolicy:
     def _expected_gain(self) -> float:
         return self._gain.value if self._judged else INITIAL_GAIN
 
-    def _saved_s(self, commits: float, sessions: int, cost: CostCurve) -> float:
+    @property
+    def _gain_error(self) -> float:
+        """Return the standard error of the mean gain: of few steps, or uneven ones, a source may only look useless."""
+        variance = max(0.0, self._squares.value - self._gain.value**2)
+        return math.sqrt(variance / max(1, min(self._judged, REMEMBERED)))
+
+    def _saved_s(self, commits: float, sessions: int, cost: CostCurve, gain: float) -> float:
         """Return the seconds that a step with drafting saves: those of its gain by plain steps, less what it costs."""
         plain, filled = map(float, cost(np.array([0, round(self._nodes.value * sessions)])))
         drafting = self._drafting.seconds(sessions, 0) if self._drafting else 0.0
-        return self._expected_gain * sessions * plain / commits - (filled - plain) - drafting
+        return gain * sessions * plain / commits - (filled - plain) - drafting
 
     def observe_drafting(self, sessions: int, seconds: float) -> None:
         """Learn the time of drafting for so many sessions, without reading prompts."""
@@ -113,5 +126,6 @@ class DraftPolicy:
     def observe_step(self, sessions: int, nodes: int, accepted: int) -> None:
         """Learn from a step with drafting for so many sessions: nodes evaluated, and nodes accepted."""
         self._gain.add(accepted / sessions)
+        self._squares.add((accepted / sessions) ** 2)
         self._nodes.add(nodes / sessions)
         self._judged += 1
