@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,19 @@ def test_a_long_text_is_read_beside_the_steps(target: Target, monkeypatch: pytes
     rig.run()
     assert rig.engine.counters.server_accepted > 0
     assert source.read[0] < 60  # what came meanwhile, and not the prompt
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_target_of_chains_gains_and_generates_the_same(drafter: str, target: Target, reference: Plain) -> None:
+    prompt, params = prompt_of(30), SamplingParams(temperature=0.3, seed=2)
+    expected = reference("llama").generate(prompt, 80, params, ignore_eos=True)
+    rig = rig_with(target("llama"), NgramSource(), Knowing({"s": expected}, right=0.8))
+    rig.executor.capabilities = replace(rig.executor.capabilities, trees=False)
+    joining = client(prompt, DRAFTERS[drafter](expected), max_tokens=80, sampling=params, ignore_eos=True)
+    rig.attach("s", joining)
+    rig.run()
+    assert joining.device.received == expected
+    assert rig.engine.counters.steps < 60
 
 
 # Merging, by itself

@@ -96,6 +96,13 @@ def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> No
     assert allocated(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
+def test_what_the_verifier_finds_by_itself_shortens_the_patience_with_devices() -> None:
+    """With a token more in every step, waiting for 2 ms has to bring 0.8 tokens, not 0.4."""
+    assert decide([candidate(gain=0.7)]) == Wait(NOW + 0.002)
+    assert allocated(candidate(gain=0.7, server_gain=1.0)) == (RowAllocation("s", 1, 0),)
+    assert decide([candidate(gain=0.9, server_gain=1.0)]) == Wait(NOW + 0.002)
+
+
 def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
     late = candidate("late", answers_s=0.009, gain=2.0)
     assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
