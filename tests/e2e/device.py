@@ -108,6 +108,7 @@ class Device:
                 "prompt_tokens": completion.usage.prompt_tokens,
                 "steps": statistics.steps,
                 "accepted": statistics.accepted,
+                "evaluated": statistics.evaluated,
                 "attaches": statistics.attaches,
                 "draft": statistics.draft,
                 "draft_failure": statistics.draft_failure,

@@ -52,7 +52,8 @@ async def test_text_is_the_targets_own_with_a_draft_and_without(system, device, 
     repeated = await device.run({**system.here, "draft": "ngram"}, prompt, **options)
     assert drafted["draft"] != ""
     assert streamed["draft"] == ""
-    assert streamed["steps"] == len(streamed["tokens"])
+    assert streamed["evaluated"] == 0  # the verifier's own nodes may have saved steps, and count for no device
+    assert streamed["steps"] <= len(streamed["tokens"])
     assert drafted["tokens"] == streamed["tokens"] == repeated["tokens"]
     assert drafted["text"] == tokenizer.decode(drafted["tokens"], skip_special_tokens=True)
     ids = tokenizer.encode(prompt, add_special_tokens=False)

@@ -158,13 +158,13 @@ class Overlay:
         device_nodes = {a.session_id: a.nodes for a in plan.allocations}
         beside = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
         taken = sum(device_nodes.values())
-        floor = _floor(beside, cost, exploring=exploring)
+        gains = {id(one): one.policy.expected_gain * len(generating) for one in self._sources}
+        floor = _floor(beside + sum(gains.values()), cost, exploring=exploring)
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
         may_pause = True
         for one in list(self._sources):
-            others = sum(other.policy.expected_gain for other in self._sources if other is not one)
-            commits = beside + others * len(generating)
+            commits = beside + sum(gains.values()) - gains[id(one)]
             asked = self._worth_reading(one, generating, commits, cost)
             if not asked:
                 continue
