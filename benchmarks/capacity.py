@@ -1,8 +1,10 @@
 """Measure the tokens per second of one verifier on one core, by who drafts: nobody, the verifier, the devices.
 
-Four or more verifiers share one core and are measured in turn: `autoregression` streams; `server draft` drafts on that
-core itself, once for each depth of its chain, of which the best counts; `device` verifies what recorded devices draft
-(benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the verifier's). 1, 4 and
+Several verifiers share one core and are measured in turn: `autoregression` streams; `device` verifies what recorded
+devices draft (benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the
+verifier's); `co-located` has all that a verifier can have of its own, n-grams, token recycling and a draft, once for
+each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the devices'
+nodes besides; `server draft` drafts in every step, to measure what a draft on that core costs. 1, 4 and
 16 sessions at once run in a closed loop, greedy and sampled; outputs with more than 30% repeated 4-grams are left out.
 A figure is the number of tokens delivered in a window divided by its length; ratios are taken within a round, and their
 median is given. Prompts are in the prefix cache, so the figures cover generation and the opening of sessions. Windows
@@ -16,8 +18,8 @@ output vLLM does not repeat, which a tie may do, are left out for all.
 Then the same is measured with a draft that costs far more: the target itself in Q8_0.
 
 `server_draft_bound` is the gain expected from drafting elsewhere: 0.9 of 1 + draft time / verify time of the best
-verifier that always drafts, both as it reports them. It is compared with the best server draft of all, one of which
-pauses where drafting does not pay. With a GPU, benchmarks.capacity_gpu follows.
+verifier that always drafts, both as it reports them. It is compared with the best verifier that drafts by itself,
+co-located ones included. `both_over_best` is over the best of all others. With a GPU, benchmarks.capacity_gpu follows.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ from cloud_verifier.distill.gguf.writer import write_gguf
 from coordinator.cluster import Child, Cluster
 from outrider.llama.model import quantize
 
-PAUSING = 4
-"""Depth of the server draft that pauses where drafting does not pay; the others always draft."""
-PLAIN, DEVICE, SERVER = "autoregression", "device", "server draft"
+PLAIN, DEVICE, SERVER, COLOCATED, BOTH = "autoregression", "device", "server draft", "co-located", "both"
+SOURCES = "ngram,recycling"
+"""The verifier's sources beside its draft, where it has all."""
 CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
 SHARE_OF_BOUND = 0.9
+BOTH_KEY = "both_over_best"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class CapacitySize:
     prompts: int
     depths: tuple[int, ...]
     """Depths of the chains of the server drafts that always draft."""
+    colocated: tuple[int, ...]
+    """Depths of the chains of verifiers that have all sources, each of which pauses where it does not pay."""
+    both: int
+    """The depth of these at which devices draft besides."""
     levels: tuple[int, ...] = (1, 4, 16)
     """Sessions at once."""
     warm_s: float = 1.5
@@ -74,14 +81,21 @@ class CapacitySize:
     """Most tokens of a session."""
     heavy: bool = True
     """Whether the draft that costs far more is measured too."""
-    pausing: bool = True
-    """Whether a server draft that pauses where drafting does not pay is measured too."""
 
 
-FULL = CapacitySize(rounds=3, prompts=18, depths=(1, 2, 4))
-QUICK = CapacitySize(rounds=1, prompts=6, depths=(2, 4))
+FULL = CapacitySize(rounds=3, prompts=18, depths=(2, 4), colocated=(1, 2, 4, 8, 16), both=4)
+QUICK = CapacitySize(rounds=1, prompts=6, depths=(4,), colocated=(4, 16), both=4)
 SMOKE = CapacitySize(
-    rounds=1, prompts=1, depths=(2,), levels=(1,), warm_s=0.5, count_s=1.5, tokens=32, heavy=False, pausing=False
+    rounds=1,
+    prompts=1,
+    depths=(2,),
+    colocated=(2,),
+    both=2,
+    levels=(1,),
+    warm_s=0.5,
+    count_s=1.5,
+    tokens=32,
+    heavy=False,
 )
 
 
@@ -163,9 +177,11 @@ class CapacityClusters:
         for engine, (cluster, there) in others.items():
             found += await self._engine(f"{engine} ", cluster, there, *self._engines[engine])
         for depth in size.depths:
-            found.append(await self._server_draft(f"{SERVER} {depth}", depth, pauses=False))
-        if size.pausing:
-            found.append(await self._server_draft(f"{SERVER} {PAUSING}, pausing", PAUSING, pauses=True))
+            found.append(await self._server_draft(f"{SERVER} {depth}", depth, "--no-server-draft-pauses"))
+        for depth in size.colocated:
+            found.append(await self._server_draft(f"{COLOCATED} {depth}", depth, "--server-sources", SOURCES))
+            if depth == size.both:
+                found.append(replace(found[-1], name=BOTH, drafted=True))
         return found
 
     async def _engine(self, prefix: str, plain: Cluster, where: ServiceAddress, *options: str) -> list[ServingSetup]:
@@ -175,9 +191,9 @@ class CapacityClusters:
         controlled, where = await self._cluster(*options, controlled=True)
         return [*found, ServingSetup(prefix + CONTROLLED, await self._swarm(where), controlled, True)]
 
-    async def _server_draft(self, name: str, depth: int, pauses: bool) -> ServingSetup:
-        options = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
-        cluster, where = await self._cluster(*options, *([] if pauses else ["--no-server-draft-pauses"]))
+    async def _server_draft(self, name: str, depth: int, *options: str) -> ServingSetup:
+        drafting = ["--server-draft", str(self._draft), "--server-draft-depth", str(depth)]
+        cluster, where = await self._cluster(*drafting, *options)
         return ServingSetup(name, await self._swarm(where), cluster, False)
 
     async def _cluster(self, *options: str, controlled: bool = False) -> tuple[Cluster, ServiceAddress]:
@@ -252,9 +268,9 @@ def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE) -> list[float
     return [device / other for device, other in pairs]
 
 
-def best_server_draft(cells: Cells, level: int, always: bool = False) -> str:
-    """Return the server draft with the greatest median; always: only of those that draft in every step."""
-    names = {name for name, _ in cells if name.startswith(SERVER) and not (always and name.endswith("pausing"))}
+def best(cells: Cells, level: int, *prefixes: str) -> str:
+    """Return the configuration with the greatest median, of those whose name begins with one of these."""
+    names = {name for name, _ in cells if name.startswith(prefixes)}
     return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
 
 
@@ -269,24 +285,28 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
             row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
         print("  ".join(row))
-    keys = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
+    keys = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound", BOTH_KEY)
     found: dict[str, dict[str, float]] = {key: {} for key in keys}
     for level in levels:
-        best = best_server_draft(cells, level)
-        over_plain, over_best = ratios(cells, level, PLAIN), ratios(cells, level, best)
+        by_itself = best(cells, level, SERVER, COLOCATED)
+        over_plain, over_best = ratios(cells, level, PLAIN), ratios(cells, level, by_itself)
         controlled = ratios(cells, level, PLAIN, CONTROLLED)
-        always = best_server_draft(cells, level, always=True)
+        always = best(cells, level, SERVER)
+        other = best(cells, level, PLAIN, DEVICE, SERVER, COLOCATED)
+        both = ratios(cells, level, other, BOTH)
         drafting = cells[always, level].drafting
         bound = SHARE_OF_BOUND * (1.0 + drafting)
         print(
             f"{level:>3} sessions: device over autoregression {spread(over_plain)}, wanted >= {WANTED[level]};"
-            f" controlled {spread(controlled)}; over {best} {spread(over_best)}, wanted >= {bound:.2f};"
-            f" {always} drafts for {drafting:.2f} of its verify time"
+            f" controlled {spread(controlled)}; over {by_itself} {spread(over_best)}, wanted >= {bound:.2f};"
+            f" {always} drafts for {drafting:.2f} of its verify time; both over {other}, the best of all others,"
+            f" {spread(both)}, wanted >= 1"
         )
         found["vs_autoregression"][str(level)] = round(statistics.median(over_plain), 3)
         found["controlled_vs_autoregression"][str(level)] = round(statistics.median(controlled), 3)
         found["vs_server_draft"][str(level)] = round(statistics.median(over_best), 3)
         found["server_draft_bound"][str(level)] = round(bound, 3)
+        found[BOTH_KEY][str(level)] = round(statistics.median(both), 3)
     return found
 
 

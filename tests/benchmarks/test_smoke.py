@@ -239,7 +239,8 @@ async def test_capacity(
     monkeypatch.setattr(CapacityClusters, "_cluster", shared)
     await capacity.main(SMOKE)
     last = last_line(capsys)
-    for ratio in ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound"):
+    ratios = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
+    for ratio in (*ratios, "both_over_best"):
         assert list(last[ratio]) == ["1"]
         assert last[ratio]["1"] > 0
     assert last.keys() >= {"draft_over_target", "gpu"}
