@@ -8,7 +8,7 @@ where the model has not been asked yet. A token that several sources propose has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, Proposal
@@ -40,19 +40,17 @@ class _RatedProposal:
     rank: int
     margin: float
     depth: int
-    agreement: Agreement = Agreement.UNKNOWN
 
-    @property
-    def acceptance(self) -> float:
+    def acceptance(self, agreement: Agreement) -> float:
+        """Return the probability that it is accepted, by what better sources say of it."""
         if self.margin == CERTAIN:
             return 1.0
-        return self.calibrator.probability(self.rank, self.margin, self.depth, self.agreement)
+        return self.calibrator.probability(self.rank, self.margin, self.depth, agreement)
 
-    def learn(self, token: int) -> None:
+    def learn(self, token: int, agreement: Agreement) -> None:
         """Update the calibrator with the token that the target committed in the proposal's place."""
         if self.margin != CERTAIN:
-            accepted = self.token == token
-            self.calibrator.observe(self.rank, self.margin, self.depth, accepted, self.agreement)
+            self.calibrator.observe(self.rank, self.margin, self.depth, self.token == token, agreement)
 
 
 class NodeProposals:
@@ -81,10 +79,10 @@ class NodeProposals:
         spine = min(self._leading, default=None)
         self.children = {}
         for source in sorted(self._by_source):
-            for rated in self._compared(source):
+            for rated, agreement in self._compared(source):
                 acceptance, first = self.children.get(rated.token, (0.0, False))
                 first |= rated.margin == CERTAIN or (source == spine and rated.rank == 0)
-                self.children[rated.token] = (max(acceptance, rated.acceptance), first)
+                self.children[rated.token] = (max(acceptance, rated.acceptance(agreement)), first)
 
     def has(self, number: int, token: int) -> bool:
         """Return whether a source proposed this token."""
@@ -97,22 +95,22 @@ class NodeProposals:
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
-        for number, proposals in self._by_source.items():
-            for rated in proposals:
-                rated.learn(token)
-            for rated in self._compared(number):
-                if rated.agreement is not Agreement.UNKNOWN:
-                    rated.learn(token)
+        for number in self._by_source:
+            for rated, agreement in self._compared(number):
+                rated.learn(token, Agreement.UNKNOWN)
+                if agreement is not Agreement.UNKNOWN:
+                    rated.learn(token, agreement)
 
-    def _compared(self, number: int) -> list[_RatedProposal]:
-        """Return a source's proposals, rated by what better ones propose."""
-        better = [one for source, proposals in self._by_source.items() if source < number for one in proposals]
-        if not better:
-            return self._by_source[number]
+    def _compared(self, number: int) -> list[tuple[_RatedProposal, Agreement]]:
+        """Return a source's proposals, each with what better sources say of it."""
         ranks: dict[int, int] = {}
-        for one in better:
-            ranks[one.token] = min(one.rank, ranks.get(one.token, one.rank))
-        return [replace(rated, agreement=_agreement(ranks.get(rated.token))) for rated in self._by_source[number]]
+        for source, proposals in self._by_source.items():
+            if source < number:
+                for one in proposals:
+                    ranks[one.token] = min(one.rank, ranks.get(one.token, one.rank))
+        if not ranks:
+            return [(rated, Agreement.UNKNOWN) for rated in self._by_source[number]]
+        return [(rated, _agreement(ranks.get(rated.token))) for rated in self._by_source[number]]
 
 
 def _agreement(rank: int | None) -> Agreement:

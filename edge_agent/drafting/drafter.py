@@ -327,9 +327,8 @@ class Drafter:
             self._states[leaf.node.id].evaluated.add(model.number)
             if leaf.novelty > 0.0:
                 self._rate(leaf, model.number, proposals)
-        self._drop_refuted()
         asked = {leaf.node.id for leaf in leaves}
-        self._grow([item for item in (self._root(), *self._ranked()) if item.node.id in asked])
+        self._grow([item for item in (self._root(), *self._kept()) if item.node.id in asked])
 
     def _rate(self, parent: RankedNode, number: int, proposals: Sequence[Proposal]) -> None:
         """Add a source's proposals for a node's children, and rate anew the children that exist already."""
@@ -339,14 +338,18 @@ class Drafter:
         for token, child in self._tree.children(parent.node.id).items():
             self._states[child].acceptance, self._states[child].first = state.proposals.children[token]
 
-    def _drop_refuted(self) -> None:
-        """Drop nodes that were not sent yet and do not qualify any more, now that a model has spoken."""
+    def _kept(self) -> list[RankedNode]:
+        """Return the nodes, after a model has spoken, without those that do not qualify any more and were not sent."""
+        kept = []
         for item in reversed(self._ranked()):
             state = self._states[item.node.id]
             needed = item.spine or state.sent or self._tree.children(item.node.id)
-            if item.path_acceptance < self.plan.min_acceptance and not needed:
+            if item.path_acceptance >= self.plan.min_acceptance or needed:
+                kept.append(item)
+            else:
                 self._tree.remove(item.node.id)
                 del self._states[item.node.id]
+        return kept
 
     def _grow(self, parents: Sequence[RankedNode]) -> None:
         """Add the children of these nodes that qualify now, and what free sources know below them, best first."""
