@@ -193,6 +193,8 @@ class Overlay:
             for session_id, tree in self._asked(one, requests).items():
                 if len(tree):
                     trees.setdefault(session_id, {})[name] = tree, tree.kinds
+                else:
+                    one.outcomes.append((0, 0))  # to find nothing takes time too
         return trees
 
     def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:

@@ -18,6 +18,7 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.row_allocation import by_acceptance
+from cloud_verifier.engine.server_draft import policy
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
@@ -215,6 +216,22 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(target: Target, ref
     rig.run()
     assert rig.clients["s"].device.received == expected["s"]
     assert list(rig.engine.counters.sources) == ["knowing"]
+
+
+def test_a_source_that_finds_nothing_pauses(target: Target) -> None:
+    class Silent(Knowing):
+        pauses = True
+
+        def _tree(self, request: ProposalRequest) -> ProposedTree:
+            return ProposedTree(request.session.protocol.position)
+
+    source = Silent({})
+    ticks = iter(range(10_000))
+    overlay = Overlay([source], clock=lambda: 1e-4 * next(ticks))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=60, ignore_eos=True))
+    rig.run()
+    assert source.asked <= policy.TRIAL + 1
 
 
 def test_what_one_tenant_generates_is_not_proposed_to_another(target: Target) -> None:
