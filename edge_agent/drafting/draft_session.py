@@ -57,8 +57,9 @@ class DraftSession:
         self.pool = pool
         self._requested = pool
         """The draft that the session shall use in the end."""
-        self.release = self._current[0].release if self._current is not None else None
-        """Release of the draft in use, "" once drafting was switched off; None where the session never had a draft."""
+        self._drafted_with = self._current[0] if self._current is not None else None
+        """The draft in use, or the one that failed."""
+        self._had_draft = self._current is not None
         self.failure = ""
         """Why drafting ended, or could not begin with the draft that the session should have."""
         self.vocabulary_size = MAX_VOCABULARY
@@ -92,6 +93,16 @@ class DraftSession:
     def drafting(self) -> bool:
         """Return whether a worker drafts for the session."""
         return self._current is not None
+
+    @property
+    def release(self) -> str | None:
+        """Label of the draft in use, and of the store beside it (`DraftPool.label`).
+
+        It is "" once drafting was switched off; None where the session never had a draft.
+        """
+        if self._drafted_with is not None:
+            return self._drafted_with.label
+        return "" if self._had_draft else None
 
     @property
     def name(self) -> str:
@@ -270,7 +281,8 @@ class DraftSession:
         previous, self._current, self._successor = self._current, successor, None
         self._replaced_at = self._updated_at if previous is not None else None
         _give_back(previous)
-        self.pool, self.release = pool, pool.release if pool is not None else ""
+        self.pool = self._drafted_with = pool
+        self._had_draft = True
         if pool is None or pool is not self._fallback:
             self.failure = ""
         self._nodes, self._committed, self._worker_plan, self._updated_at = {}, {}, None, None

@@ -441,6 +441,9 @@ class Drafter:
         proposals.learn(token)
         if (accepted := proposals.predicted(0, token)) is not None:
             self._health.count(accepted)
+        for number, source in enumerate(self._sources):
+            if source.on_first is not None and (accepted := proposals.predicted(number, token)) is not None:
+                source.on_first(accepted)
         if len(state.evaluated) > 1:
             found = {number for number in state.evaluated if proposals.has(number, token)}
             for model in self._models:

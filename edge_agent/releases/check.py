@@ -8,6 +8,7 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
+from edge_agent.releases.folder import DRAFTS, STORES, ReleaseKind
 from edge_agent.releases.state import ReleaseState
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
@@ -52,7 +53,14 @@ def _parsed(signed: bytes) -> pb.SignedManifest:
         return pb.SignedManifest()
 
 
-def check(signed: bytes, keys: Mapping[str, bytes], max_bytes: int, target: Target, state: ReleaseState) -> Manifest:
+def check(
+    signed: bytes,
+    keys: Mapping[str, bytes],
+    max_bytes: int,
+    target: Target,
+    state: ReleaseState,
+    kind: ReleaseKind = DRAFTS,
+) -> Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
     keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched.
@@ -64,6 +72,10 @@ def check(signed: bytes, keys: Mapping[str, bytes], max_bytes: int, target: Targ
     except BadRequest as error:
         raise ReleaseRefused("manifest", str(error)) from error
     release = f"release {manifest.digest[:12]} (version {manifest.version})"
+    if bool(manifest.tenant) is not (kind is STORES):
+        raise ReleaseRefused(
+            "manifest", f"{release} is {'an n-gram store' if manifest.tenant else 'a draft'}, which was not asked for"
+        )
     if manifest.weights_hash != target.weights_hash:
         raise ReleaseRefused(
             "target",

@@ -33,12 +33,12 @@ def add_commands(commands: Any) -> None:
 
 
 async def _status(args: argparse.Namespace) -> None:
-    from edge_agent.releases.folder import folders, read
+    from edge_agent.releases.folder import folders, kind_of, read
 
     root = _root(args)
     found = list(folders(root))
     for target, folder in found:
-        print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
+        print(f"target {target}", *describe(read(folder, keep=False), kind_of(target).fallback), sep="\n  ")
     if not found:
         print(f"no releases in {root}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
 
@@ -57,13 +57,13 @@ async def _forget(args: argparse.Namespace) -> None:
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
-def describe(state: ReleaseState) -> Iterator[str]:
-    """Yield the lines in which a state is shown."""
+def describe(state: ReleaseState, fallback: str = "the verifier's own draft") -> Iterator[str]:
+    """Yield the lines in which a state is shown. fallback: what is used without a release."""
     trial = ""
     if state.trial is not None:
         trial = f", on trial: {state.trial.now.accepted} of {state.trial.now.proposed} first proposals accepted"
-    yield f"in use     {_release(state.current)}{trial}"
-    yield f"last good  {_release(state.last_good)}"
+    yield f"in use     {_release(state.current, fallback)}{trial}"
+    yield f"last good  {_release(state.last_good, fallback)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
     yield f"device     {state.device_id}"
     for refusal in state.refused:
@@ -71,9 +71,9 @@ def describe(state: ReleaseState) -> Iterator[str]:
         yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
 
 
-def _release(release: InstalledRelease | None) -> str:
+def _release(release: InstalledRelease | None, fallback: str) -> str:
     if release is None:
-        return "the verifier's own draft"
+        return fallback
     return f"{release.digest[:12]} (version {release.version}, {'canary' if release.canary else 'stable'})"
 
 

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from edge_agent.releases.state import ReleaseState
 from outrider.artifacts import atomic_files
+from outrider.artifacts.ngram_store import SUFFIX
 from outrider.artifacts.store import ArtifactStore
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,46 @@ _MAX_STATE = 65_536
 """Bytes: 32 refusals with their reasons are far below it."""
 
 
-class ReleaseFolder:
-    """The folder of one target's releases. A crash while it is written leaves the state before or the one after."""
+@dataclass(frozen=True)
+class ReleaseKind:
+    """Says what releases are of."""
 
-    def __init__(self, path: Path, lock: BufferedRandom | None, state: ReleaseState) -> None:
+    suffix: str
+    """Of their files."""
+    fallback: str
+    """What is used without a release."""
+
+
+DRAFTS = ReleaseKind(".gguf", "the verifier's own draft")
+STORES = ReleaseKind(SUFFIX, "no n-gram store")
+
+
+_OWNER = " store "
+"""Between a target and what tells its stores' tenant, in the name of a folder."""
+
+
+def store_folder(weights_hash: str, owner: str) -> str:
+    """Return what names the folder of stores for a target. owner: tells tenants apart that use one cache."""
+    return weights_hash + _OWNER + owner
+
+
+def kind_of(name: str) -> ReleaseKind:
+    """Return the kind of the releases in the folder of a name."""
+    return STORES if _OWNER in name else DRAFTS
+
+
+class ReleaseFolder:
+    """The folder of one target's drafts, or of a tenant's n-gram stores for it.
+
+    A crash while it is written leaves the state before or the one after.
+    """
+
+    def __init__(
+        self, path: Path, lock: BufferedRandom | None, state: ReleaseState, kind: ReleaseKind = DRAFTS
+    ) -> None:
         self.path = path
-        self.files = ArtifactStore(path, ".gguf")
+        self.kind = kind
+        self.files = ArtifactStore(path, kind.suffix)
         self._lock = lock
         self.state = state
         """The state that holds for this process; `write` and `change` replace it."""
@@ -40,17 +76,17 @@ class ReleaseFolder:
         """Whether the state is on disk."""
 
     @classmethod
-    def open(cls, root: Path, target: str) -> ReleaseFolder:
-        """Open a target's folder, and lock it unless another process has. Raises OSError.
+    def open(cls, root: Path, name: str) -> ReleaseFolder:
+        """Open the folder of a target's drafts or stores, and lock it unless another process has. Raises OSError.
 
-        root: of all targets. target: weights hash.
+        root: of all targets. name: the target's weights hash, or that of `store_folder`.
         """
-        path = root / hashlib.sha256(target.encode()).hexdigest()[:16]
+        path = root / hashlib.sha256(name.encode()).hexdigest()[:16]
         path.mkdir(parents=True, exist_ok=True)
         lock = atomic_files.lock(path / _LOCK)
         if lock is not None:
-            atomic_files.write(path / _TARGET, target.encode())
-        return cls(path, lock, read(path, keep=lock is not None))
+            atomic_files.write(path / _TARGET, name.encode())
+        return cls(path, lock, read(path, keep=lock is not None), kind_of(name))
 
     @property
     def writable(self) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest_digest, signing_key_id
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
@@ -66,9 +66,9 @@ class OfferFollower:
         options: UpdateOptions,
         ask: Ask,
         target: Target,
-        loader: ReleaseLoader,
+        loader: ReleaseLoader[Any],
         refusals: RefusalLog,
-        trials: ReleaseTrials,
+        trials: ReleaseTrials[Any],
     ) -> None:
         self._options = options
         self._ask = ask
@@ -138,7 +138,7 @@ class OfferFollower:
             try:
                 offer = await self._ask(self._target.weights_hash, self._loader.state.device_id, self.trials.in_use)
             except OutriderError as error:
-                log.info("the coordinator could not say which draft to use: %s", error)
+                log.info("the coordinator could not say which release to use: %s", error)
                 outcome = "retry"
                 break
             try:
@@ -169,7 +169,8 @@ class OfferFollower:
             await self.trials.use_offered()
             return "settled"
         state = self._loader.state.at(time.time())
-        manifest = check(offer.manifest, self._options.keys, self._options.max_bytes, self._target, state)
+        kind = self._loader.folder.kind
+        manifest = check(offer.manifest, self._options.keys, self._options.max_bytes, self._target, state, kind)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
@@ -181,7 +182,7 @@ class OfferFollower:
             return "settled"
         self.trials.wanted = release.digest
         if not await asyncio.to_thread(self._loader.folder.files.verify, release.digest):
-            urls = download_urls(manifest.urls, offer.base_url, release.digest)
+            urls = download_urls(manifest.urls, offer.base_url, release.digest, kind.suffix)
             fetched = await self._fetch(ReleaseFile(release.digest, manifest.size, urls))
             return "recheck" if fetched else "news"
         if not await self.trials.take(release):

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from edge_agent.drafting.health import DraftHealth, FirstAcceptance
-from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.state import InstalledRelease, ReleaseState
@@ -21,8 +21,24 @@ log = logging.getLogger(__name__)
 _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
 
-LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
-"""(GGUF file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
+
+class Loaded(Protocol):
+    """What a release is once it is loaded: a draft, or a store."""
+
+    @property
+    def release(self) -> str: ...
+    @property
+    def health(self) -> DraftHealth: ...
+    @property
+    def has_model(self) -> bool: ...
+    async def warm_up(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=Loaded)
+
+LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[P]]
+"""(file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
 
 
 class RefusalLog:
@@ -40,10 +56,12 @@ class RefusalLog:
             log.warning("a draft release is not used (%s): %s", kind, reason)
 
 
-class ReleaseLoader:
+class ReleaseLoader(Generic[P]):
     """Loads a folder's releases; only reads them if another process has its lock. trusted: publishers' key ids."""
 
-    def __init__(self, folder: ReleaseFolder, load: LoadPool, refusals: RefusalLog, trusted: Collection[str]) -> None:
+    def __init__(
+        self, folder: ReleaseFolder, load: LoadPool[P], refusals: RefusalLog, trusted: Collection[str]
+    ) -> None:
         self.folder = folder
         self._load = load
         self._refusals = refusals
@@ -57,8 +75,8 @@ class ReleaseLoader:
         """Change the state, and write it to disk if there is room."""
         await asyncio.to_thread(self.folder.change, state)
 
-    async def load_first(self) -> DraftPool | None:
-        """Load the draft to start with; return None for the verifier's own draft."""
+    async def load_first(self) -> P | None:
+        """Load the draft to start with; return None for the fallback."""
         if not self.folder.writable:
             return await self._load_proven()
         await self.recover()
@@ -78,8 +96,8 @@ class ReleaseLoader:
             await self.change(trusting)
         await asyncio.to_thread(self.folder.tidy)
 
-    async def load_current(self) -> DraftPool | None:
-        """Load the current release, or the last good one if that fails; return None for the verifier's own draft."""
+    async def load_current(self) -> P | None:
+        """Load the current release, or the last good one if that fails; return None for the fallback."""
         while (release := self.state.current) is not None:
             if not await self._is_intact(release):
                 log.warning(
@@ -94,7 +112,7 @@ class ReleaseLoader:
                 await self.give_up(error.kind, str(error))
         return None
 
-    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> DraftPool:
+    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> P:
         """Make another release, whose file is in the folder, the current one, and load it.
 
         before: counts of the draft in use. Raises ReleaseRefused; then the last good release is current again.
@@ -119,7 +137,7 @@ class ReleaseLoader:
             return
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
-        fallback = f"release {good.digest[:12]} (version {good.version})" if good else "the verifier's own draft"
+        fallback = f"release {good.digest[:12]} (version {good.version})" if good else self.folder.kind.fallback
         expiry = "a day has passed, or " if kind == "worse" else ""  # state.WORSE_HOLDS_S
         self._refusals.note(
             kind,
@@ -128,7 +146,7 @@ class ReleaseLoader:
             f"and this one is not taken again before {expiry}`outrider-edge releases forget`",
         )
 
-    async def _load_proven(self) -> DraftPool | None:
+    async def _load_proven(self) -> P | None:
         """Load the release that the process with the lock has found good, and leave the folder as it is."""
         state = self.state.trusting(self._trusted)
         release = state.last_good if state.busy or state.trial else state.current
@@ -143,7 +161,7 @@ class ReleaseLoader:
     async def _is_intact(self, release: InstalledRelease) -> bool:
         return await asyncio.to_thread(self.folder.files.verify, release.digest)
 
-    async def _load_and_record(self, release: InstalledRelease) -> DraftPool:
+    async def _load_and_record(self, release: InstalledRelease) -> P:
         """Load the current release, which the state says is being loaded, and record success. Raises ReleaseRefused."""
         trial = self.state.trial
         pool = await self._load_pool(release, DraftHealth(trial.now if trial else None))
@@ -154,11 +172,11 @@ class ReleaseLoader:
             raise
         return pool
 
-    async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> DraftPool:
+    async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> P:
         """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
         name = f"release {release.digest[:12]} (version {release.version})"
         file = self.folder.files.path(release.digest)
-        pool: DraftPool | None = None
+        pool: P | None = None
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 pool = await self._load(file, f"version {release.version}", release.digest, health)

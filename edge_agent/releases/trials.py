@@ -7,12 +7,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol
 
 from edge_agent.drafting.health import FirstAcceptance, judge
-from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
-from edge_agent.releases.loader import ReleaseLoader
+from edge_agent.releases.loader import P, ReleaseLoader
 from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError
@@ -28,8 +27,18 @@ _RETIRE_S = 10.0
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 
-LoadOffered = Callable[[], Awaitable[DraftPool | None]]
+LoadOffered = Callable[[], Awaitable[P | None]]
 """Loads the verifiers' own draft. Raises core errors where it cannot be fetched now."""
+
+
+class InUse(Protocol[P]):
+    """What sessions use, and how it is replaced: `DraftManager`, or `StoreManager`."""
+
+    @property
+    def pool(self) -> P | None: ...
+    def replace(self, pool: P | None) -> None: ...
+    def recall(self, release: str) -> bool: ...
+    async def retired(self, within_s: float | None = None) -> bool: ...
 
 
 def retry_backoff() -> Backoff:
@@ -37,13 +46,13 @@ def retry_backoff() -> Backoff:
     return Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
 
 
-class ReleaseTrials:
+class ReleaseTrials(Generic[P]):
     """Makes the client's drafts follow the state of its releases.
 
     `run` is a task of its own, since a draft that fails is left whatever else is under way.
     """
 
-    def __init__(self, loader: ReleaseLoader, drafts: DraftManager, load_offered: LoadOffered) -> None:
+    def __init__(self, loader: ReleaseLoader[P], drafts: InUse[P], load_offered: LoadOffered[P]) -> None:
         self._loader = loader
         self._drafts = drafts
         self._load_offered = load_offered
@@ -199,7 +208,7 @@ class ReleaseTrials:
             self._offered = pool.release if pool is not None else ""
         await self._replace(pool)
 
-    async def _replace(self, pool: DraftPool | None) -> None:
+    async def _replace(self, pool: P | None) -> None:
         self._drafts.replace(pool)
         self._replaced()
         await asyncio.to_thread(self._loader.folder.tidy, self.wanted)

@@ -87,11 +87,11 @@ class Sessions:
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
             drafts = self.drafts
-            release = drafts.pool.release if drafts.pool else ""
+            release = drafts.pool.label if drafts.pool else ""
             placement = await self._placed(len(session.prompt), release, request.traffic_class)
             if placement is not None:
                 stack.callback(self.close_session, placement)
-                if drafts.pool is not None and drafts.pool.release == release and placement.prior:
+                if drafts.pool is not None and drafts.pool.label == release and placement.prior:
                     drafts.pool.apply_prior(placement.prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(8)
             draft = await stack.enter_async_context(drafts.session(session))

@@ -133,12 +133,14 @@ class CoordinatorClient:
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call(self._stub.CloseSession, request)
 
-    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
-        """Ask which draft release to use for the target with these weights.
+    async def release_offer(
+        self, weights_hash: str, device_id: str, in_use: str, *, store: bool = False
+    ) -> ReleaseOffer:
+        """Ask which draft release to use for the target with these weights, or which n-gram store of this tenant.
 
         in_use: digest of the release that this device drafts with; "" if there is none.
         """
-        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
+        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use, store=store)
         reply = await self._call(self._stub.OfferRelease, request)
         return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
 

@@ -7,7 +7,7 @@ choice, as in the names of a JSON object, the source proposes what must follow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint
@@ -20,10 +20,16 @@ PROPOSALS = 3
 
 
 class NgramSource:
-    """A source that mixes counts of n-grams and proposes tokens by log q + g. stores: tables of other texts."""
+    """A source that mixes counts of n-grams and proposes tokens by log q + g.
 
-    def __init__(self, stores: Sequence[NgramTable] = ()) -> None:
-        self._model = NgramModel(stores)
+    store: returns the table of other texts, None for none. Another one takes its place with the tokens that come next.
+    """
+
+    def __init__(self, store: Callable[[], NgramTable | None] = lambda: None) -> None:
+        self._store = store
+        self._table: NgramTable | None = None
+        self._model = NgramModel()
+        self._text: list[int] = []
         self._task = DraftTask(prompt=())
         self._key = 0
         self._constraint: Constraint | None = None
@@ -33,18 +39,29 @@ class NgramSource:
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._constraint = task.constraint()
-        self._model.reset((*task.prompt, *task.received))
+        self._text = [*task.prompt, *task.received]
+        self._read()
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         if self._constraint is not None:
             self._constraint.commit(tokens)
-        self._model.extend(tokens)
+        self._text += tokens
+        if self._store() is self._table:
+            self._model.extend(tokens)
+        else:
+            self._read()
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         return [self._propose(node) for node in nodes]
 
     def knows(self, token: int) -> bool:
         return True
+
+    def _read(self) -> None:
+        """Read the text anew beside the present store, which takes about a microsecond a token."""
+        self._table = self._store()
+        self._model = NgramModel([self._table] if self._table is not None else ())
+        self._model.reset(self._text)
 
     def _propose(self, node: NodeContext) -> list[Proposal]:
         """Return the token that must follow; where there is a choice, the likely ones that may follow."""
