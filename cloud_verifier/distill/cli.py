@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -238,15 +239,16 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
 
 async def _store(config: DistillConfig, options: argparse.Namespace) -> int:
     from cloud_verifier.distill.factory import publisher, target_hashes
-    from cloud_verifier.distill.ngram_store import StorePlan, publish_store, write_store
+    from cloud_verifier.distill.ngram_store import publish_store, write_store
 
-    plan = StorePlan(options.tenant, options.least_sessions, options.max_mib << 20)
+    limits = {"least_sessions": options.least_sessions, "max_bytes": options.max_mib << 20}
     config = config.model_copy(update={"target": fetch_target(config.target, "--target")})
     if options.out is not None:
-        verdict = write_store(config, plan, target_hashes(config.target), options.out)
+        target = dataclasses.replace(target_hashes(config.target), tenant=options.tenant)
+        verdict = write_store(config, target, options.out, **limits)
     else:
         async with publisher(config, options.tenant) as its_publisher:
-            verdict, known = await publish_store(config, plan, its_publisher)
+            verdict, known = await publish_store(config, its_publisher, **limits)
         if known is not None:
             print(f"release {known.manifest.version}, {known.digest}: {known.state}", file=sys.stderr)
     print(json.dumps(verdict.to_json(), indent=1))

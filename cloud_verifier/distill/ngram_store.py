@@ -12,7 +12,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,50 +41,45 @@ from outrider.artifacts.ngram_store import LEAST_SESSIONS, NgramStore
 from outrider.core.errors import BadRequest
 from outrider.core.ngram import NgramModel, NgramTable
 
-
-@dataclass(frozen=True)
-class StorePlan:
-    """The settings of one build."""
-
-    tenant: str
-    least_sessions: int = 3
-    max_bytes: int = 64 << 20
-    """Bytes of the arrays; the rarest n-grams beyond it are left out."""
-
-    def __post_init__(self) -> None:
-        if not self.tenant:
-            raise BadRequest("a store is of one tenant; name it", field="tenant")
-        if self.least_sessions < LEAST_SESSIONS:
-            raise BadRequest.bound(
-                "least_sessions", self.least_sessions, f"at least {LEAST_SESSIONS}: texts are private"
-            )
+LEAST, MAX_BYTES = 3, 64 << 20
+"""Sessions that have an n-gram, and bytes of a store's arrays, where nothing else is asked for."""
 
 
 def build(
-    log: SegmentLog, plan: StorePlan, target: TargetHashes, dataset: DatasetPlan, now: float
+    log: SegmentLog,
+    target: TargetHashes,
+    dataset: DatasetPlan,
+    now: float,
+    least_sessions: int = LEAST,
+    max_bytes: int = MAX_BYTES,
 ) -> tuple[NgramStore, list[TextSpan]]:
-    """Return a store of the tenant's recorded sessions, and the texts of those that were held out for measuring.
+    """Return a store of the recorded sessions of `target.tenant`, and the texts of those that were held out.
 
-    dataset: says how many sessions and tokens are held out. Raises TooLittleTraffic, OSError.
+    dataset: says how many sessions and tokens are held out for measuring. max_bytes: of the arrays; the rarest n-grams
+    beyond it are left out. Raises BadRequest, TooLittleTraffic, OSError.
     """
+    if not target.tenant:
+        raise BadRequest("a store is of one tenant; name it", field="tenant")
+    if least_sessions < LEAST_SESSIONS:
+        raise BadRequest.bound("least_sessions", least_sessions, f"at least {LEAST_SESSIONS}: texts are private")
     recorded = (
         without_distributions(one)
         for one in log.read(dataset.since_unix, now)
-        if one.tenant == plan.tenant and one.weights_hash == target.weights_hash
+        if one.tenant == target.tenant and one.weights_hash == target.weights_hash
     )
     sessions: dict[str, list[TextSpan]] = {}
     for span in join_passages(recorded):
         sessions.setdefault(span.session_id, []).append(span)
     held_out = [name for name in sessions if session_lot(name) < dataset.heldout_share]
     read = [spans for name, spans in sessions.items() if name not in held_out]
-    if len(read) < plan.least_sessions:
+    if len(read) < least_sessions:
         raise TooLittleTraffic(
-            f"the traffic log has {len(read)} sessions of tenant {plan.tenant!r} with this target to build a store of, "
-            f"at least {plan.least_sessions} are needed: is its recording on?"
+            f"the traffic log has {len(read)} sessions of tenant {target.tenant!r} with this target to build a store"
+            f" of, at least {least_sessions} are needed: is its recording on?"
         )
-    table = NgramTable.build(_joined(read), least_sequences=plan.least_sessions).within(plan.max_bytes)
+    table = NgramTable.build(_joined(read), least_sequences=least_sessions).within(max_bytes)
     store = NgramStore(
-        table, target.weights_hash, target.tokenizer_hash, plan.tenant, plan.least_sessions, sessions=len(read)
+        table, target.weights_hash, target.tokenizer_hash, target.tenant, least_sessions, sessions=len(read)
     )
     measured, tokens = [], 0
     for span in itertools.chain.from_iterable(sessions[name] for name in sorted(held_out, key=session_lot)):
@@ -94,9 +89,12 @@ def build(
     return store, measured
 
 
-def write_store(config: DistillConfig, plan: StorePlan, target: TargetHashes, out: Path) -> GateVerdict:
-    """Build a store, and write it to a file if the gate lets it pass. Raises TooLittleTraffic, BadRequest, OSError."""
-    store, texts = _built(config, plan, target)
+def write_store(config: DistillConfig, target: TargetHashes, out: Path, **limits: int) -> GateVerdict:
+    """Build a store, and write it to a file if the gate lets it pass. limits: further arguments of `build`.
+
+    Raises what `build` raises.
+    """
+    store, texts = _built(config, target, **limits)
     verdict = judge(store, None, texts, config.gate_rule)
     if verdict.passed:
         store.save(out)
@@ -104,14 +102,15 @@ def write_store(config: DistillConfig, plan: StorePlan, target: TargetHashes, ou
 
 
 async def publish_store(
-    config: DistillConfig, plan: StorePlan, publisher: Publisher
+    config: DistillConfig, publisher: Publisher, **limits: int
 ) -> tuple[GateVerdict, ReleaseRecord | None]:
     """Build a store, and publish it if the gate lets it pass; otherwise the record is None.
 
-    It must be better than the tenant's stable store, if that is among the artifacts. Raises core errors too.
+    It must be better than the tenant's stable store, if that is among the artifacts. limits: further arguments of
+    `build`. Raises what `build` raises, and core errors.
     """
     await publisher.restore(known := await publisher.known())
-    store, texts = await asyncio.to_thread(_built, config, plan, publisher.target)
+    store, texts = await asyncio.to_thread(_built, config, publisher.target, **limits)
     stable = next((one for one in known.values() if one.state == STABLE), None)
     incumbent, parent = None, ""
     if stable is not None and (path := publisher.file(stable.digest)).is_file():
@@ -126,8 +125,8 @@ async def publish_store(
         return verdict, await publisher.publish(file, "NGRAM", parent, verdict.metrics())
 
 
-def _built(config: DistillConfig, plan: StorePlan, target: TargetHashes) -> tuple[NgramStore, list[TextSpan]]:
-    return build(SegmentLog(config.traffic), plan, target, DatasetPlan(**config.dataset_options), time.time())
+def _built(config: DistillConfig, target: TargetHashes, **limits: int) -> tuple[NgramStore, list[TextSpan]]:
+    return build(SegmentLog(config.traffic), target, DatasetPlan(**config.dataset_options), time.time(), **limits)
 
 
 def judge(store: NgramStore, incumbent: NgramStore | None, texts: Sequence[TextSpan], rule: GateRule) -> GateVerdict:

@@ -57,8 +57,6 @@ class DraftSession:
         self.pool = pool
         self._requested = pool
         """The draft that the session shall use in the end."""
-        self._drafted_with = self._current[0] if self._current is not None else None
-        """The draft in use, or the one that failed."""
         self._had_draft = self._current is not None
         self.failure = ""
         """Why drafting ended, or could not begin with the draft that the session should have."""
@@ -100,9 +98,9 @@ class DraftSession:
 
         It is "" once drafting was switched off; None where the session never had a draft.
         """
-        if self._drafted_with is not None:
-            return self._drafted_with.label
-        return "" if self._had_draft else None
+        if not self._had_draft:
+            return None
+        return self.pool.label if self.pool is not None else ""
 
     @property
     def name(self) -> str:
@@ -281,7 +279,7 @@ class DraftSession:
         previous, self._current, self._successor = self._current, successor, None
         self._replaced_at = self._updated_at if previous is not None else None
         _give_back(previous)
-        self.pool = self._drafted_with = pool
+        self.pool = pool
         self._had_draft = True
         if pool is None or pool is not self._fallback:
             self.failure = ""

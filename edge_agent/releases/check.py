@@ -8,7 +8,6 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
-from edge_agent.releases.folder import DRAFTS, STORES, ReleaseKind
 from edge_agent.releases.state import ReleaseState
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire import manifest as manifests
@@ -59,11 +58,13 @@ def check(
     max_bytes: int,
     target: Target,
     state: ReleaseState,
-    kind: ReleaseKind = DRAFTS,
+    *,
+    store: bool = False,
 ) -> Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
-    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched.
+    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched. store: whether an
+    n-gram store was asked for, not a draft.
     """
     try:
         manifest = manifests.verify(signed, keys)
@@ -72,7 +73,7 @@ def check(
     except BadRequest as error:
         raise ReleaseRefused("manifest", str(error)) from error
     release = f"release {manifest.digest[:12]} (version {manifest.version})"
-    if bool(manifest.tenant) is not (kind is STORES):
+    if bool(manifest.tenant) is not store:
         raise ReleaseRefused(
             "manifest", f"{release} is {'an n-gram store' if manifest.tenant else 'a draft'}, which was not asked for"
         )

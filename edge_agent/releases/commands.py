@@ -33,12 +33,12 @@ def add_commands(commands: Any) -> None:
 
 
 async def _status(args: argparse.Namespace) -> None:
-    from edge_agent.releases.folder import folders, kind_of, read
+    from edge_agent.releases.folder import fallback_of, folders, read
 
     root = _root(args)
     found = list(folders(root))
     for target, folder in found:
-        print(f"target {target}", *describe(read(folder, keep=False), kind_of(target).fallback), sep="\n  ")
+        print(f"target {target}", *describe(read(folder, keep=False), fallback_of(target)), sep="\n  ")
     if not found:
         print(f"no releases in {root}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
 

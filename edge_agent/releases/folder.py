@@ -9,7 +9,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 
@@ -29,20 +28,6 @@ _MAX_STATE = 65_536
 """Bytes: 32 refusals with their reasons are far below it."""
 
 
-@dataclass(frozen=True)
-class ReleaseKind:
-    """Says what releases are of."""
-
-    suffix: str
-    """Of their files."""
-    fallback: str
-    """What is used without a release."""
-
-
-DRAFTS = ReleaseKind(".gguf", "the verifier's own draft")
-STORES = ReleaseKind(SUFFIX, "no n-gram store")
-
-
 _OWNER = " store "
 """Between a target and what tells its stores' tenant, in the name of a folder."""
 
@@ -52,9 +37,9 @@ def store_folder(weights_hash: str, owner: str) -> str:
     return weights_hash + _OWNER + owner
 
 
-def kind_of(name: str) -> ReleaseKind:
-    """Return the kind of the releases in the folder of a name."""
-    return STORES if _OWNER in name else DRAFTS
+def fallback_of(name: str) -> str:
+    """Return what is used without a release of the folder of this name."""
+    return "no n-gram store" if _OWNER in name else "the verifier's own draft"
 
 
 class ReleaseFolder:
@@ -63,12 +48,12 @@ class ReleaseFolder:
     A crash while it is written leaves the state before or the one after.
     """
 
-    def __init__(
-        self, path: Path, lock: BufferedRandom | None, state: ReleaseState, kind: ReleaseKind = DRAFTS
-    ) -> None:
+    def __init__(self, path: Path, lock: BufferedRandom | None, state: ReleaseState, name: str = "") -> None:
         self.path = path
-        self.kind = kind
-        self.files = ArtifactStore(path, kind.suffix)
+        self.of_stores = _OWNER in name
+        self.fallback = fallback_of(name)
+        self.suffix = SUFFIX if self.of_stores else ".gguf"
+        self.files = ArtifactStore(path, self.suffix)
         self._lock = lock
         self.state = state
         """The state that holds for this process; `write` and `change` replace it."""
@@ -86,7 +71,7 @@ class ReleaseFolder:
         lock = atomic_files.lock(path / _LOCK)
         if lock is not None:
             atomic_files.write(path / _TARGET, name.encode())
-        return cls(path, lock, read(path, keep=lock is not None), kind_of(name))
+        return cls(path, lock, read(path, keep=lock is not None), name)
 
     @property
     def writable(self) -> bool:

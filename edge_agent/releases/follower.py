@@ -169,8 +169,8 @@ class OfferFollower:
             await self.trials.use_offered()
             return "settled"
         state = self._loader.state.at(time.time())
-        kind = self._loader.folder.kind
-        manifest = check(offer.manifest, self._options.keys, self._options.max_bytes, self._target, state, kind)
+        folder, options = self._loader.folder, self._options
+        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, state, store=folder.of_stores)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
@@ -182,7 +182,7 @@ class OfferFollower:
             return "settled"
         self.trials.wanted = release.digest
         if not await asyncio.to_thread(self._loader.folder.files.verify, release.digest):
-            urls = download_urls(manifest.urls, offer.base_url, release.digest, kind.suffix)
+            urls = download_urls(manifest.urls, offer.base_url, release.digest, folder.suffix)
             fetched = await self._fetch(ReleaseFile(release.digest, manifest.size, urls))
             return "recheck" if fetched else "news"
         if not await self.trials.take(release):

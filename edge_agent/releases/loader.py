@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from edge_agent.drafting.health import DraftHealth, FirstAcceptance
+from edge_agent.drafting.pool import DraftPool
+from edge_agent.drafting.stores import LoadedStore
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.state import InstalledRelease, ReleaseState
@@ -22,20 +24,8 @@ _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
 
 
-class Loaded(Protocol):
-    """What a release is once it is loaded: a draft, or a store."""
-
-    @property
-    def release(self) -> str: ...
-    @property
-    def health(self) -> DraftHealth: ...
-    @property
-    def has_model(self) -> bool: ...
-    async def warm_up(self) -> None: ...
-    async def close(self) -> None: ...
-
-
-P = TypeVar("P", bound=Loaded)
+P = TypeVar("P", DraftPool, LoadedStore)
+"""What a release is once it is loaded."""
 
 LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[P]]
 """(file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
@@ -63,7 +53,7 @@ class ReleaseLoader(Generic[P]):
         self, folder: ReleaseFolder, load: LoadPool[P], refusals: RefusalLog, trusted: Collection[str]
     ) -> None:
         self.folder = folder
-        self._load = load
+        self._load: LoadPool[P] = load
         self._refusals = refusals
         self._trusted = trusted
 
@@ -137,7 +127,7 @@ class ReleaseLoader(Generic[P]):
             return
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
-        fallback = f"release {good.digest[:12]} (version {good.version})" if good else self.folder.kind.fallback
+        fallback = f"release {good.digest[:12]} (version {good.version})" if good else self.folder.fallback
         expiry = "a day has passed, or " if kind == "worse" else ""  # state.WORSE_HOLDS_S
         self._refusals.note(
             kind,

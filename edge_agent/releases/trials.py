@@ -53,9 +53,9 @@ class ReleaseTrials(Generic[P]):
     """
 
     def __init__(self, loader: ReleaseLoader[P], drafts: InUse[P], load_offered: LoadOffered[P]) -> None:
-        self._loader = loader
-        self._drafts = drafts
-        self._load_offered = load_offered
+        self._loader: ReleaseLoader[P] = loader
+        self._drafts: InUse[P] = drafts
+        self._load_offered: LoadOffered[P] = load_offered
         self._changing = asyncio.Lock()
         """Held while the state or the draft changes."""
         self._wake = asyncio.Event()

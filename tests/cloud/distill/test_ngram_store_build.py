@@ -19,7 +19,6 @@ from cloud_verifier.distill.data.dataset import session_lot
 from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.errors import TooLittleTraffic
 from cloud_verifier.distill.factory import target_hashes
-from cloud_verifier.distill.ngram_store import StorePlan
 from cloud_verifier.distill.publishing.publisher import TargetHashes
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
@@ -32,8 +31,9 @@ PLAN = DatasetPlan(heldout_share=0.25)
 MODEL = Path(__file__).resolve().parents[3] / "models" / "target"
 
 
-def build(passages: Sequence[Passage], plan: StorePlan, dataset: DatasetPlan = PLAN):
-    return ngram_store.build(ListedLog(passages), plan, TARGET, dataset, now=500.0)
+def build(passages: Sequence[Passage], tenant: str = "a", least: int = 3, dataset: DatasetPlan = PLAN, **limits: int):
+    target = dataclasses.replace(TARGET, tenant=tenant)
+    return ngram_store.build(ListedLog(passages), target, dataset, 500.0, least, **limits)
 
 
 def phrases(count: int, seed: int = 0, shared: int = 40, tenant: str = "a") -> list[Passage]:
@@ -88,9 +88,9 @@ def test_no_ngram_of_fewer_sessions_is_in_a_store_and_every_other_one_is(
     dataset = DatasetPlan(heldout_share=1e-9)
     if len(texts) < least:
         with pytest.raises(TooLittleTraffic):
-            build(passages, StorePlan("a", least), dataset)
+            build(passages, "a", least, dataset)
         return
-    store, _ = build(passages, StorePlan("a", least), dataset)
+    store, _ = build(passages, "a", least, dataset)
     expected = sessions_by_ngram(passages)
     kept = {ngram for ngram, sessions in expected.items() if len(sessions) >= least}
     assert all(holds(store.table, ngram) for ngram in kept)
@@ -101,31 +101,31 @@ def test_no_ngram_of_fewer_sessions_is_in_a_store_and_every_other_one_is(
 def test_a_session_that_repeats_itself_counts_once() -> None:
     said = [1, 2, 3, 4] * 20
     alone = [passage("one", 0, said, tenant="a"), *(passage(f"o{i}", 0, [7, 8, 9 + i], tenant="a") for i in range(9))]
-    store, _ = build(alone, StorePlan("a", 2), DatasetPlan(heldout_share=1e-9))
+    store, _ = build(alone, "a", 2, DatasetPlan(heldout_share=1e-9))
     assert holds(store.table, [7, 8]) and not holds(store.table, [1, 2])
 
 
 def test_a_store_is_of_one_tenant_and_one_target_alone() -> None:
     others = [dataclasses.replace(one, session_id=f"x{one.session_id}") for one in phrases(20, seed=1, tenant="b")]
     elsewhere = [dataclasses.replace(one, weights_hash="another") for one in phrases(20, seed=2)]
-    mixed, _ = build([*phrases(20), *others, *elsewhere], StorePlan("a"))
-    alone, _ = build(phrases(20), StorePlan("a"))
+    mixed, _ = build([*phrases(20), *others, *elsewhere])
+    alone, _ = build(phrases(20))
     assert (mixed.tenant, mixed.sessions) == ("a", alone.sessions)
     assert all(np.array_equal(array, alone.table.arrays()[name]) for name, array in mixed.table.arrays().items())
     with pytest.raises(TooLittleTraffic, match="tenant 'c'"):
-        build(phrases(20), StorePlan("c"))
+        build(phrases(20), "c")
 
 
 def test_prompts_are_in_no_store() -> None:
     asked = np.arange(900, 920, dtype=np.int32)
-    store, _ = build([dataclasses.replace(one, prompt=asked) for one in phrases(20)], StorePlan("a"))
+    store, _ = build([dataclasses.replace(one, prompt=asked) for one in phrases(20)])
     assert int(store.table.tokens.max()) < 900
     assert not holds(store.table, [901, 902])
 
 
 def test_what_is_held_out_is_what_drafts_are_measured_on() -> None:
     passages = phrases(60)
-    store, texts = build(passages, StorePlan("a"))
+    store, texts = build(passages)
     assert {text.session_id for text in texts} == {
         one.session_id for one in passages if session_lot(one.session_id) < PLAN.heldout_share
     }
@@ -134,15 +134,15 @@ def test_what_is_held_out_is_what_drafts_are_measured_on() -> None:
 
 def test_a_store_of_fewer_than_two_sessions_or_of_nobody_is_refused() -> None:
     with pytest.raises(BadRequest, match="least_sessions is 1"):
-        StorePlan("a", 1)
+        build(phrases(20), "a", 1)
     with pytest.raises(BadRequest, match="one tenant"):
-        StorePlan("")
+        build(phrases(20), "")
 
 
 @pytest.mark.parametrize("kib", [64, 16, 4, 1])
 def test_the_rarest_ngrams_are_dropped_until_a_store_is_small_enough(kib: int) -> None:
-    whole, _ = build(phrases(60), StorePlan("a"))
-    small, _ = build(phrases(60), StorePlan("a", max_bytes=kib << 10))
+    whole, _ = build(phrases(60))
+    small, _ = build(phrases(60), max_bytes=kib << 10)
     assert small.size <= kib << 10 < whole.size
     NgramTable.of(small.table.arrays())
     if len(small.table.counts):
@@ -151,23 +151,23 @@ def test_the_rarest_ngrams_are_dropped_until_a_store_is_small_enough(kib: int) -
 
 
 def test_a_store_that_helps_passes_the_gate_and_one_of_other_texts_does_not() -> None:
-    store, texts = build(phrases(80), StorePlan("a"))
+    store, texts = build(phrases(80))
     verdict = ngram_store.judge(store, None, texts, GateRule())
     assert verdict.passed and verdict.fresh is not None and verdict.fresh.chain_gain > 0.5
     again = ngram_store.judge(store, store, texts, GateRule())
     assert not again.passed and again.fresh is not None and again.fresh.chain_gain == 0.0
-    other, _ = build(phrases(80, seed=1), StorePlan("a"))
+    other, _ = build(phrases(80, seed=1))
     useless = ngram_store.judge(other, None, texts, GateRule())
     assert not useless.passed and any("tokens per step" in reason for reason in useless.reasons)
 
 
 def test_sessions_that_share_nothing_make_no_store_that_passes() -> None:
-    store, texts = build(unlike(60), StorePlan("a"))
+    store, texts = build(unlike(60))
     assert not ngram_store.judge(store, None, texts, GateRule()).passed
 
 
 def test_too_few_held_out_sessions_are_no_proof() -> None:
-    store, texts = build(phrases(80), StorePlan("a"))
+    store, texts = build(phrases(80))
     verdict = ngram_store.judge(store, None, texts[:3], GateRule())
     assert not verdict.passed and "held-out sessions" in verdict.reasons[0]
 
