@@ -15,7 +15,7 @@ from file_server import Behaviour, FileServer
 
 from edge_agent.drafting.health import WINDOW, DraftHealth, FirstAcceptance
 from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
 from edge_agent.releases import trials
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
@@ -302,10 +302,10 @@ async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_close
         def close(self) -> None:
             closed.set()
 
-    def load(*_: object) -> tuple[Model, int, str]:
+    def load(*_: object) -> LoadedModel:
         begun.set()
         time.sleep(0.1)
-        return Model(), 0, ""
+        return LoadedModel("x", Model(), 0, "")  # type: ignore[arg-type]
 
     monkeypatch.setattr("edge_agent.drafting.pool._load", load)
     loading = asyncio.create_task(DraftPool.load(Path("x"), "x", [], DraftOptions()))
