@@ -24,6 +24,7 @@ from outrider.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from cloud_verifier.distill.loop import DistillLoop
+    from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 
 PROGRAM = "outrider-distill"
 EXIT_FAILED = 1
@@ -212,26 +213,31 @@ def _loop(config: DistillConfig) -> contextlib.AbstractAsyncContextManager[Disti
 
 
 async def _status(config: DistillConfig) -> int:
-    from cloud_verifier.distill.factory import release_client
+    from cloud_verifier.distill.factory import heads_publisher, release_client
     from cloud_verifier.distill.state import LoopState
 
     state = LoopState.load(config.state)
     print(f"{state}: {state.run.cause}" if state.run else state)
     for outcome in state.history:
         print(f"  run {outcome.number}: {outcome.result} {outcome.release[:12]} ({outcome.cause}) {outcome.reason}")
-    async with release_client(config) as registry:
-        for known in await registry.list():
-            print(f"  release {known.manifest.version} {known.digest[:12]}: {known.state} {known.reason}")
+    if config.student == "heads":
+        async with heads_publisher(config) as heads:
+            releases: Sequence[ReleaseRecord] = list((await heads.known()).values())
+    else:
+        async with release_client(config) as registry:
+            releases = await registry.list()
+    for known in releases:
+        print(f"  release {known.manifest.version} {known.digest[:12]}: {known.state} {known.reason}")
     return 0
 
 
 async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.factory import publisher
+    from cloud_verifier.distill.factory import heads_publisher, publisher
 
     if not options.file.is_file():
         raise BadRequest(f"{options.file} is not a file; give the GGUF that `export` wrote", field="file")
     metrics = json.loads(options.verdict.read_bytes())["metrics"] if options.verdict else {}
-    async with publisher(config) as its_publisher:
+    async with heads_publisher(config) if config.student == "heads" else publisher(config) as its_publisher:
         known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
     return 0

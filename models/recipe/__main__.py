@@ -35,6 +35,10 @@ STAGES: dict[str, Callable[[Job], None]] = {
 }
 
 
+HEADS_STAGES = ("corpus", "tokenizer", "generate", "heads")
+"""What makes heads for a target that is there."""
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the chosen stages (all by default), order a decay, or publish the result."""
     options = _parser().parse_args(arguments)
@@ -48,8 +52,11 @@ def main(arguments: list[str] | None = None) -> None:
     job = _job(options)
     _keep_memory()
     torch.set_num_threads(job.threads)
+    wanted: list[str] = options.stages if options.command == "run" else list(HEADS_STAGES)
+    if options.command == "heads":
+        heads.adopt(job, Path(__file__).parents[1] / "target")
     for name, build in STAGES.items():
-        if options.stages and name not in options.stages:
+        if wanted and name not in wanted:
             continue
         if (job.stage(name) / "done.json").exists():
             print(f"{name}: done before", flush=True)
@@ -75,6 +82,7 @@ def _job(options: argparse.Namespace) -> Job:
         chosen,
         target_plan=_within(chosen.target_plan, options.target_minutes),
         warm_plan=_within(chosen.warm_plan, options.warm_minutes),
+        heads=replace(chosen.heads, minutes=options.heads_minutes or chosen.heads.minutes),
         distil=replace(
             chosen.distil,
             generate_minutes=options.generate_minutes or chosen.distil.generate_minutes,
@@ -92,14 +100,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m models.recipe", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run the stages that are not done yet")
-    run.add_argument("--data", type=Path, required=True, help="directory that holds gsm8k_train.jsonl")
-    run.add_argument("--work", type=Path, required=True, help="directory for checkpoints and results")
-    run.add_argument("--scale", choices=sorted(SCALES), default="full")
-    run.add_argument("--threads", type=int, default=2)
-    run.add_argument("--target-minutes", type=float, help="training time of the target, decay included")
-    run.add_argument("--warm-minutes", type=float, help="time of each draft's training on plain text")
-    run.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")
-    run.add_argument("--draft-minutes", type=float, help="time of each draft's distillation")
+    only_heads = commands.add_parser("heads", help="train heads for the target that is in this folder's parent")
+    for command in (run, only_heads):
+        command.add_argument("--data", type=Path, required=True, help="directory that holds gsm8k_train.jsonl")
+        command.add_argument("--work", type=Path, required=True, help="directory for checkpoints and results")
+        command.add_argument("--scale", choices=sorted(SCALES), default="full")
+        command.add_argument("--threads", type=int, default=2)
+        command.add_argument("--target-minutes", type=float, help="training time of the target, decay included")
+        command.add_argument("--warm-minutes", type=float, help="time of each draft's training on plain text")
+        command.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")
+        command.add_argument("--draft-minutes", type=float, help="time of each draft's distillation")
+        command.add_argument("--heads-minutes", type=float, help="training time of the heads")
     run.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all by default")
     decay = commands.add_parser("decay", help="finish a running training early, with its decay")
     decay.add_argument("--work", type=Path, required=True)

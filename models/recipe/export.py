@@ -1,4 +1,4 @@
-"""Write what is shipped: the target's directory and both drafts as Q8_0 GGUF, checked against their sources."""
+"""Write what is shipped: the target, its heads, and both drafts as Q8_0 GGUF, checked against their sources."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from models.recipe.target import load_model
 from outrider.llama.model import quantize
 
 DRAFTS = {"draft": "draft.gguf", "draft-narrow": "draft-narrow.gguf"}
+HEADS = "heads.safetensors"
 _MAX_FILE = 15_000_000
 _MAX_TOTAL = 50_000_000
 
 
 def build(job: Job) -> None:
-    """Write ``export/target``, ``export/draft.gguf`` and ``export/draft-narrow.gguf``."""
+    """Write ``export/target``, the drafts ``export/*.gguf`` and ``export/heads.safetensors``."""
     folder = job.stage("export")
     _replace_tree(job.stage("target") / "model", folder / "target")
     for stage, name in DRAFTS.items():
         export_draft(job.stage(stage) / "model", folder / name)
+    shutil.copy2(job.stage("heads") / job.scale.heads.kind / "model" / HEADS, folder / HEADS)
     sizes = check_sizes(folder)
     (folder / "done.json").write_text(json.dumps({"bytes": sizes}, indent=1), encoding="utf-8")
 
@@ -62,10 +64,10 @@ def publish(work: Path, destination: Path) -> None:
     check_sizes(export)
     check_learnt(json.loads((work / "evaluate" / "results.json").read_text(encoding="utf-8"))["bits_per_byte"])
     _replace_tree(export / "target", destination / "target")
-    for name in DRAFTS.values():
+    for name in (*DRAFTS.values(), HEADS):
         shutil.copy2(export / name, destination / name)
     shutil.copy2(work / "evaluate" / "README.md", destination / "README.md")
-    for path in [*(destination / "target").iterdir(), *destination.glob("*.gguf")]:
+    for path in [*(destination / "target").iterdir(), *destination.glob("*.gguf"), destination / HEADS]:
         path.chmod(0o644)  # safetensors writes files that only their owner may read
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,13 @@ def build(job: Job) -> None:
         raise KeyboardInterrupt(f"stopped with exit code {code}; run the same command to go on")
     (folder / "done.json").write_text((out / DONE).read_text(encoding="utf-8"), encoding="utf-8")
     print(f"heads: {out / MODEL / HEADS}", flush=True)
+
+
+def adopt(job: Job, target: Path) -> None:
+    """Take over a finished target with its tokenizer, so that heads for it can be made without it."""
+    if not (job.stage("target") / "model").exists():
+        shutil.copytree(target, job.stage("target") / "model")
+    shutil.copy2(target / "tokenizer.json", job.stage("tokenizer") / "tokenizer.json")
 
 
 def texts_of(path: Path) -> list[Text]:

@@ -23,13 +23,15 @@ CHAT_TEMPLATE = (
 
 
 def build(job: Job) -> None:
-    """Train the tokenizer, save it for transformers, and store every document's tokens."""
+    """Train the tokenizer unless there is one, save it for transformers, and store every document's tokens."""
     documents = corpus.load(job)
-    texts = [_without_specials(item.text) for item in documents if item.split == "train" and item.kind != "tests"]
-    tokenizer = train(texts)
-    wrapped = wrap(tokenizer)
     folder = job.stage("tokenizer")
-    wrapped.save_pretrained(folder)
+    if (folder / "tokenizer.json").exists():  # that of a target which was taken over
+        tokenizer = load(job)
+    else:
+        texts = [_without_specials(item.text) for item in documents if item.split == "train" and item.kind != "tests"]
+        tokenizer = train(texts)
+        wrap(tokenizer).save_pretrained(folder)
     counts = _store_tokens(job, tokenizer, documents)
     (folder / "done.json").write_text(json.dumps({"tokens": counts}, indent=1), encoding="utf-8")
 

@@ -19,7 +19,7 @@ def made(work: Path, bits: dict[str, dict[str, float]]) -> Path:
     target.mkdir(parents=True)
     for name in ("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         (target / name).write_bytes(b"new")
-    for name in export.DRAFTS.values():
+    for name in (*export.DRAFTS.values(), export.HEADS):
         (work / "export" / name).write_bytes(b"new")
     (work / "evaluate").mkdir()
     (work / "evaluate" / "README.md").write_text("# card")
