@@ -32,6 +32,7 @@ from benchmarks import (
     overload,
     rules,
     soak,
+    sources,
     swarm,
     vocabulary,
 )
@@ -346,6 +347,17 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
         assert last["eager_vs_vllm"].keys() == VS_VLLM
         assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}
         assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
+
+
+def test_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    sources.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"ngram", "ngram_store", "draft", "narrow", "heads", "mixture_over_best", "arms"}
+    assert last["arms"].keys() == sources.ARMS.keys()
+    for settings in last["arms"].values():
+        for shown in settings.values():
+            assert shown.keys() == {"all", "code", "arithmetic", "chat", "quoting", "repetitive"}
+            assert shown["all"]["tokens_per_step"] >= 1
 
 
 def test_rules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,340 @@
+"""Measure how many tokens a verification step brings with each draft source of a device, and with several together.
+
+The target writes after held-out prompts and after prompts that its answers quote, greedily and at temperature 0.8 with
+the noise of our sessions. These texts are then played again, without a verifier and without a network: the device's own
+drafter proposes until it rests, a step evaluates all of its nodes, and what the text accepts is committed. So a figure
+is what a source knows, not what time it has. A tree holds up to 8 nodes.
+
+Before that each arm goes through texts after prompts for tuning, from which its calibrators learn. The store has
+n-grams that at least three of many other texts of this target share, as a tenant's store does. Texts with more than 30%
+repeated 4-grams are counted apart, in `repetitive`. `mixture_over_best` is the least ratio of several sources together
+to the best of them alone, greedy or sampled. Heads need the target's hidden states, and are not measured here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from benchmarks.support import harness, questions
+from benchmarks.support.harness import Criterion, Pair, Prompt, Size
+from benchmarks.support.texts import repetitive
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.sources.llama import LlamaSource
+from edge_agent.drafting.sources.ngram import NgramSource
+from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.ngram import NgramTable
+from outrider.core.processors import log_softmax
+from outrider.core.sampling import SamplingParams
+from outrider.core.tree import ROOT
+from outrider.llama import LlamaModel, TreeContext
+
+SETTINGS = {"greedy": 0.0, "T=0.8": 0.8}
+SEED = 20_261_123
+NODES = 8
+LATENCY = DecodeLatency(((1, 1e-3), (8, 2e-3)))
+"""Seconds of a decode, the same in every run: they decide which nodes a draft model evaluates."""
+PLAN = SpeculationPlan(NODES, 16, NODES, min_acceptance=0.05, draft_wait_s=1.0, step_s=0.03)
+STORE_SESSIONS = 3
+"""Texts that must have an n-gram for it to be in the store; the default of `outrider-distill store`."""
+BATCH = 64
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "ngram": ("ngram",),
+    "ngram_store": ("ngram_store",),
+    "draft": ("draft",),
+    "narrow": ("narrow",),
+    "draft+ngram": ("draft", "ngram"),
+    "draft+ngram_store": ("draft", "ngram_store"),
+    "narrow+ngram": ("narrow", "ngram"),
+    "narrow+ngram_store": ("narrow", "ngram_store"),
+    "draft+narrow": ("draft", "narrow"),
+}
+"""Arm -> its sources, the best one first."""
+WANTED = {"ngram": 1.45, "ngram_store": 1.8}
+
+
+@dataclass(frozen=True)
+class TargetText:
+    """Hold what the target wrote after a prompt. kind: the prompt's, or `lesson`."""
+
+    kind: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass
+class StepCount:
+    """Count the steps that texts take, their tokens, and the nodes that the steps evaluate."""
+
+    texts: int = 0
+    tokens: int = 0
+    steps: int = 0
+    nodes: int = 0
+
+    def add(self, other: StepCount) -> None:
+        self.texts += other.texts
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.nodes += other.nodes
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        return round(self.tokens / self.steps, 3) if self.steps else None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        nodes = round(self.nodes / self.steps, 2) if self.steps else None
+        return {"texts": self.texts, "tokens_per_step": self.tokens_per_step, "nodes_per_step": nodes}
+
+
+@dataclass
+class ArmResult:
+    """Hold the counts of one arm with one sampling setting: by kind, without repetitive texts, which stand apart."""
+
+    kinds: dict[str, StepCount] = field(default_factory=dict)
+    repetitive: StepCount = field(default_factory=StepCount)
+
+    @property
+    def all(self) -> StepCount:
+        total = StepCount()
+        for count in self.kinds.values():
+            total.add(count)
+        return total
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        rows = {"all": self.all, **self.kinds, "repetitive": self.repetitive}
+        return {name: count.shown for name, count in rows.items()}
+
+
+class Target:
+    """Write texts with the target, in float32."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            pair.target, dtype=torch.float32, local_files_only=True
+        ).eval()
+        ends = self._model.generation_config.eos_token_id
+        self.ends = frozenset(ends if isinstance(ends, list) else [ends])
+
+    @torch.inference_mode()
+    def text(self, kind: str, prompt: Sequence[int], tokens: int, temperature: float) -> TargetText:
+        """Return what the target writes with our sessions' noise."""
+        sampling = SamplingParams(temperature=temperature, seed=SEED)
+        key = session_key(SEED, prompt)
+        cache, fed, output = DynamicCache(), list(prompt), list[int]()
+        while len(output) < tokens and not self.ends.intersection(output[-1:]):
+            logits = self._model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
+            row = logits.double().numpy()
+            if temperature:
+                ids = np.arange(len(row), dtype=np.int64)
+                row = log_softmax(row / temperature) + gumbel(position_key(key, len(output)), ids)
+            fed = [int(row.argmax())]
+            output += fed
+        return TargetText(kind, tuple(prompt), tuple(output), sampling)
+
+    @torch.inference_mode()
+    def many(self, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[list[int]]:
+        """Yield what the target writes after each prompt at temperature 0.8, many at a time; prompts are cut short."""
+        torch.manual_seed(SEED)
+        for begin in range(0, len(prompts), BATCH):
+            some = prompts[begin : begin + BATCH]
+            length = min(map(len, some))
+            ids = torch.tensor([list(prompt[-length:]) for prompt in some])
+            written = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=0.8,
+                top_k=0,
+                max_new_tokens=tokens,
+                pad_token_id=min(self.ends),
+            )
+            for row in written[:, length:].tolist():
+                end = next((at for at, token in enumerate(row) if token in self.ends), len(row))
+                yield row[: end + 1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = harness.arguments("sources", __doc__)
+    options = parser.parse_args(argv)
+    size: Size = options.size
+    each, tokens = size.pick(smoke=1, quick=5, full=16), size.pick(smoke=12, quick=96, full=96)
+    lessons, stored = size.pick(smoke=1, quick=6, full=24), size.pick(smoke=8, quick=512, full=4096)
+    disable_progress_bar()
+    set_verbosity_error()
+    pair = Pair.in_folder(options.models)
+    target = Target(pair)
+    prompts = [*harness.prompts("heldout"), *harness.prompts("quoting")]
+    texts = list(_written(target, pair, _first_of_each(prompts, each), tokens))
+    taught = list(_written(target, pair, harness.prompts("tuning", lessons), tokens, kind="lesson"))
+    store = built_store(target, pair, stored, tokens)
+    print(f"{len(texts)} texts, {len(taught)} to learn from, {len(store.counts)} n-grams in the store", flush=True)
+    found = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
+    report(found)
+    result = summary(found)
+    harness.finish(result | {"arms": _shown(found)}, criteria(result), size)
+
+
+def built_store(target: Target, pair: Pair, count: int, tokens: int) -> NgramTable:
+    """Return the n-grams that several of `count` texts share, after prompts that are measured nowhere."""
+    made = [*questions.arithmetic(count // 2, SEED), *questions.code(count - count // 2, SEED)]
+    ids = pair.encode(Prompt(str(number), "store", text) for number, text in enumerate(made))
+    some = sorted((one[-160:] for one in ids.values()), key=len)
+    return NgramTable.build(target.many(some, tokens), least_sequences=STORE_SESSIONS)
+
+
+def measure(
+    pair: Pair,
+    names: Sequence[str],
+    store: NgramTable,
+    lessons: Sequence[TargetText],
+    texts: Sequence[TargetText],
+    ends: frozenset[int],
+) -> dict[str, ArmResult]:
+    """Play the texts with one drafter that has these sources, after the lessons; return the counts by setting."""
+    results = {setting: ArmResult() for setting in SETTINGS}
+    settings = {temperature: setting for setting, temperature in SETTINGS.items()}
+    with contextlib.ExitStack() as stack:
+        drafter = Drafter([_source(pair, name, store, stack) for name in names], clock=lambda: 0.0)
+        for text in lessons:
+            play(drafter, text, ends)
+        for text in texts:
+            counted, result = play(drafter, text, ends), results[settings[text.sampling.temperature]]
+            apart = repetitive(text.output)
+            (result.repetitive if apart else result.kinds.setdefault(text.kind, StepCount())).add(counted)
+    return results
+
+
+def play(drafter: Drafter, text: TargetText, ends: frozenset[int]) -> StepCount:
+    """Return the steps of one text, if each evaluates all nodes that the drafter has proposed by then."""
+    drafter.begin(DraftTask(text.prompt, sampling=text.sampling, max_tokens=len(text.output), ends=ends), PLAN)
+    count, position = StepCount(texts=1), 0
+    children: dict[int, dict[int, int]] = {}
+    while position < len(text.output):
+        while drafter.step():
+            pass
+        update = drafter.harvest(moved=False)
+        for node in update.nodes if update is not None else ():
+            children.setdefault(node.parent, {})[node.token] = node.id
+        count.nodes += _size(children, ROOT)
+        at, begin = ROOT, position
+        while position < len(text.output):
+            # The target's own token comes with every step, whether a node carries it or not.
+            child = children.get(at, {}).get(text.output[position])
+            position += 1
+            if child is None:
+                at = -1
+                break
+            at = child
+        children = _below(children, at)
+        drafter.advance(text.output[begin:position])
+        count.steps += 1
+        count.tokens += position - begin
+    return count
+
+
+def _size(children: Mapping[int, Mapping[int, int]], node: int) -> int:
+    """Return the number of nodes below one."""
+    return sum(1 + _size(children, child) for child in children.get(node, {}).values())
+
+
+def _below(children: Mapping[int, Mapping[int, int]], node: int) -> dict[int, dict[int, int]]:
+    """Return what is below a node, which becomes the root; nothing if it is not in the tree."""
+    kept, left = dict[int, dict[int, int]](), [(node, ROOT)]
+    while left:
+        old, new = left.pop()
+        if old in children:
+            kept[new] = dict(children[old])
+            left += [(child, child) for child in children[old].values()]
+    return kept
+
+
+def _source(pair: Pair, name: str, store: NgramTable, stack: contextlib.ExitStack) -> CalibratedSource:
+    """Return a source with calibrators that know nothing yet. stack: frees what it holds."""
+    if name.startswith("ngram"):
+        return CalibratedSource(NgramSource([store] if name == "ngram_store" else []), Calibrator(), Calibrator())
+    model = stack.enter_context(LlamaModel.load(pair.draft if name == "draft" else pair.narrow))
+    context = stack.enter_context(TreeContext(model, n_ctx=model.n_ctx_train))
+    return CalibratedSource(
+        LlamaSource(context, shared_vocabulary=context.vocab_size), Calibrator(), Calibrator(), LATENCY
+    )
+
+
+def _first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return the first `count` prompts of each kind."""
+    kinds = dict.fromkeys(prompt.kind for prompt in prompts)
+    return [prompt for kind in kinds for prompt in [one for one in prompts if one.kind == kind][:count]]
+
+
+def _written(
+    target: Target, pair: Pair, prompts: Sequence[Prompt], tokens: int, kind: str | None = None
+) -> Iterator[TargetText]:
+    """Yield what the target writes after each prompt, with each setting. kind: of all of them, if not the prompts'."""
+    ids = pair.encode(prompts)
+    for temperature in SETTINGS.values():
+        for prompt in prompts:
+            yield target.text(kind or prompt.kind, ids[prompt.id], tokens, temperature)
+
+
+def report(found: Mapping[str, Mapping[str, ArmResult]]) -> None:
+    """Print tokens per step, with nodes per step in brackets, of each arm by kind."""
+    for setting in SETTINGS:
+        kinds = next(iter(found.values()))[setting].shown
+        print(f"\n{setting}, tokens per step (nodes per step); texts: {_counts(kinds)}")
+        for arm, results in found.items():
+            row = [
+                f"{name} {cell['tokens_per_step']} ({cell['nodes_per_step']})"
+                for name, cell in _cells(results[setting])
+            ]
+            print(f"{arm:<20} {'  '.join(row)}", flush=True)
+
+
+def _counts(shown: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{name} {cell['texts']}" for name, cell in shown.items())
+
+
+def _cells(result: ArmResult) -> list[tuple[str, dict[str, Any]]]:
+    return list(result.shown.items())
+
+
+def summary(found: Mapping[str, Mapping[str, ArmResult]]) -> dict[str, float | None]:
+    """Return the figures of the last line: tokens per step at temperature 0.8, and the least ratio of a mixture."""
+    per_step = {
+        (arm, setting): results[setting].all.tokens_per_step for arm, results in found.items() for setting in SETTINGS
+    }
+    ratios = []
+    for arm, sources in ARMS.items():
+        for setting in SETTINGS:
+            best = [alone for source in sources if (alone := per_step[source, setting]) is not None]
+            both = per_step[arm, setting]
+            if len(sources) > 1 and both is not None and best:
+                ratios.append(both / max(best))
+    singles = {arm: per_step[arm, "T=0.8"] for arm in ("ngram", "ngram_store", "draft", "narrow")}
+    return {**singles, "heads": None, "mixture_over_best": round(min(ratios), 3) if ratios else None}
+
+
+def _shown(found: Mapping[str, Mapping[str, ArmResult]]) -> dict[str, Any]:
+    return {arm: {setting: result.shown for setting, result in results.items()} for arm, results in found.items()}
+
+
+def criteria(result: Mapping[str, float | None]) -> list[Criterion]:
+    """Return what should hold of texts that do not repeat themselves. Short runs enforce none of it."""
+    wanted = [(name, result[name], least) for name, least in {**WANTED, "mixture_over_best": 0.99}.items()]
+    return [Criterion.bound(name, value, at_least=least, enforced_from=None) for name, value, least in wanted]
+
+
+if __name__ == "__main__":
+    main()
