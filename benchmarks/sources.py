@@ -265,7 +265,8 @@ def _below(children: Mapping[int, Mapping[int, int]], node: int) -> dict[int, di
 def _source(pair: Pair, name: str, store: NgramTable, stack: contextlib.ExitStack) -> CalibratedSource:
     """Return a source with calibrators that know nothing yet. stack: frees what it holds."""
     if name.startswith("ngram"):
-        return CalibratedSource(NgramSource([store] if name == "ngram_store" else []), Calibrator(), Calibrator())
+        table = store if name == "ngram_store" else None
+        return CalibratedSource(NgramSource(lambda: table), Calibrator(), Calibrator())
     model = stack.enter_context(LlamaModel.load(pair.draft if name == "draft" else pair.narrow))
     context = stack.enter_context(TreeContext(model, n_ctx=model.n_ctx_train))
     return CalibratedSource(

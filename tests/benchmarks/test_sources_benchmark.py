@@ -20,8 +20,8 @@ def text(prompt: tuple[int, ...], output: tuple[int, ...]) -> TargetText:
     return TargetText("code", prompt, output, SamplingParams())
 
 
-def drafter(*stores: NgramTable) -> Drafter:
-    return Drafter([CalibratedSource(NgramSource(stores), Calibrator(), Calibrator())], clock=lambda: 0.0)
+def drafter(store: NgramTable | None = None) -> Drafter:
+    return Drafter([CalibratedSource(NgramSource(lambda: store), Calibrator(), Calibrator())], clock=lambda: 0.0)
 
 
 def test_a_text_that_nothing_predicts_takes_a_step_for_each_token() -> None:
