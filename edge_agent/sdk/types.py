@@ -181,8 +181,9 @@ class Skeleton:
     points: tuple[SkeletonPoint, ...]
     """The points that have ended, in the outline's order, those that failed included."""
     changes_answer: Literal[True] = True
-    """Every token is the target's own choice after its prompt, but the prompts are not the caller's: one asks for an
-    outline, and each of the others for one point, written without sight of what the others say."""
+    """Every token is the target's own choice after its prompt (unless it is `lossy`), but the prompts are not the
+    caller's: one asks for an outline, and each of the others for one point, written without sight of what the others
+    say."""
 
     @property
     def text(self) -> str:
@@ -193,6 +194,11 @@ class Skeleton:
     def verified(self) -> bool:
         """Return whether all tokens are the target's; False where the draft has written some alone."""
         return all(one.verified for one in self._completions)
+
+    @property
+    def lossy(self) -> bool:
+        """Return whether a lossy acceptance rule was asked for, so that not every token is the target's own choice."""
+        return any(one.lossy for one in self._completions)
 
     @property
     def usage(self) -> Usage:

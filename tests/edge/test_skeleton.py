@@ -79,10 +79,14 @@ async def test_points_stand_in_the_outlines_order_below_their_titles(client: Asy
     assert skeleton.outline.text == OUTLINE
     assert [(point.number, point.title) for point in skeleton.points] == list(enumerate(TITLES, 1))
     assert skeleton.text.startswith("1. Boil the water\n1. Boil") and skeleton.text.count("\n\n") == 2
-    assert skeleton.changes_answer and skeleton.verified
+    assert skeleton.changes_answer and skeleton.verified and not skeleton.lossy
     requests = [skeleton.outline, *(point.completion for point in skeleton.points if point.completion)]
     assert skeleton.usage.completion_tokens == sum(one.usage.completion_tokens for one in requests)
     assert {one.seed for one in requests} == {3}
+
+
+async def test_a_lossy_rule_shows_in_the_whole_skeleton(client: AsyncClient) -> None:
+    assert (await client.skeleton(ASKED, acceptance_rule="typical")).lossy
 
 
 async def test_prompts_of_points_differ_only_after_the_outline(client: AsyncClient, verifier: Listening) -> None:
