@@ -2,10 +2,10 @@
 
 Several verifiers share one core and are measured in turn: `autoregression` streams; `device` verifies what recorded
 devices draft (benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the
-verifier's); `co-located` has all that a verifier can have of its own, n-grams, token recycling and a draft, once for
-each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the devices'
-nodes besides; `server draft` drafts in every step, to measure what a draft on that core costs. 1, 4 and
-16 sessions at once run in a closed loop, greedy and sampled; outputs with more than 30% repeated 4-grams are left out.
+verifier's); `co-located` has all that a verifier can have of its own, n-grams, token recycling, heads and a draft, once
+for each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the
+devices' nodes besides; `server draft` drafts in every step, to measure what a draft on that core costs. 1, 4 and 16
+sessions at once run in a closed loop, greedy and sampled; outputs with more than 30% repeated 4-grams are left out.
 A figure is the number of tokens delivered in a window divided by its length; ratios are taken within a round, and their
 median is given. Prompts are in the prefix cache, so the figures cover generation and the opening of sessions. Windows
 are the verifier's own, which maximise the tokens of all sessions together; in `device, controlled` they are the
@@ -51,8 +51,6 @@ from coordinator.cluster import Child, Cluster
 from outrider.llama.model import quantize
 
 PLAIN, DEVICE, SERVER, COLOCATED, BOTH = "autoregression", "device", "server draft", "co-located", "both"
-SOURCES = "ngram,recycling"
-"""The verifier's sources beside its draft, where it has all."""
 CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
@@ -179,7 +177,7 @@ class CapacityClusters:
         for depth in size.depths:
             found.append(await self._server_draft(f"{SERVER} {depth}", depth, "--no-server-draft-pauses"))
         for depth in size.colocated:
-            found.append(await self._server_draft(f"{COLOCATED} {depth}", depth, "--server-sources", SOURCES))
+            found.append(await self._server_draft(f"{COLOCATED} {depth}", depth, *self._pair.server_sources))
             if depth == size.both:
                 found.append(replace(found[-1], name=BOTH, drafted=True))
         return found

@@ -116,19 +116,27 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Pair:
-    """Hold the models under test: a target, its draft, and a draft that knows less."""
+    """Hold the models under test: a target, its draft, a draft that knows less, and heads on the target, if any."""
 
     target: Path
     draft: Path
     narrow: Path
+    heads: Path | None = None
 
     @classmethod
     def in_folder(cls, folder: Path) -> Pair:
         """Return the pair in `folder`. Raises BadRequest if it has no target."""
-        pair = cls(folder / "target", folder / "draft.gguf", folder / "draft-narrow.gguf")
+        heads = folder / "heads.safetensors"
+        found = heads if heads.is_file() else None
+        pair = cls(folder / "target", folder / "draft.gguf", folder / "draft-narrow.gguf", found)
         if not (pair.target / "config.json").is_file():
             raise BadRequest(f"{folder} holds no target/config.json; give --models DIR", field="models")
         return pair
+
+    @property
+    def server_sources(self) -> list[str]:
+        """Return the options of a verifier with all sources that need no draft; without them it has none."""
+        return ["--server-sources", "ngram,recycling", *(["--heads", str(self.heads)] if self.heads else [])]
 
     def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
         """Return the target's token ids of each prompt, by its id. Raises OSError for a chat and no chat template."""

@@ -1,9 +1,9 @@
 """Play the same prompts with the nodes of nobody, of the device, of the verifier, and of both, at every distance.
 
-Two verifiers of one pace run under coordinators of their own, one without sources of its own and one with them, and
-take turns. `streaming` is the first one without a device's nodes: plain streaming. `no draft` is a device whose n-grams
-alone propose beside the verifier's sources. Sampled and greedy texts are counted apart, and so are texts that repeat
-themselves.
+Two verifiers of one pace run under coordinators of their own, one without sources of its own and one with n-grams,
+token recycling and heads, and take turns. `streaming` is the first one without a device's nodes: plain streaming.
+`no draft` is a device whose n-grams alone propose beside the verifier's sources. Sampled and greedy texts are counted
+apart, and so are texts that repeat themselves.
 """
 
 from __future__ import annotations

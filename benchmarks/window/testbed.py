@@ -26,8 +26,6 @@ from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
-SOURCES = ("--server-sources", "ngram,recycling")
-"""Options of a verifier with the sources that it has by default; verifiers of benchmarks have none unless told."""
 PACED_VERIFIER = "benchmarks.support.paced_verifier"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Number of sessions -> approximate time of a plain step on a CPU core."""
@@ -119,9 +117,9 @@ class WindowTestbed:
     ) -> AsyncIterator[RunningVerifier]:
         """Run a verifier with this engine under a coordinator that decides the windows.
 
-        server_sources: whether it has its usual sources of nodes, so that a device's are not the only ones.
+        server_sources: whether it has sources of nodes of its own, so that a device's are not the only ones.
         """
-        options = (*self.engines[engine], *(SOURCES if server_sources else ()))
+        options = (*self.engines[engine], *(self.pair.server_sources if server_sources else ()))
         async with (
             self._cluster(cores, controlled=self._controlled) as cluster,
             self._verifier(cluster, machine, cores, draft, {}, *options) as site,
