@@ -26,7 +26,7 @@ from cloud_verifier.engine.server_draft.base import (
     ProposedTree,
     ServerSource,
 )
-from cloud_verifier.engine.server_draft.policy import DraftPolicy
+from cloud_verifier.engine.server_draft.policy import TRIAL, DraftPolicy
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
@@ -56,6 +56,8 @@ class _Source:
     policy: DraftPolicy = field(default_factory=DraftPolicy)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for."""
+    empty: int = 0
+    """Trees without a node."""
     observing_s: float = 0.0
     """Seconds in which it learned from the last step."""
 
@@ -193,8 +195,10 @@ class Overlay:
             for session_id, tree in self._asked(one, requests).items():
                 if len(tree):
                     trees.setdefault(session_id, {})[name] = tree, tree.kinds
-                else:
-                    one.outcomes.append((0, 0))  # to find nothing takes time too
+                    continue
+                one.empty += 1
+                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
+                    one.outcomes.append((0, 0))
         return trees
 
     def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
