@@ -6,7 +6,9 @@ into memory, since an operator may overwrite them in place.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -55,21 +57,26 @@ class TenantStores:
         self._vocabulary = vocabulary
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        """Held while entries are added or forgotten."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="ngram-stores")
-        files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)[-MAX_TENANTS:]
-        for file in files:
-            self.of(file.name.removesuffix(SUFFIX))
+        entries = [(tenant, _Entry(self._clock())) for tenant in self._newest()]
+        self._entries.update(reversed(entries))  # the oldest one is forgotten first
+        for tenant, entry in entries:
+            entry.reading = self._reader.submit(self._look, tenant, entry)
 
     def of(self, tenant: str) -> NgramTable | None:
         """Return a tenant's table as it was read last; None where there is none, or none that can be used, so far."""
         if not tenant or not is_label(tenant):
             return None
-        entry = self._entries.setdefault(tenant, _Entry())
-        self._entries.move_to_end(tenant)
+        with self._lock:
+            entry = self._entries.setdefault(tenant, _Entry())
+            self._entries.move_to_end(tenant)
         if (entry.reading is None or entry.reading.done()) and self._clock() - entry.looked_s >= LOOK_S:
             entry.looked_s = self._clock()
             entry.reading = self._reader.submit(self._look, tenant, entry)
-            self._make_room()
+            with self._lock:
+                self._make_room()
         return entry.store.table if entry.store is not None else None
 
     def wait(self) -> None:
@@ -77,6 +84,22 @@ class TenantStores:
         for entry in list(self._entries.values()):
             if entry.reading is not None:
                 entry.reading.result()
+
+    def _newest(self) -> list[str]:
+        """Return the tenants of the newest files that fit into memory together, the newest one first."""
+        files = []
+        for file in self._folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                files.append((file.stat().st_mtime_ns, file.stat().st_size, file))
+        tenants: list[str] = []
+        size = 0
+        for _, file_size, file in sorted(files, reverse=True)[:MAX_TENANTS]:
+            size += file_size
+            if size > MAX_BYTES:
+                break
+            if is_label(tenant := file.name.removesuffix(SUFFIX)):
+                tenants.append(tenant)
+        return tenants
 
     def close(self) -> None:
         """Read nothing any more."""
@@ -104,6 +127,8 @@ class TenantStores:
             "n-gram store of tenant %s: %d n-grams of %d sessions", tenant, len(store.table.tokens), store.sessions
         )
         entry.stamp, entry.store = stamp, store
+        with self._lock:
+            self._make_room()
 
     def _make_room(self) -> None:
         """Forget the tenants that were not asked for for the longest time, but never the latest one."""

@@ -128,6 +128,36 @@ def test_the_stores_in_memory_are_bounded(tmp_path: Path, clock: Clock, monkeypa
     assert looked(one, clock, "t0") is not None  # it is read again when it is asked for
 
 
+def test_at_the_start_the_newest_stores_that_fit_together_are_read(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        path = write(tmp_path, f"t{number}", list(range(9)))
+        os.utime(path, (number, number))
+    monkeypatch.setattr(tenant_stores, "MAX_BYTES", 3 * path.stat().st_size)
+    stores = TenantStores(tmp_path, TARGET, 10, clock)
+    stores.wait()
+    assert list(stores._entries) == ["t3", "t4", "t5"]
+    assert all(entry.store is not None for entry in stores._entries.values())
+    assert stores.of("t5") is not None
+
+
+def test_room_is_made_when_a_read_ends_and_not_with_the_next_question(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tenant in ("a", "b"):
+        write(tmp_path, tenant, list(range(9)))
+    stores = TenantStores(tmp_path, TARGET, 10, clock)
+    stores.wait()
+    size = sum(entry.store.size for entry in stores._entries.values() if entry.store is not None)
+    monkeypatch.setattr(tenant_stores, "MAX_BYTES", size)
+    write(tmp_path, "c", list(range(9)))
+    stores.of("c")
+    stores.wait()
+    kept = [entry.store.size for entry in stores._entries.values() if entry.store is not None]
+    assert sum(kept) <= size and "c" in stores._entries and len(kept) == 2
+
+
 def test_an_open_verifier_takes_no_stores_since_anybody_may_call_himself_a_tenant(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="server_stores needs coordinator"):
         VerifierConfig(model=tmp_path, open_to_all=True, server_stores=tmp_path)
