@@ -78,9 +78,13 @@ class SkeletonPlan:
     def point_options(self) -> Options:
         return self._options
 
-    def titles(self, outline: str) -> list[str]:
-        """Return the points of an outline, without their numbers. Raises BadRequest if it has none."""
-        titles: list[str] = _LINE.findall(outline)[: self._points]
+    def titles(self, outline: str, *, cut: bool = False) -> list[str]:
+        """Return the points of an outline, without their numbers. Raises BadRequest if it has none.
+
+        cut: whether the outline ended for its length; then a last line that was not finished is no point.
+        """
+        whole = outline[: outline.rfind("\n") + 1] if cut else outline
+        titles: list[str] = _LINE.findall(whole)[: self._points]
         if not titles:
             raise BadRequest(
                 f"the target wrote an outline without a point ({outline[:TITLE_CHARS]!r}); ask with chat() instead",
@@ -176,7 +180,7 @@ class SkeletonStream:
         outline = await self._outline.drain()
         if outline.finish_reason == "cancelled":
             return
-        titles = self._plan.titles(outline.text)
+        titles = self._plan.titles(outline.text, cut=outline.finish_reason == "length")
         tasks = [asyncio.create_task(self._point(outline.text, i, title)) for i, title in enumerate(titles, 1)]
         try:
             for ended in asyncio.as_completed(tasks):

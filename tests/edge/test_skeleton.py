@@ -217,3 +217,14 @@ def test_the_blocking_client_gives_the_same(tmp_path: Path) -> None:
             assert point.completion is not None
             break
         running.until_free()
+
+
+async def test_a_title_that_the_length_cut_off_is_no_point(tmp_path: Path) -> None:
+    settings = EdgeSettings(resume_budget_s=0.5)
+    async with (
+        Listening(script("1. Boil the water\n2. Add" + " the tea" * 40)) as verifier,
+        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as client,
+    ):
+        skeleton = await client.skeleton(ASKED, points=2)
+    assert skeleton.outline.finish_reason == "length" and "2. Add the tea" in skeleton.outline.text
+    assert [point.title for point in skeleton.points] == ["Boil the water"]
