@@ -96,6 +96,9 @@ class DraftPool:
     models: the best one first; every worker drafts with all of them. Without any, n-grams draft alone.
     """
 
+    tenant = ""
+    """No tenant's: a draft is for all of them."""
+
     def __init__(
         self,
         name: str,

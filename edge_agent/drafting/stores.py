@@ -18,15 +18,23 @@ from outrider.wire.ticket import Target
 class LoadedStore:
     """A store in memory, or none; what is counted in `health` is how the n-gram sources do with it.
 
-    release: hex digest of its file. It has the members of a `DraftPool` by which releases are tried.
+    release: hex digest of its file. tenant: whose sessions it was made of, as the file says. It has the members of a
+    `DraftPool` by which releases are tried.
     """
 
     closing = False
     has_model = True
 
-    def __init__(self, table: NgramTable | None = None, release: str = "", health: DraftHealth | None = None) -> None:
+    def __init__(
+        self,
+        table: NgramTable | None = None,
+        release: str = "",
+        health: DraftHealth | None = None,
+        tenant: str = "",
+    ) -> None:
         self.table = table
         self.release = release
+        self.tenant = tenant
         self.health = health or DraftHealth()
 
     @classmethod
@@ -34,7 +42,7 @@ class LoadedStore:
         """Map a file into memory and check it. Raises BadRequest, ModelRefused for another target's, or OSError."""
         store = await asyncio.to_thread(NgramStore.load, path, vocabulary)
         store.check(weights_hash=target.weights_hash, tokenizer_hash=target.tokenizer_hash)
-        return cls(store.table, digest, health)
+        return cls(store.table, digest, health, store.tenant)
 
     async def warm_up(self) -> None:
         """Do nothing: a store is ready once it is checked."""
@@ -61,7 +69,7 @@ class StoreManager:
         return self.pool.release
 
     def count(self, accepted: bool) -> None:
-        """Count a position at which an n-gram source had a first proposal and the target's token became known."""
+        """Count a position at which an n-gram source was asked and the target's token became known."""
         self.pool.health.count(accepted)
 
     def replace(self, pool: LoadedStore | None) -> None:

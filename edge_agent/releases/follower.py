@@ -177,6 +177,7 @@ class OfferFollower:
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
             key_id=signing_key_id(offer.manifest),
+            tenant=manifest.tenant,
         )
         if await self.trials.has(release):
             return "settled"

@@ -16,7 +16,7 @@ from edge_agent.drafting.stores import LoadedStore
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.state import InstalledRelease, ReleaseState
-from outrider.core.errors import VocabularyMismatch
+from outrider.core.errors import ModelRefused, VocabularyMismatch
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +170,11 @@ class ReleaseLoader(Generic[P]):
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 pool = await self._load(file, f"version {release.version}", release.digest, health)
+                if pool.tenant != release.tenant:
+                    raise ModelRefused(
+                        f"its file is of the tenant {pool.tenant[:80]!r}, its manifest of {release.tenant[:80]!r}; "
+                        "publish the store of that tenant"
+                    )
                 await pool.warm_up()
             if health.failure:
                 raise ReleaseRefused("unusable", f"{name} cannot start: {health.failure}")

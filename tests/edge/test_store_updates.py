@@ -144,6 +144,7 @@ async def test_a_live_session_drafts_with_a_new_store_and_loses_nothing(world: W
         ("unusable", None),
         ("unusable", {"weights_hash": "another"}),
         ("unusable", {"tokenizer_hash": "another"}),
+        ("unusable", {"tenant": "another"}),
         ("manifest", {}),
     ],
 )
