@@ -102,3 +102,12 @@ def test_sampled_proposals_are_coupled_to_the_noise_of_the_session() -> None:
         source.begin(DraftTask(prompt, sampling=sampling))
         noise = gumbel(position_key(session_key(seed, prompt), 3), np.array([5, 6]))
         assert proposals(source, position=3)[0].token == (5 if noise[0] > noise[1] else 6)
+
+
+def test_a_token_that_a_bias_all_but_forbids_is_not_proposed() -> None:
+    text = (1, 5, 1, 5, 1, 6, 1)
+    source = NgramSource()
+    source.begin(DraftTask(text, sampling=SamplingParams(logit_bias=((5, -100.0), (6, -99.0)))))
+    assert tokens(source) == [6]
+    source.begin(DraftTask(text))
+    assert tokens(source) == [5, 6]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint
 from outrider.core.coupling import session_key
@@ -17,6 +19,8 @@ from outrider.core.proposals import CERTAIN, propose_among
 
 PROPOSALS = 3
 """Children that are proposed per node at most."""
+FORBIDS = -100.0
+"""A token whose logit_bias is no greater is not proposed: the target hardly ever takes it."""
 
 
 class NgramSource:
@@ -33,12 +37,15 @@ class NgramSource:
         self._task = DraftTask(prompt=())
         self._key = 0
         self._constraint: Constraint | None = None
+        self._banned: list[int] = []
+        """Tokens that the session's logit_bias all but forbids."""
 
     def begin(self, task: DraftTask) -> None:
         """Read the sequence. Raises BadRequest where it breaks its grammar."""
         self._task = task
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._constraint = task.constraint()
+        self._banned = [token for token, bias in task.sampling.logit_bias if bias <= FORBIDS]
         self._text = [*task.prompt, *task.received]
         self._read()
 
@@ -69,6 +76,9 @@ class NgramSource:
         if constraint is not None and (forced := constraint.forced(node.path)):
             return [Proposal(forced[0], 0, CERTAIN)]
         ids, log_q = self._model.following(node.path)
+        if self._banned:
+            wanted = ~np.isin(ids, self._banned)
+            ids, log_q = ids[wanted], log_q[wanted]
         if constraint is not None:
             allowed = [constraint.allows(token, node.position, node.path) for token in ids.tolist()]
             ids, log_q = ids[allowed], log_q[allowed]
