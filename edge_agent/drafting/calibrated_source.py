@@ -26,8 +26,8 @@ class CalibratedSource:
     latency: DecodeLatency | None = None
     """Seconds of a call by its nodes, for a model; None where a call costs nothing worth counting."""
     on_first: Callable[[bool], None] | None = None
-    """Called on the drafter's thread, at each position where the source had a first proposal, with whether it was
-    accepted."""
+    """Called on the drafter's thread, at each position where the source was asked and there was a choice, with whether
+    its first proposal was accepted; one that it did not make was not."""
 
     def calibrator(self, task: DraftTask) -> Calibrator:
         """Return the calibrator of a session's sampling: perturbed scores have other margins."""
@@ -75,9 +75,9 @@ class NodeProposals:
         number: the source's, 0 for the best one. depth: of the children, below the last committed token. leads: whether
         the source's first proposals make the greedy spine, where no better one does.
         """
-        if proposals:
+        if proposals or number not in self._by_source:
             self._by_source[number] = [_RatedProposal(calibrator, p.token, p.rank, p.margin, depth) for p in proposals]
-            if leads:
+            if leads and proposals:
                 self._leading.add(number)
         spine = min(self._leading, default=None)
         self.children = {}
@@ -92,9 +92,15 @@ class NodeProposals:
         return any(rated.token == token for rated in self._by_source.get(number, ()))
 
     def predicted(self, number: int, token: int) -> bool | None:
-        """Return whether a source proposed this token first; None where it was not asked or had nothing to choose."""
-        own = (rated for rated in self._by_source.get(number, ()) if rated.rank == 0 and rated.margin != CERTAIN)
-        return next((rated.token == token for rated in own), None)
+        """Return whether a source proposed this token first; None where it was not asked or had nothing to choose.
+
+        A source that was asked and proposed nothing did not: else one that keeps silent at hard places would seem
+        better than one that tries.
+        """
+        own = self._by_source.get(number)
+        if own is None or any(rated.margin == CERTAIN for rated in own):
+            return None
+        return any(rated.rank == 0 and rated.token == token for rated in own)
 
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""

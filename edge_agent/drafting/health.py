@@ -19,14 +19,17 @@ _SIGMAS = 3.0
 
 @dataclass(frozen=True)
 class FirstAcceptance:
-    """Counts a draft's first proposals, at positions whose token is known by now, and those that were accepted."""
+    """Counts the positions at which a draft was asked and whose token is known by now, and those where it had it first.
+
+    Positions where it proposed nothing count, so that two drafts are compared at positions of the same kind.
+    """
 
     proposed: int = 0
     accepted: int = 0
 
     @property
     def share(self) -> float:
-        """Return the fraction that was accepted; 0 where nothing was proposed."""
+        """Return the fraction that was accepted; 0 where the draft was not asked."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
@@ -43,7 +46,7 @@ class DraftHealth:
         """The error that ended drafting in a session, or kept it from beginning; empty where there was none."""
 
     def count(self, accepted: bool) -> None:
-        """Count a position at which the draft had a first proposal and the target's token became known."""
+        """Count a position at which the draft was asked and the target's token became known."""
         self._outcomes.append(accepted)
 
     def failed(self, reason: str) -> None:
