@@ -142,7 +142,7 @@ class NgramTable:
         contexts, followers = len(self.keys), len(self.tokens)
         if len(self.starts) != contexts + 1 or len(self.totals) != contexts or len(self.counts) != followers:
             return False
-        if self.starts[0] != 0 or self.starts[-1] != followers or bool(np.any(np.diff(self.starts) < 1)):
+        if self.starts[0] != 0 or self.starts[-1] != followers or bool(np.any(self.starts[1:] <= self.starts[:-1])):
             return False
         if bool(np.any(self.keys[1:] <= self.keys[:-1])) or bool(np.any(self.tokens < 0)):
             return False

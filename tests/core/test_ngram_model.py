@@ -136,6 +136,8 @@ def test_a_table_is_read_back_from_its_arrays() -> None:
         ("starts", lambda a: a + 1),
         ("starts", lambda a: a[:-1]),
         ("starts", lambda a: np.where(np.arange(len(a)) == 1, a[-1] + 5, a)),
+        # Differences that wrap around would seem to be positive.
+        ("starts", lambda a: np.concatenate(([0, 2**62, -(2**63) + 9, -(2**62)], a[4:]))),
         ("totals", lambda a: np.zeros_like(a)),
         ("tokens", lambda a: a[:-1]),
         ("tokens", lambda a: -a),
