@@ -65,6 +65,10 @@ class Constraint:
         """Return whether it may forbid a token at this position."""
         return self._grammar is not None or position < self._min_tokens
 
+    def early_ends(self, position: int) -> NDArray[np.int64]:
+        """Return the ids that end the sequence and may not do so yet at this position, whatever the grammar says."""
+        return self._ends[: len(self._ends) if position < self._min_tokens else 0]
+
     def allows(self, token: int, position: int, path: Sequence[int]) -> bool:
         """Return whether a token is among the allowed ones, at less cost. False for an end that comes too early, also
         if nothing else is left. path, errors: as of `allowed`."""

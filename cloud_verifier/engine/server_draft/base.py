@@ -3,6 +3,10 @@
 A source proposes a token tree for a session and one step. The engine merges the trees of all sources with the device's
 nodes, evaluates what is worth its rows, and drops the verifier's own nodes after the step (overlay.py). So a source can
 make steps faster or slower, and never change a token.
+
+No source asks a session's grammar. Verification follows it along the target's own tokens alone, and what a path costs
+counts against limits of its lexer that all sessions of the grammar share: paths that the target never takes could end
+sessions that go on without them. What a grammar forbids is proposed in vain, and its acceptance soon shows that.
 """
 
 from __future__ import annotations
@@ -17,8 +21,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
-from outrider.core.errors import BadRequest
-from outrider.core.proposals import CERTAIN, Proposal
+from outrider.core.proposals import Proposal
 from outrider.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ USUAL_TOKENS = 16
 """Tokens of a session that a source reads in passing: those committed since it last proposed."""
 CHILDREN = 3
 """The most children that `grow` proposes for one node."""
+NEVER = -100.0
+"""Bias that asks for a token not to be generated, as in OpenAI's API."""
 
 
 class ProposedTree(TokenTree):
@@ -83,7 +88,7 @@ class EvaluatedRows:
 
 
 class ServerSource(Protocol):
-    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
+    """Proposes nodes for sessions. Not thread-safe; the engine pauses a source that raises, and then drops it.
 
     The engine measures what `propose` takes and what its nodes gain, and pauses a source that does not pay.
     """
@@ -126,6 +131,8 @@ def kind_of(margin: float) -> int:
 def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[Proposal]]) -> ProposedTree:
     """Grow a tree best-first, by the path acceptance of its nodes (EAGLE-2, arXiv 2406.16858).
 
+    Children that end the sequence too early are left out, and those with a bias of NEVER.
+
     children: path of tokens below the session's last one -> proposals for the next, the best one first. It is called
     for nodes that are in the tree alone, the most probable first.
     """
@@ -133,11 +140,14 @@ def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[
     tree = ProposedTree(session.protocol.position)
     frontier: list[tuple[float, int, int, int, tuple[int, ...]]] = []
     """(-path acceptance, order of arrival, parent, kind, path) of nodes that may come next."""
+    banned = {token for token, bias in session.sampler.params.logit_bias if bias <= NEVER}
 
     def consider(parent: int, path: tuple[int, ...], probability: float) -> None:
         if len(path) + 1 >= session.left:
             return  # the step's own token is the last one
-        for order, proposal in enumerate(_allowed(session, path, children)[:CHILDREN]):
+        early = early_ends(session, session.protocol.position + len(path))
+        allowed = [one for one in children(path) if one.token not in banned and one.token not in early]
+        for order, proposal in enumerate(allowed[:CHILDREN]):
             kind = kind_of(proposal.margin)
             below = probability * acceptance.estimate(kind, order)
             if below >= request.floor or not path:  # what is never proposed is never measured
@@ -152,17 +162,16 @@ def grow(request: ProposalRequest, children: Callable[[Sequence[int]], Sequence[
     return tree
 
 
-def _allowed(
-    session: EngineSession, path: tuple[int, ...], children: Callable[[Sequence[int]], Sequence[Proposal]]
-) -> Sequence[Proposal]:
-    """Return the children that the session's constraint allows: the token that must follow alone, if there is one."""
+def early_ends(session: EngineSession, position: int) -> NDArray[np.int64]:
+    """Return the ids that would end the session before its least length at a position."""
     constraint = session.sampler.constraint
-    position = session.protocol.position + len(path)
-    if constraint is None or not constraint.binds(position):
-        return children(path)
-    try:
-        if forced := constraint.forced(path):
-            return [Proposal(forced[0], 0, CERTAIN)]
-        return [one for one in children(path) if constraint.allows(one.token, position, path)]
-    except BadRequest:
-        return []  # the target says so, if its own tokens lead there
+    return constraint.early_ends(position) if constraint is not None else np.empty(0, np.int64)
+
+
+def without_early_ends(logits: NDArray[np.float32], session: EngineSession, position: int) -> NDArray[np.float32]:
+    """Return logits `[V]` with -inf for ids that would end the session before its least length at a position."""
+    ends = early_ends(session, position)
+    if len(ends):
+        logits = logits.copy()
+        logits[ends[ends < len(logits)]] = -np.inf
+    return logits

@@ -22,6 +22,7 @@ from cloud_verifier.engine.server_draft.base import (
     ProposedTree,
     grow,
     kind_of,
+    without_early_ends,
 )
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, MedusaHeads
 from cloud_verifier.engine.session import EngineSession
@@ -127,10 +128,8 @@ class HeadsSource:
 
     def _children(self, session: EngineSession, logits: Tensor, path: Sequence[int]) -> list[Proposal]:
         """Return the proposals after `path`, the best first. logits: `[V]`, float32, on the CPU."""
-        sampler, row = session.sampler, logits[: self._vocabulary].numpy()
-        position = session.protocol.position + len(path)
-        if sampler.constraint is not None and sampler.constraint.binds(position):
-            row = sampler.constraint.masked(row, position, tuple(path))
+        sampler, position = session.sampler, session.protocol.position + len(path)
+        row = without_early_ends(logits[: self._vocabulary].numpy(), session, position)
         return propose(row, sampler.params, sampler.key, position, sampler.counts, path, CHILDREN)
 
     # Medusa

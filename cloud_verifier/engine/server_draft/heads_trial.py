@@ -3,7 +3,7 @@
 A session has one version of the heads from its first proposal to its end. What counts is how many of the tokens that
 the target went on to choose stand in the proposed tree, step by step, whatever else was evaluated: a session is one
 sample, its mean over steps. The canary becomes stable after enough sessions unless it is worse than the heads that are
-stable, with confidence; where none are, it must gain something. Heads that raise are rolled back at once.
+stable, with confidence; where none are, it must gain something. A canary that raises is rolled back at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalReque
 from cloud_verifier.engine.server_draft.heads import MAX_SESSIONS, HeadsSource
 from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.errors import OutriderError
+from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.tree import ROOT
 
 log = logging.getLogger(__name__)
@@ -199,9 +199,12 @@ class ServedHeads:
 
     @contextlib.contextmanager
     def _judging(self, canary: str) -> Iterator[None]:
-        """Roll the canary back if the body raises; errors of other heads pass."""
+        """Roll the canary back if the body raises; errors of other heads pass, and those that a session is to blame
+        for."""
         try:
             yield
+        except BadRequest:
+            raise
         except Exception as error:
             if not canary:
                 raise

@@ -2,7 +2,7 @@
 
 The proposals are the same as a device's (outrider.core.proposals), so the same rule accepts them and the output stays
 the target's own. A tree is a chain of `depth` tokens with `siblings` further children at each level, which cost no
-decode. Tokens that must follow by the session's grammar cost none either, and come in addition.
+decode.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from cloud_verifier.engine.server_draft.base import (
     ProposalRequest,
     ProposedTree,
     kind_of,
+    without_early_ends,
 )
 from cloud_verifier.engine.session import EngineSession
 from outrider.core.errors import BadRequest
-from outrider.core.proposals import CERTAIN, Proposal, propose
+from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
@@ -197,20 +198,8 @@ class LlamaServerDraft:
         return new[accepted:]
 
     def _extend(self, one: _Draft, row: Logits) -> bool:
-        """Add the children of the chain's tip by its logits `[V]`, and what must follow the best one by the grammar.
-
-        Returns whether the chain goes on.
-        """
+        """Add the children of the chain's tip by its logits `[V]`; return whether the chain goes on."""
         session, sampler = one.session, one.session.sampler
-        constraint = sampler.constraint
         position = session.protocol.position + len(one.path)
-        logits, path = row[: self._shared], tuple(one.path)
-        if constraint is not None and constraint.binds(position):
-            logits = constraint.masked(logits, position, path)
-        proposals = propose(logits, sampler.params, sampler.key, position, sampler.counts, path, self._children)
-        goes_on = one.add(proposals)
-        if goes_on and constraint is not None:
-            room = min(USUAL_TOKENS, self._chains.length - len(session.tokens) - len(one.path) - self._depth)
-            for token in constraint.forced(one.path)[: max(0, room)]:
-                goes_on = goes_on and one.add([Proposal(token, 0, CERTAIN)])
-        return goes_on and one.path[-1] < self._shared
+        logits = without_early_ends(row[: self._shared], session, position)
+        return one.add(propose(logits, sampler.params, sampler.key, position, sampler.counts, one.path, self._children))

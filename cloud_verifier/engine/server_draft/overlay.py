@@ -7,6 +7,7 @@ and where a row's time is worth more than any of its nodes it gets none.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -44,6 +45,10 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
+FAILED_PAUSE = 64
+"""Steps without a source that has failed; each further failure in a row doubles them."""
+MOST_FAILURES = 3
+"""Failures in a row, after which a source is not asked again."""
 
 
 @dataclass(eq=False)
@@ -60,6 +65,10 @@ class _Source:
     """Trees without a node."""
     observing_s: float = 0.0
     """Seconds in which it learned from the last step."""
+    failures: int = 0
+    """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
+    resumes: int = 0
+    """Number of the step at which it is asked again after a failure."""
 
 
 class Overlay:
@@ -71,6 +80,8 @@ class Overlay:
         self._clock = clock
         self._last: list[tuple[SessionRows, Verified | None]] = []
         """Rows of the last step, and each session's path."""
+        self._step = 0
+        """Number of the step that was extended last."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,6 +103,7 @@ class Overlay:
         exploring: whether nodes are proposed that hardly pay, so that they are measured.
         """
         self._learn_outcomes()
+        self._step = step
         ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
         # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
         generating = [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
@@ -130,14 +142,14 @@ class Overlay:
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            if not last or one.policy.paused or not (source.wants_top or source.wants_hidden):
+            if not last or one.policy.paused or self._failing(one) or not (source.wants_top or source.wants_hidden):
                 continue
             begun = self._clock()
             try:
                 for session, rows in _evaluated(executor, last, source):
                     source.observe(session, rows)
             except Exception:
-                self._give_up(one)
+                self._failed(one, [rows.session.session_id for rows, _ in last])
             one.observing_s = self._clock() - begun
 
     def release(self, session_id: str) -> None:
@@ -166,6 +178,8 @@ class Overlay:
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
         may_pause = True
         for one in list(self._sources):
+            if self._failing(one):
+                continue
             commits = beside + sum(gains.values()) - gains[id(one)]
             asked = self._worth_reading(one, generating, commits, cost)
             if not asked:
@@ -202,13 +216,15 @@ class Overlay:
         return trees
 
     def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
-        """Return the trees of one source, and learn what they took; give the source up if it fails."""
+        """Return the trees of one source, and learn what they took; none if it fails."""
         begun = self._clock()
         try:
             trees = one.source.propose(requests)
         except Exception:
-            self._give_up(one)
+            self._failed(one, [request.session.session_id for request in requests])
             return {}
+        if self._step >= one.resumes + FAILED_PAUSE:
+            one.failures = 0
         tokens, reading_s = one.source.read
         if trees:
             one.policy.observe_drafting(len(trees), self._clock() - begun - reading_s + one.observing_s)
@@ -244,10 +260,26 @@ class Overlay:
                 one.policy.observe_step(len(one.outcomes), nodes, gain)
                 one.outcomes = []
 
-    def _give_up(self, one: _Source) -> None:
-        """Go on without a source; must be called in an exception handler."""
-        log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.source.name)
-        self._sources.remove(one)
+    def _failing(self, one: _Source) -> bool:
+        return self._step < one.resumes
+
+    def _failed(self, one: _Source, session_ids: Sequence[str]) -> None:
+        """Go on without a source for some steps, or for good; it begins anew with the sessions that it failed with.
+
+        Must be called in an exception handler.
+        """
+        pause = FAILED_PAUSE << one.failures
+        one.failures += 1
+        one.resumes = self._step + 1 + pause
+        given_up = one.failures >= MOST_FAILURES
+        until = "until the next start" if given_up else f"for {pause} steps"
+        log.exception("the verifier's source of nodes %s fails; sessions go on without it %s", one.source.name, until)
+        if given_up:
+            self._sources.remove(one)
+            return
+        for session_id in session_ids:
+            with contextlib.suppress(Exception):  # what has failed may fail again
+                one.source.release(session_id)
 
 
 def _floor(commits: float, cost: CostCurve, *, exploring: bool) -> float:

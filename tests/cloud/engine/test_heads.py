@@ -33,6 +33,7 @@ from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import ModelRefused
 from outrider.core.proposals import Proposal
+from outrider.core.sampling import SamplingParams
 
 HIDDEN = SHAPE["hidden_size"]
 TARGET = "sha256:" + "a" * 64
@@ -168,7 +169,7 @@ class Followed(HeadsSource):
 
 def session_of(tokens: list[int], prompt: int) -> Any:
     protocol = SimpleNamespace(position=len(tokens) - prompt, ends=lambda token, position: False)
-    sampler = SimpleNamespace(constraint=None)
+    sampler = SimpleNamespace(constraint=None, params=SamplingParams())
     return SimpleNamespace(session_id="a", tokens=tokens, left=100, protocol=protocol, sampler=sampler)
 
 

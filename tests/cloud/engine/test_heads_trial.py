@@ -23,7 +23,7 @@ from cloud_verifier.engine.server_draft.heads_trial import (
     has_canary,
     verdict,
 )
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import BadRequest, ModelRefused
 from outrider.core.tree import ROOT
 
 TARGET = "sha256:" + "a" * 64
@@ -204,6 +204,19 @@ def test_a_canary_that_raises_is_rolled_back_at_once_and_nobody_fails(tmp_path: 
         world.session()
     assert world.state("canary") == "rolled_back"
     world.session()
+
+
+def test_what_a_session_is_to_blame_for_does_not_roll_a_canary_back(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=0.5, canary=0.5)
+
+    def refuse(session: Any, rows: EvaluatedRows) -> None:
+        raise BadRequest("the grammar cannot be followed", field="grammar")
+
+    world.made[world.digests["canary"]].observe = refuse  # type: ignore[method-assign]
+    with pytest.raises(BadRequest):
+        while world.count < 100:
+            world.session()
+    assert world.state("canary") == "canary"
 
 
 def test_heads_that_come_while_sessions_run_are_found(tmp_path: Path) -> None:

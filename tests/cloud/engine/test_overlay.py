@@ -13,21 +13,24 @@ import pytest
 import torch
 from rig import LIMITS, Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from scipy import stats
+from small_tokenizer import CHARACTERS, tokenizer_json
 from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.server_draft import policy
-from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
+from cloud_verifier.engine.server_draft import overlay, policy
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, grow
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import Overlay
+from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
 from cloud_verifier.engine.session import DEVICE, Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
+from outrider.core.constraint import Grammars
+from outrider.core.proposals import Proposal
 from outrider.core.protocol.messages import Append, Attach, Directive
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import SamplingParams
@@ -218,6 +221,99 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(target: Target, ref
     rig.run()
     assert rig.clients["s"].device.received == expected["s"]
     assert list(rig.engine.counters.sources) == ["knowing"]
+
+
+class Failing(Knowing):
+    """A source that fails in the first few calls."""
+
+    def __init__(self, expected: Mapping[str, Sequence[int]], failures: int) -> None:
+        super().__init__(expected)
+        self.failures, self.calls, self.released = failures, 0, 0
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise RuntimeError("no memory")
+        return super().propose(requests)
+
+    def release(self, session_id: str) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("failures", [1, 2, MOST_FAILURES])
+def test_a_source_that_fails_is_tried_again_after_a_pause_and_given_up_after_some(
+    failures: int, target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlay, "FAILED_PAUSE", 8)
+    prompt = prompt_of(9)
+    length = 2 + 8 * (2**failures - 1)
+    expected = {"s": reference("llama").generate(prompt, length + 40, ignore_eos=True)}
+    source = Failing(expected, failures)
+    rig = rig_with(target("llama"), source)
+    rig.attach("s", client(prompt, nothing, max_tokens=length + 40, ignore_eos=True))
+    while len(rig.clients["s"].device.received) < length - 1:
+        assert rig.engine.counters.server_accepted == 0
+        rig.turn()
+    rig.run()
+    assert rig.clients["s"].device.received == expected["s"]
+    again = failures < MOST_FAILURES
+    assert (source.calls > failures) == (rig.engine.counters.server_accepted > 20) == again
+    assert source.released == (failures + 1 if again else failures - 1)  # it begins anew after each failure
+
+
+def test_a_path_that_the_target_never_takes_does_not_end_a_session_by_its_grammar(target: Target) -> None:
+    """Below `x` the grammar exceeds its limits, which all sessions of the grammar share."""
+    grammars, x = Grammars(tokenizer_json(), VOCAB, (EOS,)), CHARACTERS.index("x")
+    grammar = 'start: "x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/'
+    params = SamplingParams(grammar=grammar, logit_bias=((x, -50.0),))
+    received = []
+    for sources in ((), (Knowing({"s": [x] * 40, "t": [x] * 40}),)):
+        rig = Rig(
+            target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay(sources, clock=lambda: 0.0), grammars=grammars
+        )
+        for name in ("s", "t"):
+            rig.attach(name, client(prompt_of(9), nothing, max_tokens=30, ignore_eos=True, sampling=params))
+        rig.run()
+        assert all(one.errors == [] for one in rig.clients.values())
+        received.append([one.device.received for one in rig.clients.values()])
+    assert received[0] == received[1]
+    assert rig.engine.counters.server_evaluated > 0
+
+
+def test_a_source_that_grows_a_tree_asks_no_grammar(target: Target) -> None:
+    grammars, x = Grammars(tokenizer_json(), VOCAB, (EOS,)), CHARACTERS.index("x")
+    params = SamplingParams(
+        grammar='start: "x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/', logit_bias=((x, -50.0),)
+    )
+
+    class Growing(Knowing):
+        def _tree(self, request: ProposalRequest) -> ProposedTree:
+            return grow(request, lambda path: [Proposal(x, 0, 9.0)])
+
+    rig = Rig(
+        target("llama"),
+        EngineConfig(kv_slots=2048),
+        overlay=Overlay([Growing({})], clock=lambda: 0.0),
+        grammars=grammars,
+    )
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=30, ignore_eos=True, sampling=params))
+    rig.run()
+    assert rig.clients["s"].errors == []
+    assert rig.clients["s"].device.received[0] == CHARACTERS.index("y")
+
+
+@pytest.mark.parametrize(("bias", "proposed"), [(-99.0, True), (-100.0, False)])
+def test_a_token_that_shall_never_come_is_not_proposed(bias: float, proposed: bool, target: Target) -> None:
+    prompt, params = [5, 6] * 10, SamplingParams(logit_bias=((5, bias), (6, bias)))
+    source = RecyclingSource()
+    rig = rig_with(target("llama"), source)
+    rig.attach("s", client(prompt, nothing, max_tokens=30, ignore_eos=True, sampling=params))
+    for _ in range(8):
+        rig.turn()
+    session: EngineSession = rig.engine._live["s"]
+    request = ProposalRequest(session, 8, 0.0, NodeAcceptance())
+    tree = grow(request, lambda path: [Proposal(5, 0, 1.0), Proposal(6, 1, 1.0)])
+    assert bool(len(tree)) == proposed
 
 
 def test_a_source_that_finds_nothing_pauses(target: Target) -> None:

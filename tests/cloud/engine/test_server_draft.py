@@ -16,10 +16,12 @@ from tiny_targets import EOS, VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.server_draft import llama_draft, policy
+from cloud_verifier.engine.server_draft.base import ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.constraint import Grammars
+from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.sampling import SamplingParams
 
 Target = Callable[[str], TargetModel]
@@ -214,26 +216,61 @@ def test_a_long_prompt_is_read_over_several_steps(target: Target, monkeypatch: p
     assert rig.engine.counters.server_accepted > 0
 
 
-@pytest.mark.parametrize("length", [250, 40])
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-def test_tokens_that_must_follow_by_a_grammar_cost_no_decode(sampling: str, length: int, target: Target) -> None:
+def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_tokens_alone(
+    sampling: str, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grammars = Grammars(tokenizer_json(), VOCAB, (EOS,))
     params = dataclasses.replace(SAMPLING[sampling], grammar='start: (/[a-f]/ "hello123" /[0-9]/ "world")+')
+    paths: list[tuple[int, ...]] = []
+    go = GrammarState._go
+
+    def watched(state: GrammarState, path: Sequence[int]) -> None:
+        paths.append(tuple(path))
+        go(state, path)
+
+    monkeypatch.setattr(GrammarState, "_go", watched)
     received: list[list[int]] = []
-    for chains in (None, Chains(target("llama"), length=length)):
-        drafts = [LlamaServerDraft(chains, depth=2, siblings=1, vocabulary=VOCAB, clock=lambda: 0.0)] if chains else []
-        overlay = Overlay(drafts, clock=lambda: 0.0)
+    for drafts in (False, True):
+        paths.clear()
+        chains = Chains(target("llama"))
+        draft, ngram = LlamaServerDraft(chains, depth=2, vocabulary=VOCAB, pauses=False), NgramSource()
+        ngram.pauses = False
+        overlay = Overlay([draft, ngram] if drafts else [], clock=lambda: 0.0)
         rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=overlay, grammars=grammars)
-        for i in range(2):
-            rig.attach(f"s{i}", client(prompt_of(9 + i), nothing, max_tokens=45, sampling=params))
-        rig.run()
-        received += [rig.clients[f"s{i}"].device.received for i in range(2)]
-        if chains is not None:
-            assert chains.held(0) == chains.held(1) == 0
-            # With two levels alone three tokens a step would be the most; 15 of 17 follow by the grammar.
-            assert rig.engine.counters.steps < (2 + 45 / 6 if length == 250 else 45)
-    assert received[:2] == received[2:]
-    assert all(len(one) >= 17 for one in received)
+        rig.attach("s", client(prompt_of(9), nothing, max_tokens=60, sampling=params))
+        while not rig.clients["s"].ended:
+            known, before = len(paths), len(rig.clients["s"].device.received)
+            rig.turn()
+            new = tuple(rig.clients["s"].device.received[before:])
+            assert all(path == new[: len(path)] for path in paths[known:])
+        received.append(rig.clients["s"].device.received)
+    assert rig.engine.counters.server_accepted > 0
+    assert received[0] == received[1]
+    assert len(received[0]) >= 17
+
+
+@pytest.mark.parametrize("least", [0, 30])
+def test_no_end_is_proposed_before_the_least_length(least: int, target: Target, reference: Plain) -> None:
+    """The target would choose an end at once."""
+    params = SamplingParams(logit_bias=((EOS, 50.0),))
+    chains = Chains(target("llama"))
+    proposed: list[int] = []
+    draft = LlamaServerDraft(chains, depth=3, siblings=1, vocabulary=VOCAB, clock=lambda: 0.0)
+    propose = draft.propose
+
+    def watched(requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+        trees = propose(requests)
+        proposed.extend(node.token for tree in trees.values() for node in tree if node.position < least)
+        return trees
+
+    draft.propose = watched  # type: ignore[method-assign]
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=lambda: 0.0))
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=40, sampling=params, min_tokens=least))
+    rig.run()
+    assert len(rig.clients["s"].device.received) == least + 1
+    assert EOS not in proposed
+    assert bool(proposed) == bool(least)
 
 
 def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
