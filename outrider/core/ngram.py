@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from heapq import nlargest
 from operator import itemgetter
 from typing import Any
 
@@ -27,6 +28,12 @@ _START = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 20
 """Tokens that are counted at once, which bounds the memory of a build to about 100 bytes a token of a chunk."""
+_BLOCK = 1024
+"""Tokens that are added one by one before they become a table: about 1,600 bytes each until then."""
+_RUNS = 4
+"""Tables of tokens that were added; each costs a search in every look-up."""
+_LARGEST = 2**31 - 1
+"""The greatest token id."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +59,22 @@ class NgramTable:
     def build(cls, sequences: Iterable[Sequence[int]], *, least_sequences: int = 1) -> NgramTable:
         """Count the contexts of sequences of token ids.
 
-        least_sequences: n-grams, that is a context with its follower, of fewer sequences are left out.
+        least_sequences: n-grams, that is a context with its follower, of fewer sequences are left out. Numbers that
+        are no token ids may separate parts of a sequence; raises BadRequest if such an n-gram is not left out.
         """
         parts: list[_Pairs] = []
         pending: list[_Pairs] = []
         length = 0
         for sequence in sequences:
-            pairs = _pairs_of(np.asarray(sequence, dtype=np.int64))
+            pairs = _pairs_of(_ids(sequence))
             pending.append(pairs)
             length += len(pairs.tokens)
             if length >= ORDER * _CHUNK:
                 parts, pending, length = [_merged([*parts, *pending])], [], 0
         merged = _merged([*parts, *pending])
-        return cls._of_pairs(merged.where(merged.sequences >= least_sequences))
+        kept = merged.where(merged.sequences >= least_sequences)
+        _checked(kept.tokens)
+        return cls._of_pairs(kept)
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> NgramTable:
@@ -127,12 +137,32 @@ class NgramTable:
     @classmethod
     def _of_pairs(cls, pairs: _Pairs) -> NgramTable:
         order = np.lexsort((-pairs.counts, pairs.contexts))
-        contexts, counts = pairs.contexts[order], pairs.counts[order]
-        keys, starts = np.unique(contexts, return_index=True)
-        totals = np.add.reduceat(counts, starts) if len(keys) else np.empty(0, np.int64)
-        bounds = np.append(starts, len(contexts)).astype(np.int64)
-        tokens = pairs.tokens[order].astype(np.int32)
-        return cls(keys, bounds, totals.astype(np.int64), tokens, np.minimum(counts, 2**31 - 1).astype(np.int32))
+        return cls._of_sorted(pairs.where(order))
+
+    @classmethod
+    def _of_sorted(cls, pairs: _Pairs) -> NgramTable:
+        """Return the table of distinct pairs by ascending contexts, those of one context by falling counts."""
+        starts = np.flatnonzero(np.diff(pairs.contexts, prepend=pairs.contexts[:1] ^ np.uint64(1)))
+        totals = np.add.reduceat(pairs.counts, starts) if len(starts) else np.empty(0, np.int64)
+        bounds = np.append(starts, len(pairs.contexts)).astype(np.int64)
+        counts = np.minimum(pairs.counts, 2**31 - 1).astype(np.int32)
+        return cls(pairs.contexts[starts], bounds, totals.astype(np.int64), pairs.tokens.astype(np.int32), counts)
+
+    def _with(self, other: NgramTable) -> NgramTable:
+        """Return the counts of both tables. What only one of them knows is in order already, which saves most time."""
+        parts, shared = [], []
+        for own, others in ((self, other), (other, self)):
+            pairs = own._pairs()
+            at = np.minimum(np.searchsorted(others.keys, own.keys), len(others.keys) - 1)
+            both = np.repeat(others.keys[at] == own.keys, np.diff(own.starts))
+            parts.append(pairs.where(~both))
+            shared.append(pairs.where(both))
+        joined = _joined([*parts, NgramTable._of_pairs(_merged(shared))._pairs()])
+        return NgramTable._of_sorted(joined.where(np.argsort(joined.contexts, kind="stable")))
+
+    def _pairs(self) -> _Pairs:
+        contexts, counts = np.repeat(self.keys, np.diff(self.starts)), self.counts.astype(np.int64)
+        return _Pairs(contexts, self.tokens.astype(np.int64), counts, counts)
 
     def _sound(self) -> bool:
         """Return whether every look-up stays within the arrays and finds sensible numbers."""
@@ -158,25 +188,59 @@ class NgramModel:
     def __init__(self, stores: Sequence[NgramTable] = ()) -> None:
         """Begin with an empty text. stores: tables of other texts, which count as if they stood before it."""
         self._stores = tuple(stores)
-        self._tables = self._stores
         self._recent: dict[int, dict[int, int]] = {}
-        """Hash of a context -> follower -> count, of tokens that were added since `reset`."""
+        """Hash of a context -> follower -> count, of the block's tokens."""
         self._tail: list[int] = []
         """The last ORDER tokens of the text, the latest one first."""
+        self.reset(())
 
     def reset(self, tokens: Sequence[int]) -> None:
-        """Replace the text. It takes about 1 microsecond for each token."""
-        self._tables = (*self._stores, NgramTable.build([tokens])) if tokens else self._stores
-        self._recent = {}
-        self._tail = list(tokens[: -ORDER - 1 : -1])
+        """Replace the text. It takes about 1 microsecond for each token. Raises BadRequest for what is no token id."""
+        self._read = (
+            (*self._stores, NgramTable._of_pairs(_pairs_of(_checked(_ids(tokens))))) if tokens else self._stores
+        )
+        """Tables of the stores and of this text."""
+        self._tables = self._read
+        self._runs: list[tuple[int, NgramTable]] = []
+        """(tokens, table) of parts of what was added since, in the text's order."""
+        self._begin_block(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append tokens to the text, in microseconds for each. Raises BadRequest, and appends none, if one is no id."""
+        if len(self._block) + len(tokens) >= _BLOCK:
+            self._fold([*self._block, *tokens])
+            return
+        _check_ids(tokens)
+        self._block += tokens
         for token in tokens:
             for context in _hashes(self._tail):
                 followers = self._recent.setdefault(context, {})
                 followers[token] = followers.get(token, 0) + 1
             self._tail = [token, *self._tail[: ORDER - 1]]
+
+    def _fold(self, tokens: Sequence[int]) -> None:
+        """Make a table of the block and what follows it, which takes a tenth of the memory, and merge it with others.
+
+        As in a log-structured merge tree (O'Neil et al., 1996) a table is merged with one that is no longer, so that
+        a token is counted anew a few times and few tables are asked.
+        """
+        text = _checked(_ids([*self._before, *tokens]))
+        length, table = len(tokens), NgramTable._of_pairs(_pairs_of(text, len(self._before)))
+        while self._runs and (self._runs[-1][0] <= length or len(self._runs) >= _RUNS):
+            before, other = self._runs.pop()
+            length, table = before + length, other._with(table)
+        self._runs.append((length, table))
+        self._tables = (*self._read, *(run for _, run in self._runs))
+        self._begin_block(text.tolist())
+
+    def _begin_block(self, text: Sequence[int]) -> None:
+        """Begin to count tokens one by one. text: all before them, or its end."""
+        self._block: list[int] = []
+        """Tokens that are in no table."""
+        self._before = list(text[-ORDER:])
+        """Those that stand before them."""
+        self._recent = {}
+        self._tail = self._before[::-1]
 
     def following(self, path: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return token ids and the logarithms of their probability after the text and `path`, most probable first.
@@ -190,16 +254,15 @@ class NgramModel:
             entries = [one[order] for one in found if order < len(one)]
             recent = self._recent.get(context)
             if recent:
-                latest = (
-                    sorted(recent, key=lambda token: -recent[token])[:FOLLOWERS] if len(recent) > 1 else list(recent)
-                )
+                latest = nlargest(FOLLOWERS, recent, key=recent.__getitem__) if len(recent) > 1 else list(recent)
                 entries.append((sum(recent.values()), len(recent), latest, [recent[token] for token in latest]))
             if not entries:
                 break  # a longer context was not seen either
-            # Tables may share followers: the sum of kinds is at most too large, which trusts the context less.
-            total, kinds = 0, 0
-            for entry in entries:
-                total, kinds = total + entry[0], kinds + entry[1]
+            # Tables may share followers that are not looked at: the kinds are at most too many, which trusts it less.
+            total, kinds = sum(entry[0] for entry in entries), sum(entry[1] for entry in entries)
+            if len(entries) > 1:
+                shown = [token for entry in entries for token in entry[2]]
+                kinds -= len(shown) - len(set(shown))
             weight = 1.0 / (total + kinds)
             mixed = {token: share * kinds * weight for token, share in mixed.items()}
             for _, _, tokens, counts in entries:
@@ -219,12 +282,12 @@ class _Pairs:
     sequences: NDArray[np.int64]
     """In how many sequences the pair occurs."""
 
-    def where(self, kept: NDArray[np.bool_]) -> _Pairs:
+    def where(self, kept: NDArray[np.bool_] | NDArray[np.intp]) -> _Pairs:
         return _Pairs(self.contexts[kept], self.tokens[kept], self.counts[kept], self.sequences[kept])
 
 
-def _pairs_of(text: NDArray[np.int64]) -> _Pairs:
-    """Return the distinct (context, follower) of one sequence."""
+def _pairs_of(text: NDArray[np.int64], first: int = 0) -> _Pairs:
+    """Return the distinct (context, follower) of one sequence. first: index of the first token that may follow."""
     contexts, followers = [], []
     hashes = np.full(len(text), _START, dtype=np.uint64)
     for order in range(1, min(ORDER, len(text) - 1) + 1):
@@ -232,8 +295,9 @@ def _pairs_of(text: NDArray[np.int64]) -> _Pairs:
         hashes[order - 1 :] = hashes[order - 1 :] * np.uint64(_MULTIPLIER) + text[: len(text) - order + 1].astype(
             np.uint64
         )
-        contexts.append(hashes[order - 1 : -1].copy())
-        followers.append(text[order:])
+        begin = max(order, first)
+        contexts.append(hashes[begin - 1 : -1].copy())
+        followers.append(text[begin:])
     if not contexts:
         return _Pairs(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
     all_contexts, all_followers = np.concatenate(contexts), np.concatenate(followers)
@@ -246,21 +310,40 @@ def _merged(parts: Sequence[_Pairs]) -> _Pairs:
     """Return the distinct pairs of all parts, with the sums of their counts."""
     if not parts:
         return _pairs_of(np.empty(0, np.int64))
-    contexts = np.concatenate([one.contexts for one in parts])
-    tokens = np.concatenate([one.tokens for one in parts])
-    if not len(tokens):
+    all_ = _joined(parts)
+    if not len(all_.tokens):
         return parts[0]
     # One key for each pair sorts several times as fast as two keys.
-    pairs = (contexts ^ np.uint64(_START)) * np.uint64(_MULTIPLIER) + tokens.astype(np.uint64)
+    pairs = (all_.contexts ^ np.uint64(_START)) * np.uint64(_MULTIPLIER) + all_.tokens.astype(np.uint64)
     order = np.argsort(pairs)
     firsts = np.flatnonzero(np.append(True, np.diff(pairs[order]) != 0))
     first = order[firsts]
+    counts, sequences = (np.add.reduceat(column[order], firsts) for column in (all_.counts, all_.sequences))
+    return _Pairs(all_.contexts[first], all_.tokens[first], counts, sequences)
 
-    def total(column: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        return np.add.reduceat(np.concatenate(column)[order], firsts)
 
-    counts, sequences = total([one.counts for one in parts]), total([one.sequences for one in parts])
-    return _Pairs(contexts[first], tokens[first], counts, sequences)
+def _joined(parts: Sequence[_Pairs]) -> _Pairs:
+    columns = ([getattr(one, column.name) for one in parts] for column in fields(_Pairs))
+    return _Pairs(*(np.concatenate(column) for column in columns))
+
+
+def _check_ids(tokens: Sequence[int]) -> None:
+    for token in tokens:
+        if not 0 <= token <= _LARGEST:
+            raise BadRequest(f"token id {token} cannot be counted, must be 0 to {_LARGEST}", field="tokens")
+
+
+def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
+    try:
+        return np.asarray(tokens, dtype=np.int64)
+    except OverflowError:
+        _check_ids(tokens)
+        raise
+
+
+def _checked(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    _check_ids(ids[(ids < 0) | (ids > _LARGEST)][:1].tolist())
+    return ids
 
 
 def _hashes(latest: Sequence[int]) -> list[int]:
