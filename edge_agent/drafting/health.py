@@ -19,10 +19,7 @@ _SIGMAS = 3.0
 
 @dataclass(frozen=True)
 class FirstAcceptance:
-    """Counts the positions at which a draft was asked and whose token is known by now, and those where it had it first.
-
-    Positions where it proposed nothing count, so that two drafts are compared at positions of the same kind.
-    """
+    """Counts the positions at which a draft was asked, whether it proposed or not, and those where it was right."""
 
     proposed: int = 0
     accepted: int = 0

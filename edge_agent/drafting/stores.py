@@ -26,11 +26,7 @@ class LoadedStore:
     has_model = True
 
     def __init__(
-        self,
-        table: NgramTable | None = None,
-        release: str = "",
-        health: DraftHealth | None = None,
-        tenant: str = "",
+        self, table: NgramTable | None = None, release: str = "", health: DraftHealth | None = None, tenant: str = ""
     ) -> None:
         self.table = table
         self.release = release

@@ -7,6 +7,7 @@ into memory, since an operator may overwrite them in place.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -91,15 +92,10 @@ class TenantStores:
         for file in self._folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # it was removed meanwhile
                 files.append((file.stat().st_mtime_ns, file.stat().st_size, file))
-        tenants: list[str] = []
-        size = 0
-        for _, file_size, file in sorted(files, reverse=True)[:MAX_TENANTS]:
-            size += file_size
-            if size > MAX_BYTES:
-                break
-            if is_label(tenant := file.name.removesuffix(SUFFIX)):
-                tenants.append(tenant)
-        return tenants
+        files = sorted(files, reverse=True)[:MAX_TENANTS]
+        sizes = itertools.accumulate(size for _, size, _ in files)
+        names = [file.stem for (_, _, file), size in zip(files, sizes, strict=True) if size <= MAX_BYTES]
+        return [name for name in names if is_label(name)]
 
     def close(self) -> None:
         """Read nothing any more."""
