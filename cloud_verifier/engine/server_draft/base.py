@@ -171,7 +171,4 @@ def early_ends(session: EngineSession, position: int) -> NDArray[np.int64]:
 def without_early_ends(logits: NDArray[np.float32], session: EngineSession, position: int) -> NDArray[np.float32]:
     """Return logits `[V]` with -inf for ids that would end the session before its least length at a position."""
     ends = early_ends(session, position)
-    if len(ends):
-        logits = logits.copy()
-        logits[ends[ends < len(logits)]] = -np.inf
-    return logits
+    return np.where(np.isin(np.arange(len(logits)), ends), np.float32(-np.inf), logits) if len(ends) else logits

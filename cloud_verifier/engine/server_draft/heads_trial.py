@@ -199,14 +199,11 @@ class ServedHeads:
 
     @contextlib.contextmanager
     def _judging(self, canary: str) -> Iterator[None]:
-        """Roll the canary back if the body raises; errors of other heads pass, and those that a session is to blame
-        for."""
+        """Roll the canary back if the body raises; errors of other heads pass, and those of a session's request."""
         try:
             yield
-        except BadRequest:
-            raise
         except Exception as error:
-            if not canary:
+            if not canary or isinstance(error, BadRequest):
                 raise
             log.exception("new heads fail")
             self._decide("rolled_back", f"they raise {type(error).__name__}: {error}"[:300])

@@ -23,8 +23,11 @@ from cloud_verifier.engine.session import EngineSession
 from outrider.core.ngram import NgramModel, NgramTable
 from outrider.core.proposals import Proposal, propose_among
 
-LONG = 4_096
-"""Tokens of a text that is read on another thread, since steps would wait too long: about a microsecond a token."""
+LONG = 2_048
+"""Tokens that are read in one step, over all sessions, about a microsecond each; the others wait for a later one. A
+text with more is read on another thread."""
+APPENDED = 8
+"""Tokens of a whole text that are read in the time in which one is appended."""
 
 
 @dataclass(eq=False)
@@ -61,6 +64,8 @@ class NgramSource:
         self._store_of = store_of
         self._clock = clock
         self._texts: dict[str, _Text] = {}
+        self._left = 0
+        """Tokens that may yet be read in this step."""
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ngram")
 
     def unread(self, session: EngineSession) -> int:
@@ -68,7 +73,7 @@ class NgramSource:
         return len(session.tokens) - (text.read if text else 0)
 
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-        self.read = 0, 0.0
+        self.read, self._left = (0, 0.0), LONG
         ready = [(one, model) for one in requests if (model := self._model(one.session)) is not None]
         return {one.session.session_id: grow(one, partial(_children, model, one.session)) for one, model in ready}
 
@@ -81,37 +86,36 @@ class NgramSource:
             text.reading.cancel()
 
     def _model(self, session: EngineSession) -> NgramModel | None:
-        """Return the session's model when it has read all; None while it reads a long text."""
+        """Return the session's model when it has read all; None while it has to wait for that."""
         text = self._texts.get(session.session_id)
-        if text is None:
-            tokens = list(session.tokens)
-            text = self._texts[session.session_id] = _Text(self._new_model(session), len(tokens))
-            if len(tokens) > LONG:
-                text.reading = self._reader.submit(text.model.reset, tokens)
-            else:
-                self._timed(text.model.reset, tokens)
-        if text.reading is not None:
+        if text is not None and text.reading is not None:
             if not text.reading.done():
                 return None
-            text.reading.result()
-            text.reading = None
-        new = session.tokens[text.read :]
-        self._timed(text.model.extend, new)
-        text.read = len(session.tokens)
+            text.reading = text.reading.result()
+        tokens = session.tokens
+        new = tokens[text.read if text else 0 :]
+        if text is not None and len(new) <= USUAL_TOKENS:
+            text.model.extend(new)
+            text.read = len(tokens)
+            return text.model
+        cost = min(APPENDED * len(new), len(tokens)) if text else len(tokens)
+        if self._left < cost <= LONG:
+            return None
+        if text is None:
+            text = self._texts[session.session_id] = _Text(self._new_model(session), 0)
+        text.read = len(tokens)
+        if cost > LONG:
+            text.reading = self._reader.submit(text.model.reset, list(tokens))
+            return None
+        self._left -= cost
+        begun = self._clock()
+        text.model.extend(new) if cost < len(tokens) else text.model.reset(tokens)
+        self.read = self.read[0] + len(new), self.read[1] + self._clock() - begun
         return text.model
 
     def _new_model(self, session: EngineSession) -> NgramModel:
         store = self._store_of(session.salt)
         return NgramModel([store] if store is not None else ())
-
-    def _timed(self, read: Callable[[Sequence[int]], None], tokens: Sequence[int]) -> None:
-        """Read tokens; more than the usual ones count as reading."""
-        if len(tokens) <= USUAL_TOKENS:
-            read(tokens)
-            return
-        begun = self._clock()
-        read(tokens)
-        self.read = self.read[0] + len(tokens), self.read[1] + self._clock() - begun
 
 
 def _children(model: NgramModel, session: EngineSession, path: Sequence[int]) -> list[Proposal]:

@@ -27,7 +27,7 @@ from cloud_verifier.engine.server_draft.base import (
     ProposedTree,
     ServerSource,
 )
-from cloud_verifier.engine.server_draft.policy import TRIAL, DraftPolicy
+from cloud_verifier.engine.server_draft.policy import TRIAL, TRIAL_SESSIONS, DraftPolicy
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
@@ -142,7 +142,8 @@ class Overlay:
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            if not last or one.policy.paused or self._failing(one) or not (source.wants_top or source.wants_hidden):
+            waits = one.policy.paused or self._step < one.resumes
+            if not last or waits or not (source.wants_top or source.wants_hidden):
                 continue
             begun = self._clock()
             try:
@@ -178,7 +179,7 @@ class Overlay:
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
         may_pause = True
         for one in list(self._sources):
-            if self._failing(one):
+            if step < one.resumes:
                 continue
             commits = beside + sum(gains.values()) - gains[id(one)]
             asked = self._worth_reading(one, generating, commits, cost)
@@ -196,16 +197,10 @@ class Overlay:
                             if other is not one and not other.policy.paused:
                                 other.policy.judge_anew()
                     continue
+                asked = asked[: TRIAL_SESSIONS if one.policy.on_trial else None]
             name = one.source.name
-            requests = [
-                ProposalRequest(
-                    session,
-                    min(each, session.nodes.most_together),
-                    floor,
-                    session.nodes.acceptance_of(name, one.prior(session.salt)),
-                )
-                for session in asked
-            ]
+            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
+            requests = [ProposalRequest(s, min(each, s.nodes.most_together), floor, own) for s, own in known]
             for session_id, tree in self._asked(one, requests).items():
                 if len(tree):
                     trees.setdefault(session_id, {})[name] = tree, tree.kinds
@@ -260,23 +255,14 @@ class Overlay:
                 one.policy.observe_step(len(one.outcomes), nodes, gain)
                 one.outcomes = []
 
-    def _failing(self, one: _Source) -> bool:
-        return self._step < one.resumes
-
     def _failed(self, one: _Source, session_ids: Sequence[str]) -> None:
-        """Go on without a source for some steps, or for good; it begins anew with the sessions that it failed with.
-
-        Must be called in an exception handler.
-        """
+        """Go on without a source, which has raised, for some steps or for good; it begins anew with its sessions."""
         pause = FAILED_PAUSE << one.failures
-        one.failures += 1
-        one.resumes = self._step + 1 + pause
-        given_up = one.failures >= MOST_FAILURES
-        until = "until the next start" if given_up else f"for {pause} steps"
+        one.failures, one.resumes = one.failures + 1, self._step + 1 + pause
+        until = f"for {pause} steps" if one.failures < MOST_FAILURES else "until the next start"
         log.exception("the verifier's source of nodes %s fails; sessions go on without it %s", one.source.name, until)
-        if given_up:
+        if one.failures == MOST_FAILURES:
             self._sources.remove(one)
-            return
         for session_id in session_ids:
             with contextlib.suppress(Exception):  # what has failed may fail again
                 one.source.release(session_id)

@@ -22,8 +22,12 @@ from outrider.core.step_cost import StepCost
 
 TRIAL = 8
 """Number of steps with drafting before it is judged."""
+TRIAL_SESSIONS = 8
+"""The most sessions that are drafted for in a step of a trial: what it gains is per session."""
+SHORT_TRIAL, MOST_GAIN = 3, 8.0
+"""Steps after which a trial ends if even the shortest drafting took more than this gain per session would be worth."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1024
-"""Number of steps; each pause is twice as long as the last one, until drafting has paid again."""
+"""Number of steps; each is twice as long as the last one with about as many sessions, until drafting has paid again."""
 REMEMBERED = 40
 """Number of steps whose plain mean would be as exact as the moving average of gains."""
 INITIAL_GAIN = 1.0
@@ -42,8 +46,11 @@ class DraftPolicy:
         """Seconds in which the draft reads a token."""
         self._drafting: StepCost | None = None
         """Seconds by the number of sessions drafted for."""
+        self._shortest_s = math.inf
+        """Seconds of the shortest drafting for a session since the last pause."""
         self._judged = 0
-        self._pause = FIRST_PAUSE
+        self._pauses: dict[int, int] = {}
+        """Bits of the number of sessions -> steps of the next pause."""
         self._resumes = 0
         """Number of the step that ends the pause."""
         self.paused = False
@@ -59,16 +66,18 @@ class DraftPolicy:
         if step < self._resumes:
             if 2 * sessions > self._failed_at:
                 return False
-            # Not the case that failed: it gets a new trial, and should that fail, no long pause at once.
-            self._resumes, self._pause = step, FIRST_PAUSE
+            self._resumes = step  # not the case that failed
         self.paused = False
         if self.on_trial:
+            worth_s = MOST_GAIN * float(cost(np.array([0]))[0]) / commits
+            if self._judged < SHORT_TRIAL or self._shortest_s < worth_s:
+                return True
+        elif self._saved_s(commits, sessions, cost, self._expected_gain + self._gain_error) > 0.0:
+            self._pauses.pop(sessions.bit_length(), None)
             return True
-        if self._saved_s(commits, sessions, cost, self._expected_gain + self._gain_error) > 0.0:
-            self._pause = FIRST_PAUSE
-            return True
-        self._resumes, self._failed_at = step + self._pause, sessions
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        pause = self._pauses.get(sessions.bit_length(), FIRST_PAUSE)
+        self._pauses[sessions.bit_length()] = min(2 * pause, LONGEST_PAUSE)
+        self._resumes, self._failed_at = step + pause, sessions
         self.judge_anew()
         self.paused = True
         return False
@@ -76,6 +85,7 @@ class DraftPolicy:
     def judge_anew(self) -> None:
         """Forget what was gained: what it gains has become another, and a trial shows what."""
         self._judged, self._gain, self._nodes, self._squares = 0, MovingAverage(), MovingAverage(), MovingAverage()
+        self._shortest_s = math.inf
 
     def reading_pays(self, tokens: int, left: int, commits: float, sessions: int, cost: CostCurve) -> bool:
         """Return whether drafting for a session can regain the time to read so many tokens of it.
@@ -115,6 +125,7 @@ class DraftPolicy:
     def observe_drafting(self, sessions: int, seconds: float) -> None:
         """Learn the time of drafting for so many sessions, without reading prompts."""
         seconds = max(seconds, 1e-6)
+        self._shortest_s = min(self._shortest_s, seconds / sessions)
         if self._drafting is None:
             self._drafting = StepCost({sessions: seconds})
         self._drafting.observe(sessions, 0, seconds)

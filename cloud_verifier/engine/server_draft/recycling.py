@@ -21,13 +21,13 @@ from outrider.core.proposals import Proposal, propose_among
 
 SUCCESSORS = 8
 """Tokens that are kept after each token, as many as in the paper."""
-TABLES = 64
-"""Tenants with a table; that of the tenant whose sessions were not seen for longest is forgotten."""
+TABLES = 256
+"""Tenants, and sessions without one, with a table; the one that was not seen for longest is forgotten."""
 TOKENS = 16_384
 """Tokens of a tenant that have successors: 1.5 MiB at most. The ones that were not seen for longest are forgotten."""
 
-_Row = tuple[NDArray[np.int64], NDArray[np.float32]]
-_Table = OrderedDict[int, _Row]
+_Table = tuple[OrderedDict[int, int], NDArray[np.int64], NDArray[np.float32]]
+"""Token -> row of the arrays `[TOKENS, SUCCESSORS]`: ids, and their log-probabilities, -inf where there is no more."""
 
 
 class RecyclingSource:
@@ -53,20 +53,25 @@ class RecyclingSource:
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
         if rows.top_ids is None or rows.top_log_probs is None:
             return
-        table = self._table(session.salt)
+        places, all_ids, all_log_probs = self._table(session.salt)
         tokens = rows.tokens[len(rows.tokens) - len(rows.top_ids) :]
         for token, ids, log_probs in zip(tokens, rows.top_ids, rows.top_log_probs, strict=True):
-            table[token] = ids, log_probs
-            table.move_to_end(token)
-        while len(table) > TOKENS:
-            table.popitem(last=False)
+            place = places.pop(token, None)
+            if place is None:
+                place = len(places) if len(places) < TOKENS else places.popitem(last=False)[1]
+            places[token] = place
+            all_ids[place, : len(ids)], all_log_probs[place, : len(ids)] = ids, log_probs
+            all_log_probs[place, len(ids) :] = -np.inf
 
     def release(self, session_id: str) -> None:
-        """Keep what was learned: it is the tenant's."""
+        """Keep what was learned, which is the tenant's, unless the session has a salt of its own: its id."""
+        self._tables.pop(session_id, None)
 
     def _table(self, salt: str) -> _Table:
-        table = self._tables.setdefault(salt, OrderedDict())
-        self._tables.move_to_end(salt)
+        table = self._tables.pop(salt, None)
+        shape = TOKENS, SUCCESSORS  # memory of rows that are never written is never taken
+        table = table or (OrderedDict(), np.empty(shape, np.int64), np.empty(shape, np.float32))
+        self._tables[salt] = table
         while len(self._tables) > TABLES:
             self._tables.popitem(last=False)
         return table
@@ -74,11 +79,13 @@ class RecyclingSource:
 
 def _children(table: _Table, session: EngineSession, path: Sequence[int]) -> list[Proposal]:
     """Return the children of the last token of the path that its last row and the session's noise make likeliest."""
-    row = table.get(path[-1] if path else session.tokens[-1])
-    if row is None:
+    places, all_ids, all_log_probs = table
+    place = places.get(path[-1] if path else session.tokens[-1])
+    if place is None:
         return []
     sampler = session.sampler
-    ids, log_q = row[0], row[1].astype(np.float64)
+    known = all_log_probs[place] > -np.inf
+    ids, log_q = all_ids[place][known], all_log_probs[place][known].astype(np.float64)
     if not sampler.params.greedy:
         # At the session's temperature, with the rest of the probability as if it was one token's.
         scaled = log_q / sampler.params.temperature

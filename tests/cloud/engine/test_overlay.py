@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,14 +261,17 @@ def test_a_source_that_fails_is_tried_again_after_a_pause_and_given_up_after_som
     assert rig.clients["s"].device.received == expected["s"]
     again = failures < MOST_FAILURES
     assert (source.calls > failures) == (rig.engine.counters.server_accepted > 20) == again
-    assert source.released == (failures + 1 if again else failures - 1)  # it begins anew after each failure
+    assert source.released == (failures + 1 if again else failures)  # it begins anew after each failure
+
+
+DEAR_BELOW_X = 'start: /[0-9]/ ("x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/)'
+"""A grammar with a second token below which it exceeds its limits; the first one comes with the prompt."""
 
 
 def test_a_path_that_the_target_never_takes_does_not_end_a_session_by_its_grammar(target: Target) -> None:
     """Below `x` the grammar exceeds its limits, which all sessions of the grammar share."""
     grammars, x = Grammars(tokenizer_json(), VOCAB, (EOS,)), CHARACTERS.index("x")
-    grammar = 'start: "x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/'
-    params = SamplingParams(grammar=grammar, logit_bias=((x, -50.0),))
+    params = SamplingParams(grammar=DEAR_BELOW_X, logit_bias=((x, -50.0),))
     received = []
     for sources in ((), (Knowing({"s": [x] * 40, "t": [x] * 40}),)):
         rig = Rig(
@@ -282,9 +288,7 @@ def test_a_path_that_the_target_never_takes_does_not_end_a_session_by_its_gramma
 
 def test_a_source_that_grows_a_tree_asks_no_grammar(target: Target) -> None:
     grammars, x = Grammars(tokenizer_json(), VOCAB, (EOS,)), CHARACTERS.index("x")
-    params = SamplingParams(
-        grammar='start: "x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/', logit_bias=((x, -50.0),)
-    )
+    params = SamplingParams(grammar=DEAR_BELOW_X, logit_bias=((x, -50.0),))
 
     class Growing(Knowing):
         def _tree(self, request: ProposalRequest) -> ProposedTree:
@@ -299,7 +303,7 @@ def test_a_source_that_grows_a_tree_asks_no_grammar(target: Target) -> None:
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=30, ignore_eos=True, sampling=params))
     rig.run()
     assert rig.clients["s"].errors == []
-    assert rig.clients["s"].device.received[0] == CHARACTERS.index("y")
+    assert rig.clients["s"].device.received[1] == CHARACTERS.index("y")
 
 
 @pytest.mark.parametrize(("bias", "proposed"), [(-99.0, True), (-100.0, False)])
@@ -330,6 +334,87 @@ def test_a_source_that_finds_nothing_pauses(target: Target) -> None:
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=120, ignore_eos=True))
     rig.run()
     assert source.asked <= policy.TRIAL**2 + 1
+
+
+def test_a_trial_asks_for_a_few_of_many_sessions(target: Target) -> None:
+    class Useless(Knowing):
+        pauses = True
+        most = 0
+
+        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+            self.most = max(self.most, len(requests))
+            return super().propose(requests)
+
+    names = [f"s{i}" for i in range(policy.TRIAL_SESSIONS + 4)]
+    source, ticks = Useless({name: [5] * 60 for name in names}, right=0.0), itertools.count()
+    rig = Rig(
+        target("llama"),
+        EngineConfig(kv_slots=4096, max_sessions=32),
+        overlay=Overlay([source], clock=lambda: 1e-1 * next(ticks)),
+    )
+    for i, name in enumerate(names):
+        rig.attach(name, client(prompt_of(9 + i), nothing, max_tokens=30, ignore_eos=True))
+    rig.run()
+    assert source.most == policy.TRIAL_SESSIONS
+
+
+def rows_after(tokens: Sequence[int], width: int = 101) -> EvaluatedRows:
+    """Return rows of tokens as an executor does: views of what a step gave for all sessions."""
+    ids = np.arange(len(tokens) * width).reshape(len(tokens), width)
+    return EvaluatedRows(tokens, len(tokens), ids[:, :8], -ids[:, :8].astype(np.float32))
+
+
+def session_with(salt: str, tokens: Sequence[int], session_id: str = "s", position: int = 0) -> EngineSession:
+    sampler = SimpleNamespace(constraint=None, params=SamplingParams(), key=0)
+    protocol = SimpleNamespace(position=position, ends=lambda token, position: False)
+    return SimpleNamespace(  # type: ignore[return-value]
+        session_id=session_id, salt=salt, tokens=list(tokens), left=100, sampler=sampler, protocol=protocol
+    )
+
+
+def asked(session: EngineSession) -> ProposalRequest:
+    return ProposalRequest(session, 8, 0.03, NodeAcceptance())
+
+
+def test_a_table_of_recycled_rows_keeps_nothing_of_a_step_and_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.engine.server_draft.recycling.TOKENS", 50)
+    source, session = RecyclingSource(), session_with("acme", [3])
+    tracemalloc.start()
+    try:
+        for first in range(0, 2_000, 100):
+            source.observe(session, rows_after(range(first, first + 100), width=10_000))
+        assert tracemalloc.get_traced_memory()[0] < 200_000  # one step alone has 8 MB
+    finally:
+        tracemalloc.stop()
+    assert not source.propose([asked(session)])["s"]
+    session.tokens.append(1_999)
+    (first, *_) = source.propose([asked(session)])["s"]
+    assert first.token == 99 * 10_000
+
+
+def test_the_table_of_a_session_without_a_tenant_ends_with_it() -> None:
+    source = RecyclingSource()
+    for salt, left in (("s", 0), ("acme", 3)):
+        source.observe(session_with(salt, [3]), rows_after([3]))
+        source.release("s")
+        tree = source.propose([asked(session_with(salt, [3]))])["s"]
+        assert sum(1 for node in tree if node.parent == ROOT) == left
+
+
+def test_after_a_pause_a_step_reads_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.engine.server_draft.ngram.LONG", 200)
+    source = NgramSource()
+    sessions = [session_with("acme", [5, 6] * 40, f"s{i}") for i in range(16)]
+    for expected in (0, 80):  # the texts, and then what came in a pause
+        steps = 0
+        while any(source.unread(one) for one in sessions):
+            source.propose([asked(one) for one in sessions])
+            assert 0 < source.read[0] <= 200
+            steps += 1
+        assert steps == (8 if expected == 0 else 16)
+        for one in sessions:
+            one.tokens += [5, 6] * 40
+    assert all(len(tree) for tree in source.propose([asked(one) for one in sessions]).values())
 
 
 def test_what_one_tenant_generates_is_not_proposed_to_another(target: Target) -> None:

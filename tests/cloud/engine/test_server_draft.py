@@ -126,8 +126,8 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=seconds))
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
-    # A trial of four tokens a step, then 64 plain ones, then a trial again.
-    assert rig.engine.counters.server_accepted == 3 * 2 * policy.TRIAL
+    # A short trial of four tokens a step, then 64 plain ones, then a trial again.
+    assert rig.engine.counters.server_accepted == 3 * 2 * policy.SHORT_TRIAL
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE, TRIAL, DraftPolicy
+from cloud_verifier.engine.server_draft.policy import FIRST_PAUSE, LONGEST_PAUSE, SHORT_TRIAL, TRIAL, DraftPolicy
 
 
 @dataclass
@@ -109,6 +109,29 @@ def test_with_fewer_sessions_a_spoiled_trial_is_soon_made_good() -> None:
     assert world.drafted(TRIAL + 1) == TRIAL
     world.gain = 1.9
     assert world.drafted(FIRST_PAUSE + 100) >= 100
+
+
+def test_a_load_that_swings_reaches_long_pauses_too() -> None:
+    world, drafted = World(gain=0.0), []
+    for number in range(400):
+        world.sessions = 4 if number % 2 else 16
+        drafted.append(world.drafted(50))
+    assert sum(drafted[:40]) > 0
+    assert sum(drafted[200:]) <= 20 * TRIAL  # in 10,000 steps, some ten of the longest pauses of each load
+
+
+def test_a_trial_ends_early_where_drafting_takes_more_than_it_could_ever_gain() -> None:
+    # 8 tokens of each of 16 sessions are worth 160 ms.
+    assert World(gain=1.9, drafting_s=0.17).drafted(FIRST_PAUSE) == SHORT_TRIAL
+    assert World(gain=1.9, drafting_s=0.15).drafted(FIRST_PAUSE) == TRIAL
+
+
+def test_one_slow_drafting_does_not_end_a_trial() -> None:
+    """The first one may have to load something."""
+    world = World(gain=1.9, drafting_s=5.0)
+    assert world.drafted(1) == 1
+    world.drafting_s = 0.002
+    assert world.drafted(TRIAL - 1) == TRIAL - 1
 
 
 def test_what_others_commit_counts_against_a_longer_step() -> None:
