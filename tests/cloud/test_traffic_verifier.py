@@ -39,6 +39,7 @@ async def verifier(model: Path, traffic: Path, coordinator: str) -> AsyncIterato
     """Start a paced verifier that keeps a traffic log, and yield its process and address."""
     options = ["--model", str(model), "--coordinator", coordinator, "--traffic", str(traffic), "--verifier-id", "v1"]
     settings = {"TRAFFIC_FLUSH_S": str(FLUSH_S), "TRAFFIC_TOP": "4", "KV_SLOTS": "1024"}
+    settings["SERVER_SOURCES"] = ""  # a step gives one token, so that no text is over before its test is
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
