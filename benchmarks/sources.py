@@ -1,4 +1,4 @@
-"""Measure how many tokens a verification step brings with each draft source of a device, and with several together.
+"""Measure how many tokens a verification step brings with each draft source, and with several together.
 
 The target writes after held-out prompts and after prompts that its answers quote, greedily and at temperature 0.8 with
 the noise of our sessions. These texts are then played again, without a verifier and without a network: the device's own
@@ -8,7 +8,11 @@ is what a source knows, not what time it has. A tree holds up to 8 nodes.
 Before that each arm goes through texts after prompts for tuning, from which its calibrators learn. The store has
 n-grams that at least three of many other texts of this target share, as a tenant's store does. Texts with more than 30%
 repeated 4-grams are counted apart, in `repetitive`. `mixture_over_best` is the least ratio of several sources together
-to the best of them alone, greedy or sampled. Heads need the target's hidden states, and are not measured here.
+to the best of them alone, greedy or sampled.
+
+Arms that begin with `server` are the verifier's own sources. An engine writes the same texts with them alone, at steps
+of a fixed cost at which a node pays from about the same acceptance on as for the device's drafter. The first tokens of
+a text have no nodes there: sources of the verifier begin after the prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +29,14 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.support import harness, questions
 from benchmarks.support.harness import Criterion, Pair, Prompt, Size
+from benchmarks.support.server_replay import ServerReplay
 from benchmarks.support.texts import repetitive
+from cloud_verifier.engine.server_draft.base import ServerSource
+from cloud_verifier.engine.server_draft.head_models import load_heads
+from cloud_verifier.engine.server_draft.heads import HeadsSource
+from cloud_verifier.engine.server_draft.sources import sources_of
+from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
@@ -49,6 +60,8 @@ PLAN = SpeculationPlan(NODES, 16, NODES, min_acceptance=0.05, draft_wait_s=1.0, 
 STORE_SESSIONS = 3
 """Texts that must have an n-gram for it to be in the store; the default of `outrider-distill store`."""
 BATCH = 64
+LESSON = "lesson"
+"""Kind of the texts that sources learn from before the others are measured."""
 ARMS: Mapping[str, tuple[str, ...]] = {
     "ngram": ("ngram",),
     "ngram_store": ("ngram_store",),
@@ -60,13 +73,23 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "narrow+ngram_store": ("narrow", "ngram_store"),
     "draft+narrow": ("draft", "narrow"),
 }
-"""Arm -> its sources, the best one first."""
-WANTED = {"ngram": 1.45, "ngram_store": 1.8}
+"""Arm -> its sources on the device, the best one first."""
+SERVER_ARMS: Mapping[str, tuple[str, ...]] = {
+    "server ngram": ("server ngram",),
+    "server recycling": ("server recycling",),
+    "server heads": ("server heads",),
+    "server ngram+recycling": ("server ngram", "server recycling"),
+    "server heads+ngram": ("server heads", "server ngram"),
+    "server heads+ngram+recycling": ("server heads", "server ngram", "server recycling"),
+}
+"""Arm -> its sources on the verifier."""
+MIXTURES = {arm: sources for arm, sources in {**ARMS, **SERVER_ARMS}.items() if len(sources) > 1}
+WANTED = {"ngram": 1.45, "ngram_store": 1.8, "heads": 2.2}
 
 
 @dataclass(frozen=True)
 class TargetText:
-    """Hold what the target wrote after a prompt. kind: the prompt's, or `lesson`."""
+    """Hold what the target wrote after a prompt. kind: the prompt's, or LESSON."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -179,10 +202,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     target = Target(pair)
     prompts = [*harness.prompts("heldout"), *harness.prompts("quoting")]
     texts = list(_written(target, pair, _first_of_each(prompts, each), tokens))
-    taught = list(_written(target, pair, harness.prompts("tuning", lessons), tokens, kind="lesson"))
+    taught = list(_written(target, pair, harness.prompts("tuning", lessons), tokens, kind=LESSON))
     store = built_store(target, pair, stored, tokens)
     print(f"{len(texts)} texts, {len(taught)} to learn from, {len(store.counts)} n-grams in the store", flush=True)
     found = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
+    found |= measure_server(pair, taught, texts)
     report(found)
     result = summary(found)
     harness.finish(result | {"arms": _shown(found)}, criteria(result), size)
@@ -206,16 +230,50 @@ def measure(
 ) -> dict[str, ArmResult]:
     """Play the texts with one drafter that has these sources, after the lessons; return the counts by setting."""
     results = {setting: ArmResult() for setting in SETTINGS}
-    settings = {temperature: setting for setting, temperature in SETTINGS.items()}
     with contextlib.ExitStack() as stack:
         drafter = Drafter([_source(pair, name, store, stack) for name in names], clock=lambda: 0.0)
         for text in lessons:
             play(drafter, text, ends)
         for text in texts:
-            counted, result = play(drafter, text, ends), results[settings[text.sampling.temperature]]
-            apart = repetitive(text.output)
-            (result.repetitive if apart else result.kinds.setdefault(text.kind, StepCount())).add(counted)
+            _count(results, text, play(drafter, text, ends))
     return results
+
+
+def measure_server(
+    pair: Pair, lessons: Sequence[TargetText], texts: Sequence[TargetText]
+) -> dict[str, dict[str, ArmResult]]:
+    """Let an engine write the texts with each of SERVER_ARMS, after the lessons; return the counts as of `measure`.
+
+    Without a file of heads their arms are left out. Raises AssertionError if the engine writes other texts.
+    """
+    model = TargetModel.load(pair.target)
+    model.keep_states()
+    check_numerics(model)
+    heads = load_heads(pair.heads, f"sha256:{model.weights_hash}") if pair.heads is not None else None
+    found: dict[str, dict[str, ArmResult]] = {}
+    for arm, names in SERVER_ARMS.items():
+        sources: list[ServerSource] = [one for name in names for one in sources_of([name.removeprefix("server ")])]
+        if "server heads" in names:
+            if heads is None:
+                continue
+            sources.insert(0, HeadsSource(heads, model, vocabulary=model.vocab_size))
+        for source in sources:
+            source.pauses = False
+        # At two tokens a step this is the price at which a node of PLAN's least acceptance pays.
+        replay = ServerReplay(model, sources, nodes=NODES, step_s=PLAN.step_s, price=PLAN.min_acceptance / 2)
+        found[arm] = {setting: ArmResult() for setting in SETTINGS}
+        for text in (*lessons, *texts):
+            tokens, steps, nodes = replay.write(text.prompt, text.sampling, len(text.output))
+            assert tuple(tokens) == text.output, f"with {arm} the engine writes another text than the target"
+            if text.kind != LESSON:
+                _count(found[arm], text, StepCount(1, len(tokens), steps, nodes))
+    return found
+
+
+def _count(results: Mapping[str, ArmResult], text: TargetText, counted: StepCount) -> None:
+    """Add the steps of a text to the counts of its setting and kind."""
+    result = results[next(name for name, temperature in SETTINGS.items() if temperature == text.sampling.temperature)]
+    (result.repetitive if repetitive(text.output) else result.kinds.setdefault(text.kind, StepCount())).add(counted)
 
 
 def play(drafter: Drafter, text: TargetText, ends: frozenset[int]) -> StepCount:
@@ -300,7 +358,7 @@ def report(found: Mapping[str, Mapping[str, ArmResult]]) -> None:
                 f"{name} {cell['tokens_per_step']} ({cell['nodes_per_step']})"
                 for name, cell in _cells(results[setting])
             ]
-            print(f"{arm:<20} {'  '.join(row)}", flush=True)
+            print(f"{arm:<28} {'  '.join(row)}", flush=True)
 
 
 def _counts(shown: Mapping[str, Mapping[str, Any]]) -> str:
@@ -317,14 +375,15 @@ def summary(found: Mapping[str, Mapping[str, ArmResult]]) -> dict[str, float | N
         (arm, setting): results[setting].all.tokens_per_step for arm, results in found.items() for setting in SETTINGS
     }
     ratios = []
-    for arm, sources in ARMS.items():
+    for arm, sources in MIXTURES.items():
         for setting in SETTINGS:
-            best = [alone for source in sources if (alone := per_step[source, setting]) is not None]
-            both = per_step[arm, setting]
-            if len(sources) > 1 and both is not None and best:
+            best = [alone for source in sources if (alone := per_step.get((source, setting))) is not None]
+            both = per_step.get((arm, setting))
+            if both is not None and best:
                 ratios.append(both / max(best))
     singles = {arm: per_step[arm, "T=0.8"] for arm in ("ngram", "ngram_store", "draft", "narrow")}
-    return {**singles, "heads": None, "mixture_over_best": round(min(ratios), 3) if ratios else None}
+    heads = per_step.get(("server heads", "T=0.8"))
+    return {**singles, "heads": heads, "mixture_over_best": round(min(ratios), 3) if ratios else None}
 
 
 def _shown(found: Mapping[str, Mapping[str, ArmResult]]) -> dict[str, Any]:

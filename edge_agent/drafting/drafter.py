@@ -243,7 +243,10 @@ class Drafter:
         """Return which model should evaluate which leaves next; (None, []) where none is worth its time."""
         if self._chosen is None:
             self._chosen, best = (None, []), 0.0
-            ranked = self._ranked() if self._room() > 0 else []
+            ranked = self._ranked()
+            if self._room() <= 0:
+                displaced = self._weakest(ranked)
+                ranked = [item for item in ranked if displaced and item.path_acceptance > displaced.path_acceptance]
             models = [model for model in self._models if not model.failed]
             leading = self._leading(models)
             for model in models:
@@ -355,8 +358,10 @@ class Drafter:
         """Add the children of these nodes that qualify now, and what free sources know below them, best first."""
         queue = [(-parent.path_acceptance, parent.node.id, parent) for parent in parents]
         heapq.heapify(queue)
-        while queue and self._room() > 0:
+        while queue:
             _, _, parent = heapq.heappop(queue)
+            if parent.node.id not in self._states:
+                continue  # displaced by a better node
             self._ask_free_sources(parent)
             for child in self._add_children(parent):
                 heapq.heappush(queue, (-child.path_acceptance, child.node.id, child))
@@ -380,7 +385,9 @@ class Drafter:
         for child in growth.choose_children(proposals, parent.depth + 1, parent.spine, self.plan):
             acceptance, first = state.proposals.children[child.token]
             present = self._tree.child(parent.node.id, child.token) is not None
-            if present or self._room() <= 0 or not (acceptance == 1.0 or state.evaluated or self._free_room() > 0):
+            if present or not (acceptance == 1.0 or state.evaluated or self._free_room() > 0):
+                continue
+            if self._room() <= 0 and not self._displace(child.path_acceptance):
                 continue
             node = self._tree.add(self._next_id, parent.node.id, child.token)
             self._states[node.id] = _NodeState(acceptance, first)
@@ -388,6 +395,22 @@ class Drafter:
             self._chosen = None
             added.append(RankedNode(node, parent.depth + 1, child.path_acceptance, parent.spine and first))
         return added
+
+    def _displace(self, path_acceptance: float) -> bool:
+        """Make room for a node by removing one that is worth less; return whether there was one."""
+        weakest = self._weakest(self._ranked())
+        if weakest is None or weakest.path_acceptance >= path_acceptance:
+            return False
+        self._tree.remove(weakest.node.id)
+        del self._states[weakest.node.id]
+        return True
+
+    def _weakest(self, ranked: Sequence[RankedNode]) -> RankedNode | None:
+        """Return the node of the least path acceptance among those that may still go: leaves that are neither sent nor
+        on the greedy spine."""
+        leaves = [item for item in ranked if not (item.spine or self._tree.children(item.node.id))]
+        unsent = [item for item in leaves if not self._states[item.node.id].sent]
+        return min(unsent, key=lambda item: item.path_acceptance, default=None)
 
     def _free_room(self) -> int:
         """Return how many nodes may still be added below nodes that no model has evaluated."""

@@ -353,7 +353,7 @@ def test_sources(capsys: pytest.CaptureFixture[str]) -> None:
     sources.main(SMOKE)
     last = last_line(capsys)
     assert last.keys() == {"ngram", "ngram_store", "draft", "narrow", "heads", "mixture_over_best", "arms"}
-    assert last["arms"].keys() == sources.ARMS.keys()
+    assert last["arms"].keys() == {*sources.ARMS, *sources.SERVER_ARMS}
     for settings in last["arms"].values():
         for shown in settings.values():
             assert shown.keys() == {"all", "code", "arithmetic", "chat", "quoting", "repetitive"}

@@ -413,13 +413,17 @@ def test_a_run_of_n_grams_is_evaluated_by_the_model_in_one_decode() -> None:
     assert len(asked) == len(set(asked)) and len(widest) >= 3
 
 
-def test_a_cheap_source_leaves_room_for_what_a_model_knows() -> None:
-    class Chatty(Forcing):
-        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-            return [[Proposal(60 + i, i, 1.0) for i in range(3)] for _ in nodes]
+class Chatty(Forcing):
+    def __init__(self) -> None:
+        super().__init__({}, ScriptedSource())
 
+    def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
+        return [[Proposal(60 + i, i, 1.0) for i in range(3)] for _ in nodes]
+
+
+def test_a_cheap_source_leaves_room_for_what_a_model_knows() -> None:
     plan = SpeculationPlan(16, 8, 10, 0.01, 0.008, 0.01)
-    made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty({}, ScriptedSource()))], Clock())
+    made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty())], Clock())
     made.begin(DraftTask(PROMPT), plan)
     assert made.step()
     guesses = [node for node in made._tree if not made._states[node.parent].evaluated]
@@ -429,6 +433,28 @@ def test_a_cheap_source_leaves_room_for_what_a_model_knows() -> None:
     for node in growth.nodes:
         paths[node.id] = (*paths[node.parent], node.token)
     assert tuple(continuation(PROMPT, 2)) in paths.values()
+
+
+def test_in_a_full_tree_a_better_node_takes_the_place_of_the_least_one_that_was_not_sent() -> None:
+    plan = SpeculationPlan(6, 8, 6, 0.01, 0.008, 0.01)
+
+    def begun() -> Drafter:
+        made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty())], Clock())
+        made.begin(DraftTask(PROMPT), plan)
+        return made
+
+    unsent = begun()
+    while unsent.step():
+        assert len(unsent._tree) <= 6
+    assert [node.token for node in unsent._tree] == continuation(PROMPT, 6)
+    sent = begun()
+    while len(sent._tree) < 6:
+        assert sent.step()
+    update = sent.harvest(moved=False)
+    assert update is not None and len(update.nodes) == 6
+    while sent.step():
+        pass
+    assert {node.id for node in update.nodes} == {node.id for node in sent._tree}
 
 
 def test_nodes_that_a_model_refutes_before_they_are_sent_are_not_sent() -> None:
