@@ -26,6 +26,7 @@ from outrider.artifacts.model_files import check_gguf
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
+from outrider.core.sampling import RULES
 from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ async def _print(stream: CompletionStream, args: argparse.Namespace) -> str:
     completion = stream.completion
     if args.stats:
         print(f"[{completion.finish_reason}; seed {completion.seed}] {stream.statistics.summary()}", file=sys.stderr)
+    elif completion.lossy:
+        print(f"[lossy, by the acceptance rule {completion.acceptance_rule}]", file=sys.stderr)
     return completion.text
 
 
@@ -301,6 +304,8 @@ def _add_sampling(group: Any) -> None:
     add("--seed", int, "64 bits; the same one gives the same text [default: random]")
     text = "end before this; may be given several times [default: none]"
     group.add_argument("--stop", action="append", metavar="TEXT", help=text)
+    text = '"typical" accepts likely draft tokens as well, so that the text is lossy [default: coupled]'
+    group.add_argument("--acceptance-rule", choices=RULES, help=text)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,17 @@ async def test_an_interrupt_ends_a_chat_that_waits_for_a_message(verifier: FakeV
     assert (process.returncode, err) == (130, b"")
 
 
+async def test_a_text_of_a_lossy_acceptance_rule_is_labelled(verifier: FakeVerifier, tmp_path: Path) -> None:
+    asked = ["generate", "x", *at(verifier, tmp_path, "--max-tokens", "3"), "--acceptance-rule"]
+    process = await started([*asked, "typical"])
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, out, err) == (0, b"xxx\n", b"[lossy, by the acceptance rule typical]\n")
+    assert verifier.opens[-1].attach.sampling.typical is not None
+    process = await started([*asked, "likely"])
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 2 and b"invalid choice: 'likely'" in err
+
+
 async def test_a_chat_forgets_its_oldest_turns_rather_than_end(verifier: FakeVerifier, tmp_path: Path) -> None:
     verifier.script.max_sequence = 60
     process = await started(["chat", *at(verifier, tmp_path, "--max-tokens", "8", "--system", "S")])

@@ -182,7 +182,11 @@ class Overlay:
             if step < one.resumes:
                 continue
             commits = beside + sum(gains.values()) - gains[id(one)]
-            asked = self._worth_reading(one, generating, commits, cost)
+            try:
+                asked = self._worth_reading(one, generating, commits, cost)
+            except Exception:
+                self._failed(one, [session.session_id for session in generating])
+                continue
             if not asked:
                 continue
             if one.source.pauses:

@@ -212,10 +212,20 @@ def test_no_node_of_the_verifiers_takes_a_row_that_a_devices_is_worth_more_for(
     assert np.mean(found[True]) >= 0.97 * np.mean(found[False])
 
 
-def test_a_source_that_fails_is_dropped_and_the_others_go_on(target: Target, reference: Plain) -> None:
+@pytest.mark.parametrize("method", ["propose", "unread"])
+def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, target: Target, reference: Plain) -> None:
     class Broken(Knowing):
         def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-            raise RuntimeError("no memory")
+            self._fail_in("propose")
+            return super().propose(requests)
+
+        def unread(self, session: EngineSession) -> int:
+            self._fail_in("unread")
+            return super().unread(session)
+
+        def _fail_in(self, called: str) -> None:
+            if called == method:
+                raise RuntimeError("no memory")
 
     prompt = prompt_of(9)
     expected = {"s": reference("llama").generate(prompt, 30, ignore_eos=True)}
