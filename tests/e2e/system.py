@@ -48,6 +48,15 @@ class Running:
     _inbox: asyncio.Queue[dict[str, Any]]
     _done: dict[str, Any] | None = None
 
+    @property
+    def places(self) -> list[str]:
+        """Return the verifiers in the order in which the session was there.
+
+        Where gRPC loses the status of a call that ends while a message is sent (grpc issue 36066), the device attaches
+        once more to the same one, and is told there.
+        """
+        return [address for address, _ in itertools.groupby(self.attaches)]
+
     async def until_tokens(self, count: int) -> None:
         """Wait until at least so many tokens have arrived."""
         while len(self.tokens) < count:

@@ -105,7 +105,8 @@ async def test_a_killed_session_ends_with_a_final_error_at_once_and_its_place_is
     with pytest.raises(Failed, match="operator") as caught:
         await running.done()
     assert caught.value.kind == "Killed"
-    assert len(running.attaches) == 1  # nowhere else did it try
+    assert len(running.places) == 1  # nowhere else did it try
+    assert len(running.attaches) <= 2
     assert time.monotonic() - killed < 10.0
     loads = operator.attrgetter("telemetry.live_sessions", "telemetry.kv_used")
     await cluster.until_status(lambda s: not s.sessions and not any(any(loads(v)) for v in s.verifiers))
@@ -145,8 +146,8 @@ async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves
     assert "and ends" in out
     done = await running.done()
     assert done["tokens"] == whole
-    assert done["attaches"] == 2
-    assert running.attaches[1] != leaving.address
+    assert done["attaches"] == len(running.attaches) <= 3
+    assert running.places[0] == leaving.address and len(running.places) == 2
     assert await asyncio.wait_for(leaving.wait(), 10) == 0
     # What is started under its id next serves, and gets nothing before it is uncordoned.
     again = await cluster.start_verifier("--verifier-id", session.verifier_id)

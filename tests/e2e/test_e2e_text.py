@@ -61,9 +61,10 @@ async def test_text_is_the_targets_own_with_a_draft_and_without(system, device, 
 
 
 async def test_the_draft_saves_steps(system, device):
-    drafted = await device.run(system.here, CODE, max_tokens=96, ignore_eos=True)
+    # Sampled, since of a text that repeats itself the verifier's own sources may draft all before the device does.
+    drafted = await device.run(system.here, CODE, max_tokens=300, temperature=1.0, seed=7, ignore_eos=True)
     assert drafted["accepted"] > 0
-    assert drafted["steps"] < len(drafted["tokens"]) == 96
+    assert drafted["steps"] < len(drafted["tokens"]) == 300
     assert drafted["draft_failure"] == ""
 
 
