@@ -1,4 +1,4 @@
-"""Let an engine write texts with the verifier's own sources alone, and count its steps and their nodes."""
+"""Let an engine write texts with the verifier's own sources, and a device's if wanted; count its steps and nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from cloud_verifier.engine.server_draft.base import ServerSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from edge_agent.drafting.drafter import Drafter
+from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
+from outrider.core.tree import ROOT
 
 ROWS = 2048
-"""Rows of a step and slots of the engine: every prompt is read in one step."""
+"""The most rows of a step: every prompt is read in one."""
+PRICE = 0.01
+"""Seconds of a node, as a share of a step's: at three tokens a step a node pays from an acceptance of 0.03 on."""
 
 
 class FixedCost(StepCost):
@@ -31,18 +37,17 @@ class ServerReplay:
     """Writes one text after the other with sources that learn from all of them. The sources must not pause."""
 
     def __init__(
-        self, model: TargetModel, sources: Sequence[ServerSource], *, nodes: int, step_s: float, price: float
+        self, model: TargetModel, sources: Sequence[ServerSource], plan: SpeculationPlan, drafter: Drafter | None = None
     ) -> None:
-        """Take sources for steps of at most `nodes` nodes.
-
-        step_s: seconds of a step without nodes. price: seconds of a node, as a share of these.
-        """
+        """Take sources for steps of at most `plan.nodes` nodes. drafter: of a device, with as many of its own."""
         config = EngineConfig(kv_slots=2 * ROWS, token_budget=ROWS, prefill_chunk=ROWS, prefix_cache=False)
-        cost = FixedCost({1: step_s, 1 + ROWS: step_s * (1.0 + price * ROWS)})
+        cost = FixedCost({1: plan.step_s, 1 + ROWS: plan.step_s * (1.0 + PRICE * ROWS)})
         overlay = Overlay(sources, clock=lambda: 0.0)
         self._engine = Engine(TorchExecutor(model, config, cost), config, overlay=overlay)
         self._ends = tuple(model.eos_token_ids)
-        self._limits = SessionLimits(nodes=nodes)
+        self._plan = plan
+        self._limits = SessionLimits(nodes=plan.nodes)
+        self._drafter = drafter
         self._texts = 0
 
     def write(self, prompt: Sequence[int], sampling: SamplingParams, tokens: int) -> tuple[list[int], int, int]:
@@ -50,20 +55,38 @@ class ServerReplay:
 
         Raises the error with which the engine ends the session.
         """
-        engine, counters = self._engine, self._engine.counters
+        engine, counters, drafter = self._engine, self._engine.counters, self._drafter
         device = DeviceSession(prompt, sampling=sampling, max_tokens=tokens, eos_token_ids=self._ends)
-        steps, nodes = counters.steps, counters.server_evaluated
+        steps, nodes = counters.steps, counters.evaluated + counters.server_evaluated
         self._texts += 1
         session = f"text-{self._texts}"
         engine.start(session, device.attach(1, self._limits), self._limits, Directive())
+        if drafter is not None:
+            ends = frozenset(self._ends)
+            drafter.begin(DraftTask(tuple(prompt), sampling=sampling, max_tokens=tokens, ends=ends), self._plan)
+        ids: dict[int, int | None] = {ROOT: ROOT}
         while not device.finished:
+            if drafter is not None:
+                _draft(drafter, device, ids)
             while (append := device.poll(resting=True)) is not None:
                 engine.append(session, append)
             for event in engine.step():
                 match event:
                     case Committed(_, commit):
-                        device.on_commit(commit)
+                        delivery = device.on_commit(commit)
+                        if drafter is not None and delivery is not None:
+                            drafter.advance(delivery.tokens)
                     case Failed(error=error):
                         raise error
         engine.stop(session)
-        return device.received, counters.steps - steps, counters.server_evaluated - nodes
+        return device.received, counters.steps - steps, counters.evaluated + counters.server_evaluated - nodes
+
+
+def _draft(drafter: Drafter, device: DeviceSession, ids: dict[int, int | None]) -> None:
+    """Let the drafter draft until it rests, and give its nodes to the session. ids: of the drafter's nodes there."""
+    while drafter.step():
+        pass
+    update = drafter.harvest(moved=False)
+    for node in update.nodes if update is not None else ():
+        parent = ids[node.parent]
+        ids[node.id] = device.add(parent, node.token) if parent is not None else None

@@ -1,9 +1,11 @@
 """Play the same prompts with the nodes of nobody, of the device, of the verifier, and of both, at every distance.
 
-Two verifiers of one pace run under coordinators of their own, one without sources of its own and one with n-grams,
-token recycling and heads, and take turns. `streaming` is the first one without a device's nodes: plain streaming.
-`no draft` is a device whose n-grams alone propose beside the verifier's sources. Sampled and greedy texts are counted
-apart, and so are texts that repeat themselves.
+Verifiers of one pace run under coordinators of their own and take turns: one without sources of its own, and for each
+arm that needs it one with n-grams, token recycling and heads. All start anew for each distance and serve a few other
+texts first, so that a verifier has learned how far its sources are right, and has seen no text before it is played.
+`streaming` is the one without sources, and no device's nodes: plain streaming. `no draft` is a device whose n-grams
+alone propose beside the verifier's sources. Sampled and greedy texts are counted apart, and so are texts that repeat
+themselves.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.recording import RecordedRequest
 from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.support.texts import repetitive
 from benchmarks.window.cells import interval, speed
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import PACED
+from benchmarks.window.plan import PACED, WindowPlan
 from benchmarks.window.recording_library import ARMS as RECORDING
 from benchmarks.window.testbed import RunningVerifier, VerifierMachine, play
 
@@ -41,65 +44,99 @@ STREAMING, DEVICE, CLOUD = Arm("streaming", False, False), Arm("device", False, 
 BOTH, NO_DRAFT = Arm("both", True, True), Arm("no draft", True, True, model=False)
 EVERY = (STREAMING, DEVICE, CLOUD, BOTH, NO_DRAFT)
 SEVERAL_RTT_MS = 50.0
-WARM_TOKENS = 16
 
 Outcomes = dict[tuple[str, int], SessionOutcome]
 """(arm, recording) -> its session."""
 
 
 @dataclass(frozen=True)
+class _Texts:
+    """Hold the numbers of the recordings by their use."""
+
+    lessons: Sequence[int]
+    """Those that verifiers serve first."""
+    played: Sequence[int]
+    """Those of one session after the other: sampled ones, then greedy ones."""
+    several: Sequence[int]
+    """Sampled ones that do not repeat themselves, for many sessions at once."""
+    groups: Mapping[str, Sequence[int]]
+    """Kind of text -> the played ones of that kind."""
+
+    @classmethod
+    def of(cls, calls: Sequence[RecordedRequest], plan: WindowPlan) -> _Texts:
+        """Divide the recordings of the arms: sampled ones, then greedy ones, each of a prompt of its own."""
+        greedy = [number for number, call in enumerate(calls) if call.sampling.greedy]
+        sampled = [number for number, call in enumerate(calls) if not call.sampling.greedy]
+        lessons, sampled = sampled[-plan.arm_lessons :], sampled[: -plan.arm_lessons]
+        groups: dict[str, list[int]] = defaultdict(list)
+        played = (*sampled[: plan.arms], *greedy)
+        for number in played:
+            sampling = "greedy" if calls[number].sampling.greedy else "sampled"
+            groups[f"{sampling}, repetitive" if repetitive(calls[number].output) else sampling].append(number)
+        several = [number for number in sampled if not repetitive(calls[number].output)] or sampled
+        return cls(lessons, played, several, groups)
+
+
+@dataclass(frozen=True)
 class _Sites:
-    """Hold the two verifiers, each with the devices that play on it."""
+    """Hold the verifiers and the devices that play on them; only one of them has sessions at a time."""
 
     machine: VerifierMachine
-    swarms: Mapping[bool, Swarm]
-    """Whether the verifier has sources of its own -> devices."""
+    swarms: Mapping[str, Swarm]
+    """Name of an arm -> the devices at its verifier."""
 
     async def play(self, arm: Arm, numbers: Sequence[int], rtt_ms: float, tokens: int) -> list[SessionOutcome]:
         """Play these recordings in one arm, as many at once as the machine has places."""
         jobs = [SessionJob(n, arm.device, "cancel", tokens, rtt_ms=rtt_ms, ngram_only=not arm.model) for n in numbers]
         at_once = self.machine.sessions
         over_s = tokens * self.machine.plain_ms / 1e3 if at_once > 1 else 0.0
-        return await play(self.swarms[arm.verifier], jobs, at_once, over_s)
+        return await play(self.swarms[arm.name], jobs, at_once, over_s)
 
 
 @contextlib.asynccontextmanager
-async def _sites(context: RunContext, machine: VerifierMachine) -> Any:
-    """Run both verifiers on one core: only one of them has sessions at a time."""
+async def _sites(
+    context: RunContext, machine: VerifierMachine, arms: Sequence[Arm], lessons: Sequence[int], rtt_ms: float
+) -> AsyncIterator[_Sites]:
+    """Run a verifier for each arm with sources of its own, one for all others, and play the lessons in all arms but the
+    first, plain streaming."""
     cores, file = context.core_pairs[0], context.recordings.file(RECORDING)
     async with contextlib.AsyncExitStack() as stack:
-        found: list[RunningVerifier] = []
-        for sources in (False, True):
-            found.append(await stack.enter_async_context(context.testbed.site(machine, cores, server_sources=sources)))
-        swarms = [await stack.enter_async_context(site.swarm(file)) for site in found]
-        sites = _Sites(machine, dict(zip((False, True), swarms, strict=True)))
-        for arm in (STREAMING, CLOUD):
-            await sites.play(arm, [0], 1.0, WARM_TOKENS)
-        for site in found:
+        sites: dict[str, RunningVerifier] = {}
+        plain: RunningVerifier | None = None
+        for arm in arms:
+            site = None if arm.verifier else plain
+            if site is None:
+                starting = context.testbed.site(machine, cores, server_sources=arm.verifier)
+                site = await stack.enter_async_context(starting)
+            plain = plain if arm.verifier else site
+            sites[arm.name] = site
+        swarms = {name: await stack.enter_async_context(site.swarm(file)) for name, site in sites.items()}
+        running = _Sites(machine, swarms)
+        for arm in arms[1:]:
+            await running.play(arm, lessons, rtt_ms, context.plan.tokens_of(machine))
+        apart = {arm.name: sites[arm.name] for arm in arms if arm.verifier or arm is STREAMING}
+        for site in apart.values():
             if site.counts is not None:
                 site.counts.begin()
-        yield sites
-        for site, sources in zip(found, (False, True), strict=True):
-            context.check(site, "with sources of its own" if sources else "")
+        yield running
+        for name, site in apart.items():
+            context.check(site, name)
 
 
 async def play_arms(context: RunContext) -> dict[str, Any]:
     """Play one session at every distance in all arms, and many sessions with and without speculation."""
-    plan, calls = context.plan, [each.call for each in context.recordings.recorded(RECORDING).recordings]
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number, call in enumerate(calls):
-        sampling = "greedy" if call.sampling.greedy else "sampled"
-        groups[f"{sampling}, repetitive" if repetitive(call.output) else sampling].append(number)
+    plan = context.plan
+    texts = _Texts.of([one.call for one in context.recordings.recorded(RECORDING).recordings], plan)
     distances: list[dict[str, Any]] = []
-    async with _sites(context, PACED) as sites:
-        for rtt_ms in plan.arm_rtts_ms:
-            outcomes: Outcomes = {}
-            for turn, number in enumerate(range(len(calls))):
+    for rtt_ms in plan.arm_rtts_ms:
+        outcomes: Outcomes = {}
+        async with _sites(context, PACED, EVERY, texts.lessons, rtt_ms) as sites:
+            for turn, number in enumerate(texts.played):
                 first = turn % len(EVERY)
                 for arm in (*EVERY[first:], *EVERY[:first]):
                     [outcomes[arm.name, number]] = await sites.play(arm, [number], rtt_ms, plan.tokens_of(PACED))
-            distances.append(distance_figures(rtt_ms, outcomes, groups))
-    several = [await _several(context, machine, groups.get("sampled") or [0]) for machine in plan.arm_machines]
+        distances.append(distance_figures(rtt_ms, outcomes, texts.groups))
+    several = [await _several(context, machine, texts) for machine in plan.arm_machines]
     return {"arms": distances, "arms_several": several} | summary(distances)
 
 
@@ -136,34 +173,37 @@ def distance_figures(rtt_ms: float, outcomes: Outcomes, groups: Mapping[str, Seq
     return found
 
 
-async def _several(context: RunContext, machine: VerifierMachine, numbers: Sequence[int]) -> dict[str, Any]:
-    """Play as many sessions at once as the machine has places, streamed and with everybody's nodes."""
+async def _several(context: RunContext, machine: VerifierMachine, texts: _Texts) -> dict[str, Any]:
+    """Play as many sessions at once as the machine has places, in all arms: a text each, as far as there are enough."""
     tokens = context.plan.tokens_of(machine)
-    played = [numbers[i % len(numbers)] for i in range(machine.sessions)]
-    async with _sites(context, machine) as sites:
-        slow, fast = [await sites.play(arm, played, SEVERAL_RTT_MS, tokens) for arm in (STREAMING, BOTH)]
-    ratios = {i: [speed(b) / speed(a)] for i, (a, b) in enumerate(zip(slow, fast, strict=True))}
-    middle, low, high = interval(ratios)
-    slowest = min(ratio for [ratio] in ratios.values())
-    print(
-        f"{machine}, {SEVERAL_RTT_MS:g} ms: both over streaming {middle:.2f} [{low:.2f} .. {high:.2f}],"
-        f" slowest {slowest:.2f}",
-        flush=True,
-    )
-    return {
-        "machine": str(machine),
-        "vs_streaming": round(middle, 3),
-        "vs_streaming_lower95": round(low, 3),
-        "vs_streaming_upper95": round(high, 3),
-        "slowest": round(slowest, 3),
-    }
+    played = [texts.several[i % len(texts.several)] for i in range(machine.sessions)]
+    async with _sites(context, machine, EVERY, texts.lessons, SEVERAL_RTT_MS) as sites:
+        rates = {
+            arm.name: [speed(one) for one in await sites.play(arm, played, SEVERAL_RTT_MS, tokens)] for arm in EVERY
+        }
+    found: dict[str, dict[str, float]] = {}
+    for arm in EVERY[1:]:
+        ratios = [rate / streamed for rate, streamed in zip(rates[arm.name], rates[STREAMING.name], strict=True)]
+        middle, low, high = interval({i: [ratio] for i, ratio in enumerate(ratios)})
+        found[arm.name] = {"median": middle, "lower95": low, "upper95": high, "slowest": min(ratios)}
+        found[arm.name] = {name: round(value, 3) for name, value in found[arm.name].items()}
+        print(
+            f"{machine}, {SEVERAL_RTT_MS:g} ms: {arm.name} over streaming {middle:.2f} [{low:.2f} .. {high:.2f}],"
+            f" slowest {min(ratios):.2f}",
+            flush=True,
+        )
+    return {"machine": str(machine), "texts": len(set(played)), "over_streaming": found}
 
 
 def summary(distances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the keys of the last line, of sampled texts that do not repeat themselves."""
+    """Return the keys of the last line: the least of all kinds of texts, and speeds of sampled ones that do not repeat
+    themselves."""
     rows = [(f"{found['rtt_ms']:g}", found["sampled"]) for found in distances if "sampled" in found]
     return {
-        "both_over_best": min((row["both_over_better"] for _, row in rows), default=None),
+        "both_over_best": min(
+            (row["both_over_better"] for found in distances for row in found.values() if isinstance(row, dict)),
+            default=None,
+        ),
         "both_vs_streaming": {rtt: row["over_streaming"]["both"] for rtt, row in rows},
         "no_draft_vs_streaming": {rtt: row["over_streaming"]["no draft"] for rtt, row in rows},
     }

@@ -25,6 +25,7 @@ from benchmarks.window.draft_recordings import (
     starting_plan,
 )
 from benchmarks.window.plan import CHANGE_TOKENS, PACED, TOKENS, WindowPlan
+from outrider.core.errors import BadRequest
 
 LONG_OUTPUT = 16
 ARMS = "arms"
@@ -92,10 +93,16 @@ class RecordingLibrary:
             requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
             await self._record("changes", "good", requests, ends)
         if ARMS in parts:
-            asked = {0.8: plan.arms, 0.0: -(-plan.arms // 2)}
+            greedy = -(-plan.arms // 2)
+            sampled = min(plan.arm_prompts, len(self._prompts) - greedy)
+            if sampled < plan.arms + plan.arm_lessons:
+                raise BadRequest(
+                    f"the arms need {plan.arms + plan.arm_lessons + greedy} prompts, and there are {len(self._prompts)}"
+                )
+            texts = list(self._prompts.items())
             found = [
-                await calls(where, self._first(count), options(plan.tokens_of(PACED), temperature))
-                for temperature, count in asked.items()
+                await calls(where, dict(some), options(plan.tokens_of(PACED), temperature))
+                for temperature, some in ((0.8, texts[:sampled]), (0.0, texts[sampled : sampled + greedy]))
             ]
             await self._record(ARMS, "good", [one for requests, _ in found for one in requests], found[0][1])
         if "model" in parts:

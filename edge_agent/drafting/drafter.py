@@ -232,6 +232,7 @@ class Drafter:
         unsent.sort(key=lambda item: (-item.path_acceptance, item.node.id))
         for item in unsent:
             self._states[item.node.id].sent = True
+        self._chosen = None  # in a full tree there may be nothing left to displace
         self._reported_resting = not moved
         self._sent_at = self._clock()
         nodes = tuple(DraftNode(item.node.id, item.node.parent, item.node.token) for item in unsent)
@@ -246,7 +247,8 @@ class Drafter:
             ranked = self._ranked()
             if self._room() <= 0:
                 displaced = self._weakest(ranked)
-                ranked = [item for item in ranked if displaced and item.path_acceptance > displaced.path_acceptance]
+                least = displaced.path_acceptance / _NEXT_LEVEL_ACCEPTANCE if displaced is not None else 1.0
+                ranked = [item for item in ranked if item.path_acceptance > least]
             models = [model for model in self._models if not model.failed]
             leading = self._leading(models)
             for model in models:
@@ -385,7 +387,8 @@ class Drafter:
         for child in growth.choose_children(proposals, parent.depth + 1, parent.spine, self.plan):
             acceptance, first = state.proposals.children[child.token]
             present = self._tree.child(parent.node.id, child.token) is not None
-            if present or not (acceptance == 1.0 or state.evaluated or self._free_room() > 0):
+            known = acceptance == 1.0 or state.evaluated or not self._models
+            if present or not (known or self._free_room() > 0):
                 continue
             if self._room() <= 0 and not self._displace(child.path_acceptance):
                 continue
@@ -413,9 +416,7 @@ class Drafter:
         return min(unsent, key=lambda item: item.path_acceptance, default=None)
 
     def _free_room(self) -> int:
-        """Return how many nodes may still be added below nodes that no model has evaluated."""
-        if not self._models:
-            return self._room()
+        """Return how many nodes may still be added below nodes that no model has evaluated, where there is one."""
         return int((1.0 - _MODEL_SHARE) * self.plan.nodes) - sum(
             not self._states[node.parent].evaluated for node in self._tree
         )

@@ -99,7 +99,7 @@ class Chunk:
     """May be empty: a character or a stop string may still be incomplete."""
     token_ids: tuple[int, ...]
     drafted: tuple[bool, ...]
-    """Per token, whether it is a proposal of this device that the target evaluated and accepted; see `provenance`."""
+    """Per token, whether this device had proposed it, in a step with enough of its nodes; see `provenance`."""
     verified: bool = True
     """False: the draft wrote it alone, since no verifier could be reached; the target may have said something else."""
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -589,10 +589,11 @@ LOGITS = torch.tensor(np.random.default_rng(3).normal(0.0, 1.2, (5, 5)), dtype=t
 """After each of five tokens."""
 
 
-def generated(seed: int, source: str, *, wrong: bool = False) -> tuple[int, int]:
-    """Return two tokens of a target of five, to whose batch a source that knows the noise adds nodes.
+def generated(seed: int, *sources: str, wrong: bool = False, device: bool = False) -> tuple[int, int]:
+    """Return two tokens of a target of five, to whose batch sources that know the noise add nodes.
 
-    wrong: whether a node is accepted, as no rule may, because a source has proposed it.
+    wrong: whether a node is accepted, as no rule may, because a source has proposed it. device: whether a device that
+    knows the noise as well has sent nodes, one of which ends in a token that the target does not take.
     """
     from cloud_verifier.engine.sampling import Sampler
 
@@ -601,24 +602,32 @@ def generated(seed: int, source: str, *, wrong: bool = False) -> tuple[int, int]
     sampler = Sampler(params, (1,))
     capabilities = Capabilities(trees=True, nodes_per_step=16, max_sequence=100, vocabulary=5)
     nodes = PendingNodes(protocol, NodeAcceptance(), capabilities)
-    nodes.acceptance_of(source, NodeAcceptance())
+    for source in sources:
+        nodes.acceptance_of(source, NodeAcceptance())
     tokens: list[int] = []
     while len(tokens) < 2:
         last = tokens[-1] if tokens else 1
         truth = sampler.choose(LOGITS[last], len(tokens), ())
-        favourite = 0 if source == "for zero" else truth if source == "right" else (truth + 1) % 5
-        nodes.offer({source: tree_of([favourite, 2], [(favourite + 1) % 5])}, DIRECTIVE)
+        favourites = {"for zero": 0, "right": truth, "wrong": (truth + 1) % 5}
+        if device and not tokens:
+            protocol.append(Append(1, 1, 0, (ROOT, ROOT, 1), (truth, (truth + 2) % 5, 3)))
+        trees = {
+            source: tree_of([favourites[source], 2 + number], [(favourites[source] + 1) % 5])
+            for number, source in enumerate(sources)
+        }
+        nodes.offer(trees, DIRECTIVE)
         batch = tree_batch_of(nodes.tree, {node.id for node in nodes.tree})
 
         def token_after(row: int, path: Sequence[int], batch=batch, last=last) -> int:
             after = path[-1] if path else last
             if wrong and row == 0:
-                return batch.tokens[0]
+                return next(token for id_, token in zip(batch.ids, batch.tokens, strict=True) if id_ < ROOT)
             return sampler.choose(LOGITS[after], batch.position + len(path), path)
 
         verified = verify(batch, token_after, protocol.ends)
         nodes.learn(batch, verified)
         protocol.commit(batch, verified)
+        nodes.withdraw()
         tokens += verified.tokens
     return tokens[0], tokens[1]
 
@@ -634,14 +643,20 @@ def p_value(pairs: Sequence[tuple[int, int]]) -> float:
     return float(stats.chisquare(merged[0], merged[1] * merged[0].sum() / merged[1].sum()).pvalue)
 
 
-@pytest.mark.parametrize("source", ["right", "wrong", "for zero"])
-def test_a_source_that_knows_the_noise_cannot_bias_the_output(source: str) -> None:
-    assert p_value([generated(seed, source) for seed in range(2_500)]) > 1e-3
+@pytest.mark.parametrize("device", [False, True], ids=["alone", "beside a device"])
+@pytest.mark.parametrize(
+    "sources",
+    [("right",), ("wrong",), ("for zero",), ("right", "wrong"), ("for zero", "wrong", "right")],
+    ids=", ".join,
+)
+def test_sources_that_know_the_noise_cannot_bias_the_output(sources: Sequence[str], device: bool) -> None:
+    assert p_value([generated(seed, *sources, device=device) for seed in range(2_500)]) > 1e-3
 
 
-@pytest.mark.parametrize("source", ["wrong", "for zero"])
-def test_a_rule_that_trusts_a_source_is_rejected_by_the_same_test(source: str) -> None:
-    assert p_value([generated(seed, source, wrong=True) for seed in range(2_500)]) < 1e-6
+@pytest.mark.parametrize("device", [False, True], ids=["alone", "beside a device"])
+@pytest.mark.parametrize("sources", [("wrong",), ("for zero",), ("for zero", "wrong", "right")], ids=", ".join)
+def test_a_rule_that_trusts_a_source_is_rejected_by_the_same_test(sources: Sequence[str], device: bool) -> None:
+    assert p_value([generated(seed, *sources, wrong=True, device=device) for seed in range(2_500)]) < 1e-6
 
 
 def test_an_end_that_a_source_proposes_ends_nothing(target: Target, reference: Plain) -> None:
