@@ -61,15 +61,16 @@ def drafted_requests(metrics: str) -> dict[str, float]:
 
 
 async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(verifier: FakeVerifier, tmp_path: Path) -> None:
+    tokens = 6 * TOKENS  # a device that waits for its core drafts nothing meanwhile
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WITHOUT_LLAMA_CPP, verifier.address, str(tmp_path), str(TOKENS), stdout=-1, stderr=-1
+        sys.executable, "-c", WITHOUT_LLAMA_CPP, verifier.address, str(tmp_path), str(tokens), stdout=-1, stderr=-1
     )
     out, err = await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode == 0, err.decode()
     said = json.loads(out)
-    expected = [repeating(range(3 + i)) for i in range(TOKENS)]
+    expected = [repeating(range(3 + i)) for i in range(tokens)]
     assert said["tokens"] == expected
-    assert said["draft"] == "ngram" and said["accepted"] > TOKENS / 3
+    assert said["draft"] == "ngram" and said["accepted"] > TOKENS
     assert drafted_requests(said["metrics"]) == {"model": 0.0, "ngram": 1.0, "none": 0.0}
     assert len({digest for digest, _ in verifier.fetches}) == 1  # the tokenizer
 
