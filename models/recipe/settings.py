@@ -131,7 +131,7 @@ FULL = Scale(
         generate_minutes=13.0,
         training=TrainPlan(minutes=6.0, decay_share=0.5, muon_rate=0.02, adam_rate=4e-3, warmup_steps=20),
     ),
-    heads=HeadsPlan(minutes=10.0),
+    heads=HeadsPlan(minutes=25.0),
 )
 
 TINY = Scale(
