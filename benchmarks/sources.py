@@ -48,6 +48,7 @@ from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.errors import BadRequest
 from outrider.core.ngram import NgramTable
 from outrider.core.processors import log_softmax
 from outrider.core.sampling import SamplingParams
@@ -356,7 +357,8 @@ def _server_source(
     source: ServerSource
     match name.removeprefix("server "):
         case "heads":
-            assert pair.heads is not None
+            if pair.heads is None:
+                raise BadRequest(f"there are no heads beside {pair.target}")
             heads = load_heads(pair.heads, f"sha256:{model.weights_hash}")
             source = HeadsSource(heads, model, vocabulary=model.vocab_size)
         case "gguf":

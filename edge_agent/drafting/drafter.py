@@ -145,6 +145,9 @@ class Drafter:
         self._committed_at = 0.0
         self._sent_at = 0.0
         self._reported_resting = False
+        self._refused = 0.0
+        """Path acceptance for which a full tree had no node to displace since it began to grow; nodes that come take
+        the places of lesser ones, so it has none for less."""
         self._chosen: tuple[_Model | None, list[RankedNode]] | None = None
         """The model and the leaves of the next decode; None where they must be chosen again."""
         self.plan = _IDLE
@@ -360,8 +363,11 @@ class Drafter:
         """Add the children of these nodes that qualify now, and what free sources know below them, best first."""
         queue = [(-parent.path_acceptance, parent.node.id, parent) for parent in parents]
         heapq.heapify(queue)
+        self._refused = 0.0
         while queue:
             _, _, parent = heapq.heappop(queue)
+            if self._room() <= 0 and parent.path_acceptance <= self._refused:
+                break  # neither its children nor those of what follows displace any
             if parent.node.id not in self._states:
                 continue  # displaced by a better node
             self._ask_free_sources(parent)
@@ -401,8 +407,11 @@ class Drafter:
 
     def _displace(self, path_acceptance: float) -> bool:
         """Make room for a node by removing one that is worth less; return whether there was one."""
+        if path_acceptance <= self._refused:
+            return False
         weakest = self._weakest(self._ranked())
         if weakest is None or weakest.path_acceptance >= path_acceptance:
+            self._refused = path_acceptance if weakest is not None else 1.0
             return False
         self._tree.remove(weakest.node.id)
         del self._states[weakest.node.id]

@@ -1,4 +1,4 @@
-"""What the recipe builds, as frozen values: nothing below the command line reads anything else."""
+"""Define what the recipe builds, as frozen values: nothing below the command line reads anything else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """How one model is trained. Time is wall clock spent in training, summed over resumes."""
+    """Sets how one model is trained. Time is wall clock spent in training, summed over resumes."""
 
     minutes: float
     decay_share: float = 0.18
@@ -56,7 +56,7 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class DistilPlan:
-    """How much the target writes, and how a draft learns from it."""
+    """Sets how much the target writes, and how a draft learns from it."""
 
     tokens: int
     """Tokens the target generates for the drafts to learn from."""
@@ -77,7 +77,7 @@ class DistilPlan:
 
 @dataclass(frozen=True)
 class HeadsPlan:
-    """How heads on the target are trained."""
+    """Sets how heads on the target are trained."""
 
     minutes: float
     kind: Literal["eagle", "medusa"] = "eagle"
@@ -100,7 +100,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asked for."""
+    """Holds what the command line asked for."""
 
     data: Path
     work: Path

@@ -457,6 +457,20 @@ def test_in_a_full_tree_a_better_node_takes_the_place_of_the_least_one_that_was_
     assert {node.id for node in update.nodes} == {node.id for node in sent._tree}
 
 
+def test_a_full_tree_looks_once_for_a_node_to_displace_however_many_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = SpeculationPlan(32, 12, 10, 0.001, 0.008, 0.01)
+    made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty())], Clock())
+    made.begin(DraftTask(PROMPT), plan)
+    while len(made._tree) < 32:
+        assert made.step()
+    assert made.harvest(moved=False) is not None
+    looked: list[int] = []
+    find = made._weakest
+    monkeypatch.setattr(made, "_weakest", lambda ranked: looked.append(len(ranked)) or find(ranked))  # type: ignore[func-returns-value]
+    made._propose_again()
+    assert looked == [32]
+
+
 def test_nodes_that_a_model_refutes_before_they_are_sent_are_not_sent() -> None:
     class Wrong(Forcing):
         def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:

@@ -67,7 +67,7 @@ class ProposalRequest:
 
 @dataclass(frozen=True)
 class EvaluatedRows:
-    """What the target gave for the n rows that a session had in a step, which has been committed.
+    """Holds what the target gave for the n rows that a session had in a step, which has been committed.
 
     The first `chain` rows are known tokens, the others are nodes, accepted or not. What a source does not ask for, or
     the target does not give, is None.

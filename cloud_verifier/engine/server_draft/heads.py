@@ -46,7 +46,7 @@ class TargetLayers(Protocol):
 
 @dataclass
 class _Memory:
-    """What is kept of a session: the last states that the target gave, and the tokens that followed them."""
+    """Holds what is kept of a session: the last states that the target gave, and the tokens that followed them."""
 
     length: int
     """Known tokens of the session when it was last observed."""

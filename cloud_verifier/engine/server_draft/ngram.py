@@ -32,7 +32,7 @@ APPENDED = 8
 
 @dataclass(eq=False)
 class _Text:
-    """What a model has read of a session."""
+    """Holds a model of a session's text, with how much of it the model has read."""
 
     model: NgramModel
     read: int

@@ -34,7 +34,7 @@ MAX_BYTES = 1 << 30
 
 @dataclass(eq=False)
 class _Entry:
-    """What is known of one tenant's file."""
+    """Holds what is known of one tenant's file."""
 
     looked_s: float = float("-inf")
     stamp: tuple[int, int, int] | None = None
