@@ -28,7 +28,7 @@ from cloud_verifier.engine.scheduler import StepPlan, Wait, schedule
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import DEVICE, NO_NODES, EngineSession
 from cloud_verifier.engine.session_history import SessionHistory, fingerprint, tenant_acceptance
-from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats
+from cloud_verifier.engine.stats import STATES, EngineCounters, EngineStats, MovingAverage
 from cloud_verifier.engine.step_profiler import StepProfiler
 from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import (
@@ -87,6 +87,8 @@ class Engine:
         self._overlay = overlay or Overlay(())
         self._acceptance_of = {rule: tenant_acceptance() for rule in RULES}
         """Acceptance rule -> tenant -> acceptance, since other rules accept more."""
+        self._server_gain = MovingAverage()
+        """Of sessions that have ended, where the next ones begin."""
         self._decision: StepPlan | Wait | None = None
         """The result of `_decide`; None after a change."""
         self._live: OrderedDict[str, EngineSession] = OrderedDict()
@@ -134,6 +136,7 @@ class Engine:
             record=record,
             capabilities=self._executor.capabilities,
             grammar=self._grammar(attach.sampling.grammar),
+            server_gain=self._server_gain.value,
         )
         self._make_room(session)
 
@@ -243,10 +246,11 @@ class Engine:
         """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
-            candidates = [session.candidate(self.counters.steps) for session in self._live.values()]
-            profiler = self._profiler
+            step, profiler, compares = self.counters.steps, self._profiler, bool(self._overlay.names)
+            candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
+            between_s = profiler.between_s + profiler.drafting_s
             decision = self._decision = schedule(
-                candidates, now, self._budget, self._policy(), profiler.cost, profiler.between_s
+                candidates, now, self._budget, self._policy(), profiler.cost, between_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()
@@ -444,6 +448,8 @@ class Engine:
         """Free all slots of a session; its committed tokens and its statistics are remembered for a while."""
         self._executor.end(session, cache=True)
         self._overlay.release(session.session_id)
+        if self._overlay.names and session.protocol.position:
+            self._server_gain.add(session.nodes.server_gain.value)
         del self._live[session.session_id]
         self._history.keep(session.session_id, session.request, session.protocol.committed)
         self._ended[session.session_id] = telemetry = session.telemetry

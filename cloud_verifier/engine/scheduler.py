@@ -69,8 +69,7 @@ class StepCandidate:
     answers_s: float
     """Mean time from a commit to the device's next nodes."""
     gain: float
-    """Tokens that the device's nodes added to recent steps that had some, on average, beyond those that the verifier's
-    own nodes would have brought."""
+    """Tokens that a step with the device's nodes brings beyond those that one with the verifier's own alone would."""
     last_commit: float
     """Time of the last commit."""
     skipped: int
@@ -141,7 +140,7 @@ def schedule(
 ) -> StepPlan | Wait:
     """Decide on the next step.
 
-    candidates: in the order in which equals and prompts are served. between_s: seconds between two steps.
+    candidates: in the order in which equals and prompts are served. between_s: seconds of a step that no row costs.
     """
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:

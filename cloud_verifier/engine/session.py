@@ -31,6 +31,8 @@ EMPTY_ANSWERS = 2
 reach: its steps no longer wait for it, until it sends a node again."""
 INITIAL_GAIN = 1.0
 """Tokens that a device's nodes are assumed to add to a step before any did."""
+COMPARE = 16
+"""Every so many steps one waits for no device, so that it is known what the verifier's own nodes bring without it."""
 LATE_ANSWER = 1.5
 """Multiple of the mean time, beside the round trip, in which a device's first nodes come; later ones are late."""
 
@@ -153,7 +155,8 @@ class PendingNodes:
         self.outcomes: Mapping[str, SourceOutcome] = {}
         """What each source has brought in the last step, by name."""
         self.server_gain = MovingAverage(0.1)
-        """Accepted nodes of a step to which the verifier's own sources would have led without the device."""
+        """Accepted nodes of a step to which the verifier's own sources would lead without the device. Steps in which a
+        device had nodes and no source was asked tell nothing about it."""
         self.most_together = min(protocol.limits.nodes, capabilities.nodes_per_step)
         self._capabilities = capabilities
         self._protocol = protocol
@@ -265,7 +268,8 @@ class PendingNodes:
         sources."""
         tokens = verified.tokens
         self.outcomes = self._outcomes(batch, verified)
-        self.server_gain.add(self._without_device(batch, verified))
+        if self._offered or not any(node > ROOT for node in batch.ids):
+            self.server_gain.add(self._without_device(batch, verified))
         self._acceptance.learn(self._protocol.tree, tokens)
         for name, (tree, kinds) in self._offered.items():
             self._by_source[name].learn(tree, tokens, kinds)
@@ -320,9 +324,11 @@ class EngineSession:
         record: bool = False,
         capabilities: Capabilities,
         grammar: GrammarState | None = None,
+        server_gain: float = 0.0,
     ) -> None:
         """Begin an epoch. acceptance: of the tenant's sessions, from which this one's starts, and which learns from it.
 
+        server_gain: tokens that the verifier's own nodes have added to a step without the device's in other sessions.
         draft_release: release that the device drafts with. record: whether the session's tokens are recorded.
         capabilities: of the target. grammar: that of the sampling parameters, before the first token. Raises BadRequest
         if it forbids what was generated.
@@ -349,8 +355,10 @@ class EngineSession:
         self._counts = StepCounts()
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
         self._nodes_per_level = MovingAverage(0.1)
-        self._gain = MovingAverage(0.1)
-        self._gain.add(INITIAL_GAIN)
+        self.nodes.server_gain.add(server_gain)
+        self._with_device = MovingAverage(0.1)
+        """Accepted nodes, whoever proposed them, of a step that had nodes of the device."""
+        self._with_device.add(server_gain + INITIAL_GAIN)
 
     @property
     def lossy(self) -> bool:
@@ -429,25 +437,29 @@ class EngineSession:
 
     # The scheduler's view
 
-    def candidate(self, step: int) -> StepCandidate:
-        """Return the session as the scheduler sees it before step number `step`."""
+    def candidate(self, step: int, *, compares: bool = False) -> StepCandidate:
+        """Return the session as the scheduler sees it before step number `step`.
+
+        compares: whether the verifier has nodes of its own, so that now and then the device is not waited for.
+        """
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
-        nodes_per_step = self.nodes.most(directive)
+        nodes_per_step, server_gain = self.nodes.most(directive), self.nodes.server_gain.value
+        alone = compares and self._counts.steps % COMPARE == COMPARE - 1
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
             acceptances=self._acceptances(nodes_per_step),
             may_step=protocol.may_step and not self.blocked,
-            idle=nodes_per_step == 0 or protocol.idle or ends_next or self.timing.expects_nothing,
+            idle=nodes_per_step == 0 or protocol.idle or ends_next or alone or self.timing.expects_nothing,
             draft_wait_s=1e-3 * directive.draft_wait_ms,
             rtt_s=self.timing.rtt_s,
             answers_s=self.timing.answers_s,
-            gain=self._gain.value,
+            gain=max(0.0, self._with_device.value - server_gain),
             last_commit=self.timing.last_commit,
             skipped=step - self.last_step,
             scores=protocol.scoring,
-            server_gain=self.nodes.server_gain.value,
+            server_gain=server_gain,
         )
 
     def acceptances(self) -> Acceptances:
@@ -530,5 +542,5 @@ class EngineSession:
         if device.evaluated:
             levels = max(depth for node, depth in zip(batch.ids, batch.depths, strict=True) if node > ROOT)
             self._nodes_per_level.add(device.evaluated / levels)
-            self._gain.add(device.gain)
+            self._with_device.add(len(verified.rows))
         return commit

@@ -12,6 +12,7 @@ sessions that go on without them. What a grammar forbids is proposed in vain, an
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
 from outrider.core.proposals import Proposal
 from outrider.core.tree import ROOT, TokenTree
@@ -63,6 +65,8 @@ class ProposalRequest:
     """Least probability, along the path, of a node that pays."""
     acceptance: NodeAcceptance
     """Acceptance of this source's nodes in this session, by kind and order."""
+    token_s: float = math.inf
+    """Seconds in which the verifier commits a token otherwise: what one more is worth."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,24 @@ class ServerSource(Protocol):
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended; harmless if it is not known."""
+
+
+class LevelTime:
+    """Decides whether trees that are drafted level by level get another one, by the time that levels have taken."""
+
+    def __init__(self) -> None:
+        self._seconds = MovingAverage()
+
+    def add(self, seconds: float) -> None:
+        """Learn from one level, which all sessions share."""
+        self._seconds.add(seconds)
+
+    def pays(self, reached: float, before: float, token_s: float) -> bool:
+        """Return whether a level is worth its time, if as many of its nodes are accepted as of the last one's.
+
+        reached: expected number of sessions whose target reaches the last level. before: the one before it.
+        """
+        return before > 0.0 and reached * reached / before * token_s >= self._seconds.value
 
 
 def kind_of(margin: float) -> int:

@@ -8,6 +8,8 @@ by their measured acceptance, one level after the other for all sessions togethe
 from __future__ import annotations
 
 import heapq
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +20,7 @@ from torch import Tensor
 from cloud_verifier.engine.server_draft.base import (
     CHILDREN,
     EvaluatedRows,
+    LevelTime,
     ProposalRequest,
     ProposedTree,
     grow,
@@ -92,6 +95,7 @@ class HeadsSource:
         self._target = target
         self._vocabulary = vocabulary
         self._memories: dict[str, _Memory] = {}
+        self._level = LevelTime()
         self._window = heads.shape.window if isinstance(heads, EagleHead) else 1
 
     def unread(self, session: EngineSession) -> int:
@@ -159,7 +163,9 @@ class HeadsSource:
         level = [(number, _Node(1.0, ())) for number in range(len(requests))]
         distance = torch.arange(keys.shape[1] - 1, -1, -1, device=keys.device)[None, None]
         attended = heads.attend(queries[:, None], keys, values, distance, seen[:, None])[:, 0]
+        reached = float(len(requests))
         for depth in range(1, heads.shape.depth + 1):
+            begun = time.perf_counter()
             predicted = heads.finish(inputs, attended)
             logits = self._target.output(predicted).float().cpu()
             grown: list[tuple[int, _Node]] = []
@@ -167,8 +173,9 @@ class HeadsSource:
                 grown += [(number, child) for child in self._grown(requests[number], node, logits[row], predicted[row])]
             for number, child in grown:
                 trees[number].append(child)
-            level = self._best(grown) if depth < heads.shape.depth else []
-            if not level:
+            level = self._best(grown, trees, requests) if depth < heads.shape.depth else []
+            before, reached = reached, _reached(level)
+            if not level or (self.pauses and not self._level.pays(reached, before, requests[0].token_s)):
                 break
             states = torch.stack([node.state for _, node in level if node.state is not None])
             inputs, queries, own_keys, own_values = heads.entries(
@@ -187,6 +194,7 @@ class HeadsSource:
                 torch.cat((distance + depth, own), dim=2),
                 torch.cat((seen[among], seen.new_ones(len(level), depth)), dim=1)[:, None],
             )[:, 0]
+            self._level.add(time.perf_counter() - begun)
         return {one.session.session_id: _tree(one, nodes) for one, nodes in zip(requests, trees, strict=True)}
 
     def _catch_up(
@@ -243,17 +251,32 @@ class HeadsSource:
         return children
 
     @staticmethod
-    def _best(grown: Sequence[tuple[int, _Node]]) -> list[tuple[int, _Node]]:
-        """Return each session's most probable nodes of a level, at most BEAM, by its number."""
+    def _best(
+        grown: Sequence[tuple[int, _Node]], trees: Sequence[Sequence[_Node]], requests: Sequence[ProposalRequest]
+    ) -> list[tuple[int, _Node]]:
+        """Return each session's most probable nodes of a level, at most BEAM, by its number. None is below a node that
+        has no place among the best of its tree: it would have none either."""
+        least = [
+            heapq.nlargest(one.nodes, (node.probability for node in tree))[-1] if len(tree) > one.nodes else 0.0
+            for one, tree in zip(requests, trees, strict=True)
+        ]
         by_session: dict[int, list[_Node]] = {}
         for number, node in grown:
-            if not node.ends:
+            if not node.ends and node.probability >= least[number]:
                 by_session.setdefault(number, []).append(node)
         return [
             (number, node)
             for number, nodes in by_session.items()
             for node in heapq.nlargest(BEAM, nodes, key=lambda one: one.probability)
         ]
+
+
+def _reached(level: Sequence[tuple[int, _Node]]) -> float:
+    """Return the expected number of sessions whose target reaches these nodes of a level."""
+    by_session: defaultdict[int, float] = defaultdict(float)
+    for number, node in level:
+        by_session[number] += node.probability
+    return sum(min(1.0, probability) for probability in by_session.values())
 
 
 def _tree(request: ProposalRequest, nodes: Sequence[_Node]) -> ProposedTree:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cloud_verifier.engine.server_draft.base import (
     USUAL_TOKENS,
     EvaluatedRows,
+    LevelTime,
     ProposalRequest,
     ProposedTree,
     kind_of,
@@ -108,6 +109,7 @@ class LlamaServerDraft:
         self._refused: set[str] = set()
         """Sessions that cannot be drafted for any more."""
         self._clock = clock
+        self._level = LevelTime()
         self.max_sessions = chains.count
         self.pauses = pauses
         self.read = 0, 0.0
@@ -117,11 +119,17 @@ class LlamaServerDraft:
         self.read = 0, 0.0
         growing, rows = self._catch_up(requests)
         trees = {one.session.session_id: one.tree for one in growing}
+        reached = float(len(growing))
         for depth in range(self._depth):
             growing = [one for one, row in zip(growing, rows, strict=True) if self._extend(one, row)]
+            before, reached = reached, sum(one.acceptance for one in growing)
             if not growing or depth + 1 == self._depth:
                 break
+            if self.pauses and not self._level.pays(reached, before, growing[0].request.token_s):
+                break
+            begun = self._clock()
             rows = self._chains.feed([(one.sequence.number, one.path[len(one.sequence.drafted) :]) for one in growing])
+            self._level.add(self._clock() - begun)
             for one in growing:
                 one.sequence.drafted = list(one.path)
         return trees

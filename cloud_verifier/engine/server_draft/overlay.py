@@ -27,7 +27,7 @@ from cloud_verifier.engine.server_draft.base import (
     ProposedTree,
     ServerSource,
 )
-from cloud_verifier.engine.server_draft.policy import TRIAL, TRIAL_SESSIONS, DraftPolicy
+from cloud_verifier.engine.server_draft.policy import TRIAL, TRIAL_SESSIONS, DraftingTime, DraftPolicy
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
@@ -58,9 +58,10 @@ class _Source:
     source: ServerSource
     prior: Callable[[str], NodeAcceptance]
     """Salt -> acceptance of its nodes in all sessions of the tenant."""
-    policy: DraftPolicy = field(default_factory=DraftPolicy)
-    outcomes: list[tuple[int, int]] = field(default_factory=list)
-    """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for."""
+    time: DraftingTime = field(default_factory=DraftingTime)
+    outcomes: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {False: [], True: []})
+    """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for, by whether
+    there were nodes of the device beside."""
     empty: int = 0
     """Trees without a node."""
     observing_s: float = 0.0
@@ -69,6 +70,15 @@ class _Source:
     """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
     resumes: int = 0
     """Number of the step at which it is asked again after a failure."""
+
+    def __post_init__(self) -> None:
+        self.policies = {beside: DraftPolicy(self.time) for beside in (False, True)}
+        """Whether there are nodes of the device beside its own -> whether it pays: it may add little to them, and much
+        where there are none."""
+
+    @property
+    def paused(self) -> bool:
+        return all(policy.paused for policy in self.policies.values())
 
 
 class Overlay:
@@ -82,6 +92,8 @@ class Overlay:
         """Rows of the last step, and each session's path."""
         self._step = 0
         """Number of the step that was extended last."""
+        self._beside: frozenset[str] = frozenset()
+        """Sessions with nodes of their devices in that step."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,7 +146,8 @@ class Overlay:
         for one in self._sources:
             outcome = outcomes.get(one.source.name)
             if outcome is not None:
-                one.outcomes.append((outcome.alone, outcome.gain))
+                beside = rows.session.session_id in self._beside
+                one.outcomes[beside].append((outcome.alone, outcome.gain))
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
@@ -142,7 +155,7 @@ class Overlay:
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            waits = one.policy.paused or self._step < one.resumes
+            waits = one.paused or self._step < one.resumes
             if not last or waits or not (source.wants_top or source.wants_hidden):
                 continue
             begun = self._clock()
@@ -171,48 +184,74 @@ class Overlay:
     ) -> dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]]:
         """Return trees and the kinds of their nodes by session id and source, of the sources that pay."""
         device_nodes = {a.session_id: a.nodes for a in plan.allocations}
-        beside = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
+        committed = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
         taken = sum(device_nodes.values())
-        gains = {id(one): one.policy.expected_gain * len(generating) for one in self._sources}
-        floor = _floor(beside + sum(gains.values()), cost, exploring=exploring)
+        self._beside = frozenset(session_id for session_id, nodes in device_nodes.items() if nodes)
+        groups = {
+            beside: [s for s in generating if (s.session_id in self._beside) is beside] for beside in (False, True)
+        }
+        gains = {
+            id(one): sum(one.policies[beside].expected_gain * len(group) for beside, group in groups.items())
+            for one in self._sources
+        }
+        floor = _floor(committed + sum(gains.values()), cost, exploring=exploring)
+        token_s = float(cost(np.zeros(1, np.int64))[0]) / (committed + sum(gains.values()))
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
-        may_pause = True
+        may_pause = {False, True}
         for one in list(self._sources):
             if step < one.resumes:
                 continue
-            commits = beside + sum(gains.values()) - gains[id(one)]
-            try:
-                asked = self._worth_reading(one, generating, commits, cost)
-            except Exception:
-                self._failed(one, [session.session_id for session in generating])
-                continue
-            if not asked:
-                continue
-            if one.source.pauses:
-                was_paused = one.policy.paused
-                if (may_pause or was_paused) and not one.policy.pays(
-                    step, commits, len(asked), lambda nodes: cost(taken + nodes)
-                ):
-                    if not was_paused:
-                        # The others may gain more without it.
-                        may_pause = False
-                        for other in self._sources:
-                            if other is not one and not other.policy.paused:
-                                other.policy.judge_anew()
-                    continue
-                asked = asked[: TRIAL_SESSIONS if one.policy.on_trial else None]
-            name = one.source.name
-            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
-            requests = [ProposalRequest(s, min(each, s.nodes.most_together), floor, own) for s, own in known]
-            for session_id, tree in self._asked(one, requests).items():
-                if len(tree):
-                    trees.setdefault(session_id, {})[name] = tree, tree.kinds
-                    continue
-                one.empty += 1
-                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
-                    one.outcomes.append((0, 0))
+            commits = committed + sum(gains.values()) - gains[id(one)]
+            asked: list[EngineSession] = []
+            for beside, group in groups.items():
+                try:
+                    worth = self._worth_reading(one, one.policies[beside], group, commits, cost) if group else []
+                except Exception:
+                    self._failed(one, [session.session_id for session in generating])
+                    break
+                if worth and one.source.pauses:
+                    worth = self._paying(one, beside, worth, commits, lambda n: cost(taken + n), may_pause)
+                asked += worth
+            else:
+                name, asked = one.source.name, asked[: one.source.max_sessions]
+                known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
+                requests = [
+                    ProposalRequest(s, min(each, s.nodes.most_together), floor, own, token_s) for s, own in known
+                ]
+                for session_id, tree in self._asked(one, requests).items() if requests else ():
+                    if len(tree):
+                        trees.setdefault(session_id, {})[name] = tree, tree.kinds
+                        continue
+                    one.empty += 1
+                    # To find nothing takes little time, and a table that fills takes some steps.
+                    if one.empty % TRIAL == 0:
+                        one.outcomes[session_id in self._beside].append((0, 0))
         return trees
+
+    def _paying(
+        self,
+        one: _Source,
+        beside: bool,
+        sessions: list[EngineSession],
+        commits: float,
+        cost: CostCurve,
+        may_pause: set[bool],
+    ) -> list[EngineSession]:
+        """Return the sessions of one group to ask a source about: none if it does not pay there, few during a trial.
+
+        may_pause: groups in which no source has been paused in this step; the others may gain more without it.
+        """
+        policy = one.policies[beside]
+        was_paused = policy.paused
+        if (beside in may_pause or was_paused) and not policy.pays(self._step, commits, len(sessions), cost):
+            if not was_paused:
+                may_pause.discard(beside)
+                for other in self._sources:
+                    if other is not one and not other.policies[beside].paused:
+                        other.policies[beside].judge_anew()
+            return []
+        return sessions[: TRIAL_SESSIONS if policy.on_trial else None]
 
     def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
         """Return the trees of one source, and learn what they took; none if it fails."""
@@ -226,14 +265,17 @@ class Overlay:
             one.failures = 0
         tokens, reading_s = one.source.read
         if trees:
-            one.policy.observe_drafting(len(trees), self._clock() - begun - reading_s + one.observing_s)
+            seconds = self._clock() - begun - reading_s + one.observing_s
+            one.time.observe_drafting(len(trees), seconds)
+            for beside in {session_id in self._beside for session_id in trees}:
+                one.policies[beside].observe_drafting(len(trees), seconds)
             one.observing_s = 0.0
         if tokens:
-            one.policy.observe_reading(tokens, reading_s)
+            one.time.observe_reading(tokens, reading_s)
         return trees
 
     def _worth_reading(
-        self, one: _Source, sessions: Sequence[EngineSession], commits: float, cost: CostCurve
+        self, one: _Source, policy: DraftPolicy, sessions: Sequence[EngineSession], commits: float, cost: CostCurve
     ) -> list[EngineSession]:
         """Return the sessions that a source may propose for: those that it need not read much of before, those with
         least to read first; during a trial at least one."""
@@ -247,17 +289,18 @@ class Overlay:
             return (
                 not source.pauses
                 or tokens <= USUAL_TOKENS
-                or one.policy.reading_pays(tokens, session.left, commits, count, cost)
+                or policy.reading_pays(tokens, session.left, commits, count, cost)
             )
 
-        return [session for session in ordered if pays(session)][:count] or (ordered[:1] if one.policy.on_trial else [])
+        return [session for session in ordered if pays(session)][:count] or (ordered[:1] if policy.on_trial else [])
 
     def _learn_outcomes(self) -> None:
         for one in self._sources:
-            if one.outcomes:
-                nodes, gain = map(sum, zip(*one.outcomes, strict=True))
-                one.policy.observe_step(len(one.outcomes), nodes, gain)
-                one.outcomes = []
+            for beside, outcomes in one.outcomes.items():
+                if outcomes:
+                    nodes, gain = map(sum, zip(*outcomes, strict=True))
+                    one.policies[beside].observe_step(len(outcomes), nodes, gain)
+                    outcomes.clear()
 
     def _failed(self, one: _Source, session_ids: Sequence[str]) -> None:
         """Go on without a source, which has raised, for some steps or for good; it begins anew with its sessions."""

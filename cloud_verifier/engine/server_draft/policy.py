@@ -34,18 +34,46 @@ INITIAL_GAIN = 1.0
 """Gain that is assumed before any was measured."""
 
 
-class DraftPolicy:
-    """Decides whether to draft, and learns from every step with drafting. Not thread-safe."""
+class DraftingTime:
+    """The seconds that a source takes. Not thread-safe."""
 
     def __init__(self) -> None:
+        self._drafting: StepCost | None = None
+        self._read_s = MovingAverage()
+
+    @property
+    def read_s(self) -> float:
+        """Return the mean seconds in which the source reads a token."""
+        return self._read_s.value
+
+    def seconds(self, sessions: int) -> float:
+        """Return the expected seconds of drafting for so many sessions; 0 before the first."""
+        return self._drafting.seconds(sessions, 0) if self._drafting else 0.0
+
+    def observe_drafting(self, sessions: int, seconds: float) -> None:
+        """Learn the time of drafting for so many sessions, without reading prompts."""
+        seconds = max(seconds, 1e-6)
+        if self._drafting is None:
+            self._drafting = StepCost({sessions: seconds})
+        self._drafting.observe(sessions, 0, seconds)
+
+    def observe_reading(self, tokens: int, seconds: float) -> None:
+        """Learn the time in which the source read so many tokens, most of them of prompts."""
+        self._read_s.add(seconds / tokens)
+
+
+class DraftPolicy:
+    """Decides whether to draft, and learns from every step with drafting. Not thread-safe.
+
+    time: what drafting takes, which the caller has learn; policies of one source may share it.
+    """
+
+    def __init__(self, time: DraftingTime | None = None) -> None:
+        self.time = time or DraftingTime()
         self._gain = MovingAverage()
         self._squares = MovingAverage()
         """Of gains, whose variance tells how far their mean may be from what it would be after many steps."""
         self._nodes = MovingAverage()
-        self._read_s = MovingAverage()
-        """Seconds in which the draft reads a token."""
-        self._drafting: StepCost | None = None
-        """Seconds by the number of sessions drafted for."""
         self._shortest_s = math.inf
         """Seconds of the shortest drafting for a session since the last pause."""
         self._judged = 0
@@ -94,7 +122,7 @@ class DraftPolicy:
         """
         steps = left / (1.0 + self._expected_gain)
         saved_s = self._saved_s(commits, sessions, cost, self._expected_gain)
-        return self._read_s.value * tokens < steps * saved_s / sessions
+        return self.time.read_s * tokens < steps * saved_s / sessions
 
     @property
     def on_trial(self) -> bool:
@@ -119,20 +147,11 @@ class DraftPolicy:
     def _saved_s(self, commits: float, sessions: int, cost: CostCurve, gain: float) -> float:
         """Return the seconds that a step with drafting saves: those of its gain by plain steps, less what it costs."""
         plain, filled = map(float, cost(np.array([0, round(self._nodes.value * sessions)])))
-        drafting = self._drafting.seconds(sessions, 0) if self._drafting else 0.0
-        return gain * sessions * plain / commits - (filled - plain) - drafting
+        return gain * sessions * plain / commits - (filled - plain) - self.time.seconds(sessions)
 
     def observe_drafting(self, sessions: int, seconds: float) -> None:
-        """Learn the time of drafting for so many sessions, without reading prompts."""
-        seconds = max(seconds, 1e-6)
-        self._shortest_s = min(self._shortest_s, seconds / sessions)
-        if self._drafting is None:
-            self._drafting = StepCost({sessions: seconds})
-        self._drafting.observe(sessions, 0, seconds)
-
-    def observe_reading(self, tokens: int, seconds: float) -> None:
-        """Learn the time in which the draft read so many tokens, most of them of prompts."""
-        self._read_s.add(seconds / tokens)
+        """Note, for a trial that may end early, that drafting for so many sessions took so long."""
+        self._shortest_s = min(self._shortest_s, max(seconds, 1e-6) / sessions)
 
     def observe_step(self, sessions: int, nodes: int, accepted: int) -> None:
         """Learn from a step with drafting for so many sessions: nodes evaluated, and nodes accepted."""

@@ -126,8 +126,10 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=seconds))
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
     rig.run()
-    # A short trial of four tokens a step, then 64 plain ones, then a trial again.
-    assert rig.engine.counters.server_accepted == 3 * 2 * policy.SHORT_TRIAL
+    # A short trial, then 64 plain steps, then a trial again; after the first tree no further level is worth its time.
+    counters = rig.engine.counters
+    assert 3 + policy.SHORT_TRIAL <= counters.server_accepted <= 3 + 2 * policy.SHORT_TRIAL
+    assert counters.steps >= 150 - counters.server_accepted
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 

@@ -33,6 +33,7 @@ class World:
             commits = self.sessions + self.beside
             drafts = self.policy.pays(self.step, commits, self.sessions, self.cost)
             if drafts:
+                self.policy.time.observe_drafting(self.sessions, self.drafting_s)
                 self.policy.observe_drafting(self.sessions, self.drafting_s)
                 self.policy.observe_step(self.sessions, 2 * self.sessions, round(self.gain * self.sessions))
             self.step += 1
@@ -147,9 +148,9 @@ def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.00
     """Return a policy that knows of 4 sessions how long a token takes to read."""
     policy = DraftPolicy()
     for _ in range(30):
-        policy.observe_drafting(4, drafting_s)
+        policy.time.observe_drafting(4, drafting_s)
         policy.observe_step(4, 8, round(4 * gain))
-        policy.observe_reading(100, 100 * a_token_s)
+        policy.time.observe_reading(100, 100 * a_token_s)
     return policy
 
 
