@@ -250,7 +250,7 @@ class Engine:
             candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
             between_s = profiler.between_s + profiler.drafting_s
             decision = self._decision = schedule(
-                candidates, now, self._budget, self._policy(), profiler.cost, between_s
+                candidates, now, self._budget, self._policy(), profiler.cost, between_s, self._overlay.saved_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()

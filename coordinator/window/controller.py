@@ -178,9 +178,10 @@ def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
         if k <= min(bounds.k, bounds.depth):
             depth = min(k + ahead, bounds.depth)
             # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit
-            # it out would save one row. So the wait is granted there, and not counted on.
+            # it out would save one row. So the wait is granted there, and not counted on. It is also granted where the
+            # verifier has nodes of its own: what these cost, and a wait may save, only its engine knows.
             for wait in dict.fromkeys((0.0, near) if alone else (0.0,)):
-                granted_ms = (wait if alone else near) * step_ms
+                granted_ms = (wait if alone and not session.server_gain else near) * step_ms
                 window = Window(k, depth, granted_ms, session.telemetry.nodes_per_level)
                 options.append(_option(session, rtt, draft, window, wait))
     return options

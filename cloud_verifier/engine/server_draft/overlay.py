@@ -30,6 +30,7 @@ from cloud_verifier.engine.server_draft.base import (
 from cloud_verifier.engine.server_draft.policy import TRIAL, TRIAL_SESSIONS, DraftingTime, DraftPolicy
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
+from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
 from outrider.core.acceptance.node_acceptance import SURER, NodeAcceptance
 from outrider.core.tree import TokenTree
@@ -94,11 +95,20 @@ class Overlay:
         """Number of the step that was extended last."""
         self._beside: frozenset[str] = frozenset()
         """Sessions with nodes of their devices in that step."""
+        self._session_s = {False: MovingAverage(), True: MovingAverage()}
+        """Seconds of drafting for a session in a step, by whether it has nodes of its device."""
+        self._drafted_s = {False: 0.0, True: 0.0}
+        """Seconds of drafting in that step, likewise."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the sources that are in use."""
         return tuple(one.source.name for one in self._sources)
+
+    @property
+    def saved_s(self) -> float:
+        """Return the seconds of drafting for a session that nodes of its device save."""
+        return max(0.0, self._session_s[False].value - self._session_s[True].value)
 
     def extend(
         self,
@@ -199,59 +209,66 @@ class Overlay:
         each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
         may_pause = {False, True}
+        self._drafted_s = {False: 0.0, True: 0.0}
         for one in list(self._sources):
             if step < one.resumes:
                 continue
             commits = committed + sum(gains.values()) - gains[id(one)]
-            asked: list[EngineSession] = []
-            for beside, group in groups.items():
-                try:
-                    worth = self._worth_reading(one, one.policies[beside], group, commits, cost) if group else []
-                except Exception:
-                    self._failed(one, [session.session_id for session in generating])
-                    break
-                if worth and one.source.pauses:
-                    worth = self._paying(one, beside, worth, commits, lambda n: cost(taken + n), may_pause)
-                asked += worth
-            else:
-                name, asked = one.source.name, asked[: one.source.max_sessions]
-                known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
-                requests = [
-                    ProposalRequest(s, min(each, s.nodes.most_together), floor, own, token_s) for s, own in known
-                ]
-                for session_id, tree in self._asked(one, requests).items() if requests else ():
-                    if len(tree):
-                        trees.setdefault(session_id, {})[name] = tree, tree.kinds
-                        continue
-                    one.empty += 1
-                    # To find nothing takes little time, and a table that fills takes some steps.
-                    if one.empty % TRIAL == 0:
-                        one.outcomes[session_id in self._beside].append((0, 0))
+            try:
+                asked = self._worth_asking(one, groups, commits, cost, taken, may_pause)
+            except Exception:
+                self._failed(one, [session.session_id for session in generating])
+                continue
+            if not asked:
+                continue
+            name = one.source.name
+            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
+            requests = [ProposalRequest(s, min(each, s.nodes.most_together), floor, own, token_s) for s, own in known]
+            for session_id, tree in self._asked(one, requests).items():
+                if len(tree):
+                    trees.setdefault(session_id, {})[name] = tree, tree.kinds
+                    continue
+                one.empty += 1
+                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
+                    one.outcomes[session_id in self._beside].append((0, 0))
+        for beside, group in groups.items():
+            if group:
+                self._session_s[beside].add(self._drafted_s[beside] / len(group))
         return trees
 
-    def _paying(
+    def _worth_asking(
         self,
         one: _Source,
-        beside: bool,
-        sessions: list[EngineSession],
+        groups: Mapping[bool, Sequence[EngineSession]],
         commits: float,
         cost: CostCurve,
+        taken: int,
         may_pause: set[bool],
     ) -> list[EngineSession]:
-        """Return the sessions of one group to ask a source about: none if it does not pay there, few during a trial.
+        """Return the sessions to ask a source about: of each group in which it pays, or a few of it during a trial.
 
-        may_pause: groups in which no source has been paused in this step; the others may gain more without it.
+        groups: sessions with nodes of their device beside, and without. taken: nodes in the step already. may_pause:
+        groups in which no source has been paused in this step.
         """
-        policy = one.policies[beside]
-        was_paused = policy.paused
-        if (beside in may_pause or was_paused) and not policy.pays(self._step, commits, len(sessions), cost):
-            if not was_paused:
-                may_pause.discard(beside)
-                for other in self._sources:
-                    if other is not one and not other.policies[beside].paused:
-                        other.policies[beside].judge_anew()
-            return []
-        return sessions[: TRIAL_SESSIONS if policy.on_trial else None]
+        asked: list[EngineSession] = []
+        for beside, group in groups.items():
+            policy = one.policies[beside]
+            sessions = self._worth_reading(one, policy, group, commits, cost) if group else []
+            if sessions and one.source.pauses:
+                was_paused = policy.paused
+                if (beside in may_pause or was_paused) and not policy.pays(
+                    self._step, commits, len(sessions), lambda nodes: cost(taken + nodes)
+                ):
+                    if not was_paused:
+                        # The others may gain more without it.
+                        may_pause.discard(beside)
+                        for other in self._sources:
+                            if other is not one and not other.policies[beside].paused:
+                                other.policies[beside].judge_anew()
+                    continue
+                sessions = sessions[: TRIAL_SESSIONS if policy.on_trial else None]
+            asked += sessions
+        return asked[: one.source.max_sessions]
 
     def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
         """Return the trees of one source, and learn what they took; none if it fails."""
@@ -267,6 +284,8 @@ class Overlay:
         if trees:
             seconds = self._clock() - begun - reading_s + one.observing_s
             one.time.observe_drafting(len(trees), seconds)
+            for session_id in trees:
+                self._drafted_s[session_id in self._beside] += seconds / len(trees)
             for beside in {session_id in self._beside for session_id in trees}:
                 one.policies[beside].observe_drafting(len(trees), seconds)
             one.observing_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,6 +237,19 @@ def test_a_tree_has_no_more_nodes_than_are_of_use_and_none_below_the_floor() -> 
         assert len(source.propose([asked(session, floor=0.85)])["a"]) == 1
         session.left = 2
         assert len(source.propose([asked(session)])["a"]) == 1
+
+
+def test_no_level_is_drafted_that_is_not_worth_its_time() -> None:
+    module, text = make_tiny("qwen3"), prompt_of(30)
+    for pauses, worth in ((True, 1), (False, 3)):
+        source = Followed(random_heads("eagle"), TinyLayers(module), vocabulary=VOCAB, pauses=pauses)
+        source.text, source.seen = text, []
+        session = session_of(text[:7], 6)
+        source.observe(session, EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN)))
+        cheap = replace(asked(session), token_s=1e-9)
+        assert len(source.propose([cheap])["a"]) == (2 if pauses else 3)  # one level has been timed by then
+        assert len(source.propose([cheap])["a"]) == worth
+        assert len(source.propose([asked(session)])["a"]) == 3
 
 
 def labelled(tokens: Sequence[int], first: int) -> Text:

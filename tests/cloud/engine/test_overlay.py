@@ -19,6 +19,7 @@ from scipy import stats
 from small_tokenizer import CHARACTERS, tokenizer_json
 from tiny_targets import EOS, VOCAB, Reference
 
+from benchmarks.support.server_replay import FixedCost
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.row_allocation import by_acceptance
@@ -27,7 +28,7 @@ from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalReque
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
-from cloud_verifier.engine.session import DEVICE, Capabilities, EngineSession, PendingNodes
+from cloud_verifier.engine.session import COMPARE, DEVICE, Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
@@ -366,6 +367,66 @@ def test_a_trial_asks_for_a_few_of_many_sessions(target: Target) -> None:
         rig.attach(name, client(prompt_of(9 + i), nothing, max_tokens=30, ignore_eos=True))
     rig.run()
     assert source.most == policy.TRIAL_SESSIONS
+
+
+def test_what_adds_nothing_to_a_devices_nodes_still_serves_those_who_have_none(
+    target: Target, reference: Plain
+) -> None:
+    class Costly(Knowing):
+        pauses = True
+
+        def __init__(self, expected: Mapping[str, Sequence[int]]) -> None:
+            super().__init__(expected)
+            self.sessions: Counter[str] = Counter()
+
+        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+            self.sessions.update(one.session.session_id for one in requests)
+            return super().propose(requests)
+
+    prompts = {"drafts": prompt_of(9), "does not": prompt_of(11)}
+    expected = {name: reference("llama").generate(prompt, 150, ignore_eos=True) for name, prompt in prompts.items()}
+    source, ticks = Costly(expected), itertools.count()
+    # A step takes 20 ms and drafting 5: worth it where it brings four tokens, and not where the device has them.
+    rig = Rig(
+        target("llama"),
+        EngineConfig(kv_slots=4096),
+        overlay=Overlay([source], clock=lambda: 5e-3 * next(ticks)),
+        cost=FixedCost({1: 0.02, 65: 0.021}),
+    )
+    for name, draft in (("drafts", perfect(expected["drafts"])), ("does not", nothing)):
+        rig.attach(name, client(prompts[name], draft, max_tokens=150, ignore_eos=True))
+    rig.run()
+    assert all(rig.clients[name].device.received == expected[name] for name in prompts)
+    assert source.sessions["does not"] > 20
+    assert source.sessions["drafts"] < source.sessions["does not"] / 2
+
+
+def test_a_new_session_begins_with_what_the_verifiers_own_nodes_brought_others(
+    target: Target, reference: Plain
+) -> None:
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 60, ignore_eos=True)
+    rig = rig_with(target("llama"), Knowing({"first": expected, "second": expected}))
+    rig.attach("first", client(prompt, nothing, max_tokens=60, ignore_eos=True))
+    rig.run()
+    rig.attach("second", client(prompt, nothing, max_tokens=60, ignore_eos=True))
+    begun = rig.engine.stats().sessions["second"]
+    assert begun.steps == 0
+    assert begun.server_gain == pytest.approx(4.0, abs=1.0)  # four nodes a step, all of them right
+
+
+def test_now_and_then_a_step_waits_for_no_device_where_the_verifier_has_nodes_of_its_own(target: Target) -> None:
+    def waits(*, compares: bool) -> list[bool]:
+        rig = rig_with(target("llama"))
+        rig.attach("s", client(prompt_of(9), nothing, max_tokens=60, ignore_eos=True))
+        session, found = rig.engine._live["s"], []
+        for step in range(2 * COMPARE):
+            session._counts.steps = step
+            found.append(not session.candidate(step, compares=compares).idle)
+        return found
+
+    assert all(waits(compares=False))
+    assert waits(compares=True).count(False) == 2
 
 
 def rows_after(tokens: Sequence[int], width: int = 101) -> EvaluatedRows:
