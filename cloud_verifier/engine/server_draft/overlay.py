@@ -253,6 +253,8 @@ class Overlay:
         asked: list[EngineSession] = []
         for beside, group in groups.items():
             policy = one.policies[beside]
+            if beside and one.policies[False].pauses_in(self._step):
+                continue  # what does not pay alone does not pay beside others, and needs no trial there
             sessions = self._worth_reading(one, policy, group, commits, cost) if group else []
             if sessions and one.source.pauses:
                 was_paused = policy.paused

@@ -110,6 +110,10 @@ class DraftPolicy:
         self.paused = True
         return False
 
+    def pauses_in(self, step: int) -> bool:
+        """Return whether this step is in a pause."""
+        return step < self._resumes
+
     def judge_anew(self) -> None:
         """Forget what was gained: what it gains has become another, and a trial shows what."""
         self._judged, self._gain, self._nodes, self._squares = 0, MovingAverage(), MovingAverage(), MovingAverage()
