@@ -42,7 +42,13 @@ from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBacke
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
-from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_linears, tile_linears
+from cloud_verifier.engine.torch_backend.kernels.linear import (
+    LEAST_ROWS,
+    Int8Linear,
+    int8_if_close,
+    pack_linears,
+    tile_linears,
+)
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
@@ -101,6 +107,8 @@ class TargetModel:
         self.states: torch.Tensor | None = None
         self._seen_states: torch.Tensor | None = None
         """What the output layer read last."""
+        self._int8_output: Int8Linear | None = None
+        """Of proposals, which need not be exact."""
         self._static_states: torch.Tensor | None = None
         """`[W, H]`, to which CUDA graphs copy it."""
         self.graphs: GraphedForward | None = None
@@ -200,6 +208,8 @@ class TargetModel:
         """
         if dist.is_initialized():
             raise ModelRefused(f"{self.label} is divided among ranks, which return no hidden states: set one rank")
+        if self.device.type == "cpu" and self.torch_dtype == torch.float32:
+            self._int8_output = int8_if_close(self.module.get_output_embeddings(), int(self.config.hidden_size))
 
         def see(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
             states = self._seen_states = inputs[0].detach().flatten(0, 1)
@@ -218,7 +228,10 @@ class TargetModel:
         return embeddings
 
     def output(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict."""
+        """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict; in int8 where that is
+        faster."""
+        if self._int8_output is not None:
+            return self._int8_output(states)
         seen = self._seen_states
         logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
         self._seen_states = seen
