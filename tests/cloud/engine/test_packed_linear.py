@@ -36,7 +36,8 @@ def test_leading_dimensions_are_kept() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
-    packed = packed_if_equal(nn.Linear(512, 1280, bias=False).to(dtype))
+    with torch.inference_mode():
+        packed = packed_if_equal(nn.Linear(512, 1280, bias=False).to(dtype))
     if packed is None:
         pytest.skip(f"this processor packs no {dtype}")
     x = _rows(16, 512, dtype)
