@@ -206,7 +206,9 @@ class Engine:
             blocked = any(session.blocked and session.protocol.may_step for session in self._live.values())
             self._end_stalled(STALLED_WHEN_FULL_S if blocked else self.config.stall_timeout_s)
         decision = self._decide(now)
-        if isinstance(decision, StepPlan):
+        plan = decision if isinstance(decision, StepPlan) else decision.plan
+        # After a draft the caller comes back with the nodes that have arrived meanwhile.
+        if not (plan is not None and self._draft(plan)) and isinstance(decision, StepPlan):
             self._run(decision)
         events, self._outbox = self._outbox, []
         return events
@@ -248,9 +250,11 @@ class Engine:
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
             step, profiler, compares = self.counters.steps, self._profiler, bool(self._overlay.names)
             candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
-            between_s = profiler.between_s + profiler.drafting_s
+            between_s, saved_s = profiler.between_s, 0.0
+            if not self._overlay.has_drafted:
+                between_s, saved_s = between_s + profiler.drafting_s, self._overlay.saved_s
             decision = self._decision = schedule(
-                candidates, now, self._budget, self._policy(), profiler.cost, between_s, self._overlay.saved_s
+                candidates, now, self._budget, self._policy(), profiler.cost, between_s, saved_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()
@@ -265,12 +269,12 @@ class Engine:
         return self.counters.steps % EXPLORE == EXPLORE - 1
 
     def _run(self, plan: StepPlan) -> None:
-        """Run a step: draft for it, prepare its rows, and advance the sessions that have some."""
+        """Run a step: add the nodes drafted for it, prepare its rows, and advance the sessions that have some."""
         self._profiler.begin()
         self._decision = None
         self._overlay.observe(self._executor)
         self._executor.begin_step()
-        plan = self._draft(plan)
+        plan = self._extended(plan)
         self._profiler.lap()
         for session_id in plan.favoured:
             self._live.move_to_end(session_id)
@@ -280,16 +284,36 @@ class Engine:
             self._advance(rows)
         self._profiler.end()
 
-    def _draft(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with nodes of the verifier's own sources. If that fails, they alone are given up."""
+    def _draft(self, plan: StepPlan) -> bool:
+        """Have the verifier's own sources propose nodes for a planned step; return whether that has taken time."""
+        if not self._overlay.names:
+            return False
+        begun = time.perf_counter()
+        self._overlay.observe(self._executor)
         try:
-            return self._overlay.extend(
-                plan, self._live, self.counters.steps, self._policy(), self._profiler, exploring=self._exploring
+            drafted = self._overlay.draft(
+                plan, self._live, self.counters.steps, self._profiler, exploring=self._exploring
             )
         except Exception:
-            log.exception("the verifier's own nodes cannot be added; sessions go on without them")
-            self._overlay = Overlay(())
+            drafted = True
+            self._give_up_drafting()
+        if drafted:
+            self._decision = None
+            self._profiler.drafted(time.perf_counter() - begun)
+        return drafted
+
+    def _extended(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with the nodes that the verifier's own sources have proposed."""
+        try:
+            return self._overlay.extend(plan, self._live, self._policy(), self._profiler)
+        except Exception:
+            self._give_up_drafting()
             return plan
+
+    def _give_up_drafting(self) -> None:
+        """Go on without the sources after an error that is none of theirs."""
+        log.exception("the verifier's own nodes cannot be added; sessions go on without them")
+        self._overlay = Overlay(())
 
     def _prepare(self, allocations: Sequence[RowAllocation]) -> list[SessionRows]:
         """Return every session's rows; a session whose rows cannot be prepared fails alone."""

@@ -98,7 +98,11 @@ class VerificationEngine(Protocol):
         """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
 
     def step(self) -> list[Event]:
-        """Run one forward pass, if one is due, and return its events and those of the calls before."""
+        """Run one forward pass, if one is due, and return its events and those of the calls before.
+
+        A call may only draft for the next pass: then `next_deadline` says how soon it goes on, and what has come
+        meanwhile can be taken in before.
+        """
 
     def take_recorded(self) -> list[RecordedTokens]:
         """Return, once, the last step's tokens of recorded sessions. The caller should send the step's events before,

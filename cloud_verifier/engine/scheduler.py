@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -98,19 +98,21 @@ class StepPlan:
     """The rows of a step that begins now.
 
     favoured: sessions that got a row which another could have used as well; they move behind all others in this order.
-    node_rows: the most rows of nodes.
+    node_rows: the most rows of nodes. coming: sessions without nodes whose devices are expected to send some soon.
     """
 
     allocations: tuple[RowAllocation, ...]
     favoured: tuple[str, ...] = ()
     node_rows: int = field(default=0, compare=False)
+    coming: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """No step is due before `until`; None if no session can step at all."""
+    """No step is due before `until`; None if no session can step at all. plan: of the step if it began now."""
 
     until: float | None
+    plan: StepPlan | None = field(default=None, compare=False)
 
 
 def prompt_rows(generating: int, budget: StepBudget) -> int:
@@ -148,10 +150,11 @@ def schedule(
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
-    plan = _plan(able, budget, allocation, cost, between_s)
     coming = _coming(able, now)
+    plan = _plan(able, budget, allocation, cost, between_s)
+    plan = replace(plan, coming=frozenset(candidate.session_id for _, candidate in coming))
     until = _wait_until(coming, now, _rate(able, plan, cost, between_s), saved_s) if coming else None
-    return plan if until is None else Wait(until)
+    return plan if until is None else Wait(until, plan)
 
 
 def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between_s: float) -> float:
@@ -163,18 +166,18 @@ def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between
     return tokens / (between_s + cost.seconds(rows, len(stepping)))
 
 
-def _coming(able: Sequence[StepCandidate], now: float) -> list[tuple[float, float]]:
-    """Return (when nodes are expected, tokens that they add) by time; [] while a prompt is to be read."""
+def _coming(able: Sequence[StepCandidate], now: float) -> list[tuple[float, StepCandidate]]:
+    """Return (when nodes are expected, of whom) by time; [] while a prompt is to be read."""
     if any(c.pending > 1 for c in able):
         return []
-    return sorted((at, c.gain) for c in able if (at := c.expected(now)) is not None)
+    return sorted(((at, c) for c in able if (at := c.expected(now)) is not None), key=lambda one: one[0])
 
 
-def _wait_until(coming: Sequence[tuple[float, float]], now: float, rate: float, saved_s: float) -> float | None:
+def _wait_until(coming: Sequence[tuple[float, StepCandidate]], now: float, rate: float, saved_s: float) -> float | None:
     """Return until when waiting for expected nodes gains most; None if it gains too little."""
     until, most, gained = None, 0.0, 0.0
-    for at, gain in coming:
-        gained += gain + rate * saved_s
+    for at, candidate in coming:
+        gained += candidate.gain + rate * saved_s
         net = gained - WAIT_GAIN * rate * (at - now)
         if net > most:
             until, most = at, net

@@ -42,13 +42,19 @@ class StepProfiler:
         """The moments of the current step, by perf_counter: where each of its parts begins, and the end of the last."""
         self._followed = False
         """Whether the current step followed another one without idle time."""
+        self._drafted_s = 0.0
+        """Seconds of drafting for the next step before it begins."""
 
     def idle(self) -> None:
         """Note that there is nothing to do: the time until the next step belongs to no step."""
         self._last_end = None
 
+    def drafted(self, seconds: float) -> None:
+        """Count the time of drafting for the next step, which has not begun."""
+        self._drafted_s += seconds
+
     def begin(self) -> None:
-        """Begin a step, with its draft."""
+        """Begin a step, with what is left of its draft."""
         now = perf_counter()
         self._followed = self._last_end is not None
         self._marks = [now if self._last_end is None else self._last_end, now]
@@ -65,11 +71,14 @@ class StepProfiler:
     def end(self) -> None:
         """End the step, whatever became of it."""
         self._last_end = perf_counter()
+        self._drafted_s = 0.0
 
     def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""
         ends = zip(self._marks, self._marks[1:], strict=False)
         parts = {part: end - begin for part, (begin, end) in zip(PARTS, ends, strict=True)}
+        parts["between"] = max(0.0, parts["between"] - self._drafted_s)
+        parts["draft"] += self._drafted_s
         self._counters.count_step(parts, rows)
         self.cost.observe(rows, sessions, sum(parts[part] for part in ("plan", "forward", "verify", "commit")))
         if prefilled:

@@ -3,6 +3,9 @@
 The trees of all sources are merged with the device's nodes of a session (PendingNodes.offer), and the allocation policy
 ranks all nodes of all sessions together. So a source's node never takes a row that a device's node is worth more for,
 and where a row's time is worth more than any of its nodes it gets none.
+
+Sources draft as soon as a session's last tokens are known, before it is decided whether to wait for its device. What a
+near device answers meanwhile is taken in before the step.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ class _Source:
     time: DraftingTime = field(default_factory=DraftingTime)
     outcomes: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {False: [], True: []})
     """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for, by whether
-    there were nodes of the device beside."""
+    nodes of the device were there or expected."""
+    answered: dict[bool, MovingAverage] = field(default_factory=lambda: {False: MovingAverage(), True: MovingAverage()})
+    """Share of the sessions it was asked about that it had nodes for, likewise."""
     empty: int = 0
     """Trees without a node."""
     observing_s: float = 0.0
@@ -74,12 +79,30 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.policies = {beside: DraftPolicy(self.time) for beside in (False, True)}
-        """Whether there are nodes of the device beside its own -> whether it pays: it may add little to them, and much
-        where there are none."""
+        """Whether nodes of the device are there or expected beside its own -> whether it pays: it may add little to
+        them, and much where there are none."""
+        for share in self.answered.values():
+            share.add(1.0)
+
+    def gain(self, beside: bool) -> float:
+        """Return the tokens that it is expected to add to the next step of a session."""
+        return self.policies[beside].expected_gain * self.answered[beside].value
 
     @property
     def paused(self) -> bool:
         return all(policy.paused for policy in self.policies.values())
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What the sources propose for the next step of a session."""
+
+    length: int
+    """Number of the session's tokens then."""
+    beside: bool
+    """Whether nodes of its device were there or expected."""
+    trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]]
+    """Tree and kinds of its nodes by source."""
 
 
 class Overlay:
@@ -92,13 +115,13 @@ class Overlay:
         self._last: list[tuple[SessionRows, Verified | None]] = []
         """Rows of the last step, and each session's path."""
         self._step = 0
-        """Number of the step that was extended last."""
-        self._beside: frozenset[str] = frozenset()
-        """Sessions with nodes of their devices in that step."""
+        """Number of the step that was drafted for last."""
+        self._drafts: dict[str, _Draft] = {}
+        """Session id -> what it was last asked for, until its next commit."""
         self._session_s = {False: MovingAverage(), True: MovingAverage()}
-        """Seconds of drafting for a session in a step, by whether it has nodes of its device."""
+        """Seconds of drafting for a session in a step, by whether nodes of its device are there or expected."""
         self._drafted_s = {False: 0.0, True: 0.0}
-        """Seconds of drafting in that step, likewise."""
+        """Seconds of drafting in the present call, likewise."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,54 +133,77 @@ class Overlay:
         """Return the seconds of drafting for a session that nodes of its device save."""
         return max(0.0, self._session_s[False].value - self._session_s[True].value)
 
-    def extend(
+    @property
+    def has_drafted(self) -> bool:
+        """Return whether there are nodes for the next step."""
+        return any(draft.trees for draft in self._drafts.values())
+
+    def draft(
         self,
         plan: StepPlan,
         live: Mapping[str, EngineSession],
         step: int,
-        policy: AllocationPolicy,
         profiler: StepProfiler,
         *,
         exploring: bool = False,
-    ) -> StepPlan:
-        """Return the plan with nodes of the sources, all nodes allocated anew by the policy.
+    ) -> bool:
+        """Ask the sources about the sessions of a planned step that they were not asked about since their last commit.
 
+        Return whether a source was asked. A session for which a device was waited in vain may be asked about again.
         exploring: whether nodes are proposed that hardly pay, so that they are measured.
         """
         self._learn_outcomes()
         self._step = step
-        ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
-        # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
-        generating = [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
+        ready, generating = _sessions(plan, live)
         if not generating or not plan.node_rows or not self._sources:
-            return plan
-        filled, sessions = sum(a.chain for a in plan.allocations), len(plan.allocations)
+            return False
+        near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
+        undrafted = [s for s in generating if self._is_undrafted(s, s.session_id in near)]
+        if not undrafted:
+            return False
+        groups = {beside: [s for s in generating if (s.session_id in near) is beside] for beside in (False, True)}
+        drafting = {beside: [s for s in group if s in undrafted] for beside, group in groups.items()}
+        trees, asked = self._proposed(plan, ready, groups, drafting, _step_cost(plan, profiler), exploring=exploring)
+        for session in undrafted:
+            key = session.session_id
+            self._drafts[key] = _Draft(len(session.tokens), key in near, trees.get(key, {}))
+        return asked
 
-        def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-            return profiler.between_s + profiler.cost.curve(filled + nodes, sessions)
-
-        trees = self._proposed(plan, ready, generating, step, cost, exploring=exploring)
-        if not trees:
+    def extend(
+        self, plan: StepPlan, live: Mapping[str, EngineSession], policy: AllocationPolicy, profiler: StepProfiler
+    ) -> StepPlan:
+        """Return the plan with the nodes that were drafted, all nodes allocated anew by the policy."""
+        ready, generating = _sessions(plan, live)
+        drafts = [(s, self._drafts[s.session_id]) for s in generating if s.session_id in self._drafts]
+        offers = [(s, draft.trees) for s, draft in drafts if draft.trees and draft.length == len(s.tokens)]
+        if not offers or not plan.node_rows:
             return plan
-        for session in generating:
-            if session.session_id in trees:
-                session.nodes.offer(trees[session.session_id], session.directive)
-        counts, favoured = policy([session.acceptances() for session in ready], plan.node_rows, cost, 0.0)
+        for session, trees in offers:
+            session.nodes.offer(trees, session.directive)
+        acceptances = [session.acceptances() for session in ready]
+        counts, favoured = policy(acceptances, plan.node_rows, _step_cost(plan, profiler), 0.0)
         nodes = {session.session_id: count for session, count in zip(ready, counts, strict=True)}
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
+
+    def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
+        """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
+        draft = self._drafts.get(session.session_id)
+        if draft is None or draft.length != len(session.tokens):
+            return True
+        return draft.beside and not beside and not draft.trees
 
     def committed(self, rows: SessionRows, verified: Verified | None) -> None:
         """Take what a session's rows of a step have brought, after its commit.
 
         verified: None while a prompt is read.
         """
+        draft = self._drafts.pop(rows.session.session_id, None)
         outcomes = rows.session.nodes.outcomes if verified is not None else {}
         for one in self._sources:
             outcome = outcomes.get(one.source.name)
-            if outcome is not None:
-                beside = rows.session.session_id in self._beside
-                one.outcomes[beside].append((outcome.alone, outcome.gain))
+            if outcome is not None and draft is not None:
+                one.outcomes[draft.beside].append((outcome.alone, outcome.gain))
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
@@ -179,6 +225,7 @@ class Overlay:
     def release(self, session_id: str) -> None:
         """Forget a session that has ended, and do not observe its last step."""
         self._last = [one for one in self._last if one[0].session.session_id != session_id]
+        self._drafts.pop(session_id, None)
         for one in self._sources:
             one.source.release(session_id)
 
@@ -186,55 +233,52 @@ class Overlay:
         self,
         plan: StepPlan,
         ready: Sequence[EngineSession],
-        generating: Sequence[EngineSession],
-        step: int,
+        groups: Mapping[bool, Sequence[EngineSession]],
+        drafting: Mapping[bool, Sequence[EngineSession]],
         cost: CostCurve,
         *,
         exploring: bool,
-    ) -> dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]]:
-        """Return trees and the kinds of their nodes by session id and source, of the sources that pay."""
+    ) -> tuple[dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]], bool]:
+        """Return trees and the kinds of their nodes by session id and source, of the sources that pay, and whether any
+        source was asked.
+
+        groups: the sessions that generate, by whether nodes of their devices are there or expected. drafting: those of
+        them to ask about.
+        """
+        beside = frozenset(session.session_id for session in drafting[True])
         device_nodes = {a.session_id: a.nodes for a in plan.allocations}
         committed = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
         taken = sum(device_nodes.values())
-        self._beside = frozenset(session_id for session_id, nodes in device_nodes.items() if nodes)
-        groups = {
-            beside: [s for s in generating if (s.session_id in self._beside) is beside] for beside in (False, True)
-        }
         gains = {
-            id(one): sum(one.policies[beside].expected_gain * len(group) for beside, group in groups.items())
+            id(one): sum(one.gain(of_device) * len(group) for of_device, group in groups.items())
             for one in self._sources
         }
         floor = _floor(committed + sum(gains.values()), cost, exploring=exploring)
         token_s = float(cost(np.zeros(1, np.int64))[0]) / (committed + sum(gains.values()))
-        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
+        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / sum(map(len, groups.values()))))
         trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
-        may_pause = {False, True}
+        may_pause, any_asked = {False, True}, False
         self._drafted_s = {False: 0.0, True: 0.0}
         for one in list(self._sources):
-            if step < one.resumes:
+            if self._step < one.resumes:
                 continue
             commits = committed + sum(gains.values()) - gains[id(one)]
             try:
-                asked = self._worth_asking(one, groups, commits, cost, taken, may_pause)
+                asked = self._worth_asking(one, drafting, commits, cost, taken, may_pause)
             except Exception:
-                self._failed(one, [session.session_id for session in generating])
+                self._failed(one, [session.session_id for group in drafting.values() for session in group])
                 continue
             if not asked:
                 continue
-            name = one.source.name
+            any_asked, name = True, one.source.name
             known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
             requests = [ProposalRequest(s, min(each, s.nodes.most_together), floor, own, token_s) for s, own in known]
-            for session_id, tree in self._asked(one, requests).items():
-                if len(tree):
-                    trees.setdefault(session_id, {})[name] = tree, tree.kinds
-                    continue
-                one.empty += 1
-                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
-                    one.outcomes[session_id in self._beside].append((0, 0))
-        for beside, group in groups.items():
+            for session_id, tree in self._asked(one, requests, beside).items():
+                trees.setdefault(session_id, {})[name] = tree, tree.kinds
+        for of_device, group in drafting.items():
             if group:
-                self._session_s[beside].add(self._drafted_s[beside] / len(group))
-        return trees
+                self._session_s[of_device].add(self._drafted_s[of_device] / len(group))
+        return trees, any_asked
 
     def _worth_asking(
         self,
@@ -272,8 +316,13 @@ class Overlay:
             asked += sessions
         return asked[: one.source.max_sessions]
 
-    def _asked(self, one: _Source, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
-        """Return the trees of one source, and learn what they took; none if it fails."""
+    def _asked(
+        self, one: _Source, requests: Sequence[ProposalRequest], beside: frozenset[str]
+    ) -> Mapping[str, ProposedTree]:
+        """Return the trees of one source that have nodes, and learn what they took; none if it fails.
+
+        beside: sessions for which nodes of their devices are there or expected.
+        """
         begun = self._clock()
         try:
             trees = one.source.propose(requests)
@@ -287,13 +336,20 @@ class Overlay:
             seconds = self._clock() - begun - reading_s + one.observing_s
             one.time.observe_drafting(len(trees), seconds)
             for session_id in trees:
-                self._drafted_s[session_id in self._beside] += seconds / len(trees)
-            for beside in {session_id in self._beside for session_id in trees}:
-                one.policies[beside].observe_drafting(len(trees), seconds)
+                self._drafted_s[session_id in beside] += seconds / len(trees)
+            for of_device in {session_id in beside for session_id in trees}:
+                one.policies[of_device].observe_drafting(len(trees), seconds)
             one.observing_s = 0.0
         if tokens:
             one.time.observe_reading(tokens, reading_s)
-        return trees
+        found = {session_id: tree for session_id, tree in trees.items() if len(tree)}
+        for session_id in (request.session.session_id for request in requests):
+            one.answered[session_id in beside].add(session_id in found)
+            if session_id not in found:
+                one.empty += 1
+                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
+                    one.outcomes[session_id in beside].append((0, 0))
+        return found
 
     def _worth_reading(
         self, one: _Source, policy: DraftPolicy, sessions: Sequence[EngineSession], commits: float, cost: CostCurve
@@ -334,6 +390,23 @@ class Overlay:
         for session_id in session_ids:
             with contextlib.suppress(Exception):  # what has failed may fail again
                 one.source.release(session_id)
+
+
+def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[EngineSession], list[EngineSession]]:
+    """Return the sessions whose known tokens the plan reads to the end, and those of them that sources serve."""
+    ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
+    # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
+    return ready, [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
+
+
+def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:
+    """Return the seconds of the planned step by its nodes."""
+    filled, sessions = sum(a.chain for a in plan.allocations), len(plan.allocations)
+
+    def cost(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        return profiler.between_s + profiler.cost.curve(filled + nodes, sessions)
+
+    return cost
 
 
 def _floor(commits: float, cost: CostCurve, *, exploring: bool) -> float:

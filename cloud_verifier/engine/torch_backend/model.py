@@ -230,10 +230,12 @@ class TargetModel:
     def output(self, states: torch.Tensor) -> torch.Tensor:
         """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict; in int8 where that is
         faster."""
+        logits: torch.Tensor
         if self._int8_output is not None:
-            return self._int8_output(states)
+            logits = self._int8_output(states)
+            return logits
         seen = self._seen_states
-        logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
+        logits = self.module.get_output_embeddings()(states[None])[0]
         self._seen_states = seen
         return logits
 
