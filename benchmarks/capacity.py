@@ -4,14 +4,16 @@ Several verifiers share one core and are measured in turn: `autoregression` stre
 devices draft (benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the
 verifier's); `co-located` has all that a verifier can have of its own, n-grams, token recycling, heads and a draft, once
 for each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the
-devices' nodes besides, and `both, controlled` has the coordinator's windows; `server draft` drafts in every step, to
-measure what a draft on that core costs. 1, 4 and 16 sessions at once run in a closed loop, greedy and sampled; outputs
-with more than 30% repeated 4-grams are left out. A figure is the number of tokens delivered in a window divided by its
-length; ratios are taken within a round, and their median is given. Prompts are in the prefix cache, so the figures
-cover generation and the opening of sessions. Each window begins with other texts than the one before, since a verifier
-recycles tokens of all texts that it has served; as far as a text comes again, that favours `co-located` and `both`
-alike. Windows are the verifier's own, which maximise the tokens of all sessions together; in `device, controlled` they
-are the coordinator's, which keep every session at least as fast as streaming.
+devices' nodes besides, and `both, controlled` has the coordinator's windows, which a device alone has to follow;
+`server draft` drafts in every step, to measure what a draft on that core costs. Each has a verifier for itself, but
+`autoregression` and `device`, which have nothing of the verifier's. 1, 4 and 16 sessions at once run in a closed loop,
+greedy and sampled; outputs with more than 30% repeated 4-grams are left out. A figure is the number of tokens delivered
+in a window divided by its length; ratios are taken within a round, and their median is given. `by_sampling` has the
+same of greedy and of sampled sessions apart: tokens delivered over the time in which such sessions ran. Prompts are in
+the prefix cache, so the figures cover generation and the opening of sessions. Each window begins with other texts than
+the one before, since a verifier recycles tokens of all texts that it has served; as far as a text comes again, that
+favours `co-located` and `both` alike. Windows are the verifier's own, which maximise the tokens of all sessions
+together; in `device, controlled` they are the coordinator's, which keep every session at least as fast as streaming.
 
 With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in the last line compares them with ours:
 the faster forward as `autoregression`, and with it what chains commit where our engine verifies trees. Recordings whose
@@ -29,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import statistics
 import tempfile
@@ -125,10 +128,6 @@ class MeasuredCell:
             shares.append(window.parts_ms["draft"] / verify_ms)
         return statistics.median(shares)
 
-    @property
-    def tokens_per_s(self) -> list[float]:
-        return [window.tokens_per_s for window in self.windows]
-
     def median(self, name: str) -> float:
         return float(statistics.median(getattr(window, name) for window in self.windows))
 
@@ -154,7 +153,8 @@ class CapacityClusters:
         self._file = scratch / f"{draft.stem}.json"
         self._stack = stack
         self._verifier_core, self._device_core = cores
-        self.recordings = 0
+        self.greedy: tuple[bool, ...] = ()
+        """Of each recording, whether its session is greedy."""
         self.pass_s = 0.0
         """Time that the draft needs on the device for a pass over one token."""
 
@@ -172,7 +172,7 @@ class CapacityClusters:
             print(f"{engine} repeats {len(same)} of {len(recorded.recordings)} recorded outputs", flush=True)
             recorded = replace(recorded, recordings=tuple(recorded.recordings[i] for i in same))
         recorded.save(self._file)
-        self.recordings = len(recorded.recordings)
+        self.greedy = tuple(one.call.sampling.greedy for one in recorded.recordings)
         self.pass_s = min(recorded.decodes)[1]
         found = await self._engine("", plain, where)
         for engine, (cluster, there) in others.items():
@@ -181,11 +181,9 @@ class CapacityClusters:
             found.append(await self._server_draft(f"{SERVER} {depth}", depth, "--no-server-draft-pauses"))
         for depth in size.colocated:
             found.append(await self._server_draft(f"{COLOCATED} {depth}", depth, *self._pair.server_sources))
-            if depth == size.both:
-                found.append(replace(found[-1], name=BOTH, drafted=True))
-                options = self._pair.server_sources
-                controlled = await self._server_draft(BOTH_CONTROLLED, depth, *options, controlled=True)
-                found.append(replace(controlled, drafted=True))
+        for name, controlled in ((BOTH, False), (BOTH_CONTROLLED, True)):
+            both = await self._server_draft(name, size.both, *self._pair.server_sources, controlled=controlled)
+            found.append(replace(both, drafted=True))
         return found
 
     async def _engine(self, prefix: str, plain: Cluster, where: ServiceAddress, *options: str) -> list[ServingSetup]:
@@ -217,6 +215,11 @@ class LoadWindow:
     """Count what was delivered while as many sessions as asked for ran all the time."""
 
     tokens_per_s: float
+    greedy_per_s: float
+    """Tokens per second if all sessions were greedy ones: those of greedy sessions, over the share of the time that
+    such sessions ran."""
+    sampled_per_s: float
+    """The same of sampled sessions."""
     tokens_per_step: float
     load: float
     """Cores' worth of CPU time that the swarm used."""
@@ -224,15 +227,23 @@ class LoadWindow:
     """The parts of the verifier's recent steps, while all sessions ran."""
 
 
-async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: float, count_s: float) -> LoadWindow:
-    """Run a closed loop of `level` sessions. Raises RuntimeError if one fails or its output is not the recorded one."""
+async def ask(
+    arm: ServingSetup, level: int, requests: Iterator[int], greedy: Sequence[bool], warm_s: float, count_s: float
+) -> LoadWindow:
+    """Run a closed loop of `level` sessions. greedy: by the number of a recording.
+
+    Raises RuntimeError if one fails or its output is not the recorded one.
+    """
     outcomes: list[SessionOutcome] = []
+    ran: dict[bool, list[tuple[float, float, SessionOutcome]]] = {False: [], True: []}
     begin = time.monotonic() + warm_s
     end = begin + count_s
 
     async def sessions() -> None:
-        while time.monotonic() < end:
-            outcomes.append(await arm.swarm.play(SessionJob(next(requests), drafted=arm.drafted)))
+        while (begun := time.monotonic()) < end:
+            recording = next(requests)
+            outcomes.append(await arm.swarm.play(SessionJob(recording, drafted=arm.drafted)))
+            ran[greedy[recording]].append((begun, time.monotonic(), outcomes[-1]))
 
     running = asyncio.gather(*(sessions() for _ in range(level)))
     await asyncio.sleep(warm_s)
@@ -242,9 +253,17 @@ async def ask(arm: ServingSetup, level: int, requests: Iterator[int], warm_s: fl
     await running
     if failed := [o.error for o in outcomes if o.error or o.wrong or not o.finished]:
         raise RuntimeError(f"{arm.name}, {level} sessions: {len(failed)} failed or are not as recorded: {failed[:3]}")
-    tokens = sum(begin <= at < end for o in outcomes for at in o.delivered_s)
+
+    def delivered(some: Sequence[SessionOutcome]) -> int:
+        return sum(begin <= at < end for o in some for at in o.delivered_s)
+
+    def per_s(some: Sequence[tuple[float, float, SessionOutcome]]) -> float:
+        session_s = sum(max(0.0, min(ended, end) - max(begun, begin)) for begun, ended, _ in some)
+        return level * delivered([o for _, _, o in some]) / session_s if session_s else math.nan
+
     per_step = sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes)
-    return LoadWindow(tokens / count_s, per_step, cpu_s / count_s, parts_ms)
+    tokens_per_s = delivered(outcomes) / count_s
+    return LoadWindow(tokens_per_s, per_s(ran[True]), per_s(ran[False]), per_step, cpu_s / count_s, parts_ms)
 
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
@@ -252,9 +271,11 @@ async def timing(cluster: Cluster) -> Mapping[str, float]:
     return dict((await harness.status(cluster.address)).verifiers[0].telemetry.timing_ms)
 
 
-async def measure(setups: Sequence[ServingSetup], recordings: int, size: CapacitySize) -> Cells:
-    """Send every prompt once, so that it is in the prefix caches; then measure all setups in turn."""
+async def measure(setups: Sequence[ServingSetup], greedy: Sequence[bool], size: CapacitySize) -> Cells:
+    """Send every prompt once, so that it is in the prefix caches; then measure all setups in turn. greedy: of each
+    recording."""
     cells: Cells = defaultdict(MeasuredCell)
+    recordings = len(greedy)
     for arm in setups:
         begun = [SessionJob(i, drafted=arm.drafted, ending="cancel", after=1) for i in range(recordings)]
         await asyncio.gather(*map(arm.swarm.play, begun))
@@ -264,21 +285,48 @@ async def measure(setups: Sequence[ServingSetup], recordings: int, size: Capacit
             first = recordings * (turn * len(size.levels) + number) // windows
             for arm in setups if turn % 2 else reversed(setups):
                 requests = itertools.cycle([*range(first, recordings), *range(first)])
-                window = await ask(arm, level, requests, size.warm_s, size.count_s)
+                window = await ask(arm, level, requests, greedy, size.warm_s, size.count_s)
                 cells[arm.name, level].windows.append(window)
     return cells
 
 
-def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE) -> list[float]:
+SPEEDS = {"greedy": "greedy_per_s", "sampled": "sampled_per_s"}
+"""Sampling of the sessions that count -> the figure of a window."""
+
+
+def ratios(cells: Cells, level: int, over: str, arm: str = DEVICE, speed: str = "tokens_per_s") -> list[float]:
     """Return the speed with device drafts over that of another configuration, by round."""
-    pairs = zip(cells[arm, level].tokens_per_s, cells[over, level].tokens_per_s, strict=True)
-    return [device / other for device, other in pairs]
+    pairs = zip(cells[arm, level].windows, cells[over, level].windows, strict=True)
+    return [getattr(device, speed) / getattr(other, speed) for device, other in pairs]
 
 
-def best(cells: Cells, level: int, *prefixes: str) -> str:
+def best(cells: Cells, level: int, *prefixes: str, speed: str = "tokens_per_s") -> str:
     """Return the configuration with the greatest median, of those whose name begins with one of these."""
     names = {name for name, _ in cells if name.startswith(prefixes)}
-    return max(names, key=lambda name: cells[name, level].median("tokens_per_s"))
+    return max(names, key=lambda name: cells[name, level].median(speed))
+
+
+def by_sampling(cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, dict[str, float]]]:
+    """Print and return, of greedy and of sampled sessions apart, `both` over the best of all others by level."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for sampling, speed in SPEEDS.items():
+        found[sampling] = {BOTH_KEY: {}, "both_controlled_over_best": {}, "vs_autoregression": {}}
+        for level in levels:
+            other = best(cells, level, PLAIN, DEVICE, SERVER, COLOCATED, speed=speed)
+            compared = {
+                BOTH_KEY: (other, BOTH),
+                "both_controlled_over_best": (other, BOTH_CONTROLLED),
+                "vs_autoregression": (PLAIN, BOTH),
+            }
+            each = {key: ratios(cells, level, over, arm, speed) for key, (over, arm) in compared.items()}
+            for key, of in each.items():
+                found[sampling][key][str(level)] = round(statistics.median(of), 3)
+            print(
+                f"{level:>3} {sampling} sessions: both over {other}, the best of all others, {spread(each[BOTH_KEY])},"
+                f" controlled {spread(each['both_controlled_over_best'])};"
+                f" over autoregression {spread(each['vs_autoregression'])}"
+            )
+    return found
 
 
 def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, float]]:
@@ -354,11 +402,16 @@ def heavy_draft(target: Path, folder: Path) -> Path:
 def criteria(result: Mapping[str, Any]) -> list[Criterion]:
     """Return what should hold with both drafts: devices' nodes beside the verifier's own lose nothing."""
     found = {"": result, "heavy draft, ": result.get("heavy_draft", {})}
+    apart = {
+        f"{name}{sampling}, ": figures
+        for name, each in found.items()
+        for sampling, figures in each.get("by_sampling", {}).items()
+    }
     return [
         Criterion.bound(
             f"{name}{level} sessions, both over the best of all others", ratio, at_least=1.0, enforced_from=None
         )
-        for name, figures in found.items()
+        for name, figures in (found | apart).items()
         for level, ratio in figures.get(BOTH_KEY, {}).items()
     ]
 
@@ -402,8 +455,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
         for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores, engines) as one:
                 setups = await one.configurations(prompts, size, keep_repetitive=options.texts != "heldout")
-                cells = await measure(setups, one.recordings, size)
+                cells = await measure(setups, one.greedy, size)
             found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, size.levels)
+            found["by_sampling"] = by_sampling(cells, size.levels)
             if VLLM in engines:
                 found[VLLM] = report_vllm(cells, size.levels)
             cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")

@@ -174,25 +174,38 @@ def distance_figures(rtt_ms: float, outcomes: Outcomes, groups: Mapping[str, Seq
 
 
 async def _several(context: RunContext, machine: VerifierMachine, texts: _Texts) -> dict[str, Any]:
-    """Play as many sessions at once as the machine has places, in all arms: a text each, as far as there are enough."""
-    tokens = context.plan.tokens_of(machine)
-    played = [texts.several[i % len(texts.several)] for i in range(machine.sessions)]
-    async with _sites(context, machine, EVERY, texts.lessons, SEVERAL_RTT_MS) as sites:
-        rates = {
-            arm.name: [speed(one) for one in await sites.play(arm, played, SEVERAL_RTT_MS, tokens)] for arm in EVERY
-        }
+    """Play as many sessions at once as the machine has places, in all arms, in several rounds.
+
+    A place has another text in each round, on verifiers that begin anew, and the arms come in another order. A place's
+    bounds are those of its rounds.
+    """
+    tokens, rounds = context.plan.tokens_of(machine), context.plan.arm_rounds
+    places = range(machine.sessions)
+    ratios: dict[str, dict[int, list[float]]] = {arm.name: {place: [] for place in places} for arm in EVERY[1:]}
+    for turn in range(rounds):
+        played = [texts.several[(place + turn) % len(texts.several)] for place in places]
+        async with _sites(context, machine, EVERY, texts.lessons, SEVERAL_RTT_MS) as sites:
+            first = turn * len(EVERY) // rounds
+            rates = {
+                arm.name: [speed(one) for one in await sites.play(arm, played, SEVERAL_RTT_MS, tokens)]
+                for arm in (*EVERY[first:], *EVERY[:first])
+            }
+        for name, each in ratios.items():
+            for place in places:
+                each[place].append(rates[name][place] / rates[STREAMING.name][place])
     found: dict[str, dict[str, float]] = {}
-    for arm in EVERY[1:]:
-        ratios = [rate / streamed for rate, streamed in zip(rates[arm.name], rates[STREAMING.name], strict=True)]
-        middle, low, high = interval({i: [ratio] for i, ratio in enumerate(ratios)})
-        found[arm.name] = {"median": middle, "lower95": low, "upper95": high, "slowest": min(ratios)}
-        found[arm.name] = {name: round(value, 3) for name, value in found[arm.name].items()}
+    for name, each in ratios.items():
+        middle, low, high = interval(each)
+        slowest = min(statistics.median(of) for of in each.values())
+        bound = min(interval({turn: [one] for turn, one in enumerate(of)})[2] for of in each.values())
+        found[name] = {"median": middle, "lower95": low, "upper95": high, "slowest": slowest, "least_upper95": bound}
+        found[name] = {key: round(value, 3) for key, value in found[name].items()}
         print(
-            f"{machine}, {SEVERAL_RTT_MS:g} ms: {arm.name} over streaming {middle:.2f} [{low:.2f} .. {high:.2f}],"
-            f" slowest {min(ratios):.2f}",
+            f"{machine}, {SEVERAL_RTT_MS:g} ms, {rounds} rounds: {name} over streaming {middle:.2f}"
+            f" [{low:.2f} .. {high:.2f}], the slowest place {slowest:.2f}, the least of their upper bounds {bound:.2f}",
             flush=True,
         )
-    return {"machine": str(machine), "texts": len(set(played)), "over_streaming": found}
+    return {"machine": str(machine), "rounds": rounds, "texts": len(texts.several), "over_streaming": found}
 
 
 def summary(distances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

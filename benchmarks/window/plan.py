@@ -81,7 +81,7 @@ MINUTES = {
     "changes": 1.5,
     "crowd": 1.0,
     "engines": 3.0,
-    "arms": 18.0,
+    "arms": 30.0,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
@@ -112,6 +112,8 @@ class WindowPlan:
     """Sessions on each link that changes."""
     arms: int = 10
     """Prompts at T=0.8, and half as many others that are greedy, in each arm of who proposes nodes."""
+    arm_rounds: int = 3
+    """Rounds of many sessions, with other texts for each of them."""
     arm_lessons: int = 6
     """Other prompts, which every verifier of an arm has served before."""
     arm_rtts_ms: tuple[float, ...] = RTTS_MS
@@ -164,6 +166,7 @@ QUICK = WindowPlan(
     candidates=8,
     changes=1,
     arms=4,
+    arm_rounds=1,
     arm_rtts_ms=(50.0,),
     arm_machines=(SIXTEEN,),
     statics=STATICS[2:3],
