@@ -22,7 +22,8 @@ from tiny_targets import EOS, VOCAB, Reference
 from benchmarks.support.server_replay import FixedCost
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
-from cloud_verifier.engine.row_allocation import by_acceptance
+from cloud_verifier.engine.row_allocation import RowAllocation, by_acceptance
+from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft import overlay, policy
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, grow
 from cloud_verifier.engine.server_draft.ngram import NgramSource
@@ -345,6 +346,76 @@ def test_a_source_that_finds_nothing_pauses(target: Target) -> None:
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=120, ignore_eos=True))
     rig.run()
     assert source.asked <= policy.TRIAL**2 + 1
+
+
+class Mute(Knowing):
+    """A source that has no tree for any session, as heads have whose folder is empty."""
+
+    pauses = True
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+        self.asked += len(requests)
+        return {}
+
+
+def test_a_source_that_answers_for_no_session_is_expected_to_gain_nothing_and_pauses(target: Target) -> None:
+    source, ticks = Mute({}), itertools.count()
+    overlay = Overlay([source], clock=lambda: 1e-4 * next(ticks))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=120, ignore_eos=True))
+    while source.asked < 20:
+        rig.turn()
+    assert overlay._sources[0].gain(beside=False) < 0.5
+    rig.run()
+    assert source.asked <= policy.TRIAL**2 + 1
+
+
+def hear(rig: Rig) -> None:
+    """Make a call of the engine, and deliver its commits."""
+    for event in rig.engine.step():
+        rig.hear(event)
+
+
+def test_nodes_that_come_while_the_verifier_drafts_are_in_the_same_step(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 80, ignore_eos=True)
+    rig = rig_with(target("llama"), Knowing({"s": expected}, right=0.0))
+    rig.attach("s", client(prompt, nothing, max_tokens=80, ignore_eos=True))
+    device, counters = rig.clients["s"].device, rig.engine.counters
+    rig.turn()  # the prompt
+    while not device.finished:
+        before, accepted = counters.steps, rig.engine.stats().sessions["s"].accepted
+        hear(rig)
+        assert counters.steps == before, "the first call drafts alone"
+        perfect(expected)(device, rig.rng)
+        while (append := device.poll(resting=True)) is not None:
+            rig.engine.append("s", append)
+        hear(rig)
+        assert counters.steps == before + 1
+        assert device.finished or rig.engine.stats().sessions["s"].accepted > accepted
+    assert device.received == expected
+    assert counters.sources["knowing"][0] > 0
+
+
+def test_a_session_is_drafted_for_once_and_again_only_if_its_device_was_waited_for_in_vain(
+    target: Target, reference: Plain
+) -> None:
+    prompt = prompt_of(9)
+    expected = reference("llama").generate(prompt, 40, ignore_eos=True)
+    source = Knowing({"s": expected})
+    rig = rig_with(target("llama"), source)
+    rig.attach("s", client(prompt, nothing, max_tokens=40, ignore_eos=True))
+    rig.turn()
+    session = rig.engine._live["s"]
+    near, far = (StepPlan((RowAllocation("s", 1, 0),), (), 8, frozenset(some)) for some in (["s"], []))
+
+    def asks(plan: StepPlan) -> bool:
+        return rig.engine._overlay.draft(plan, {"s": session}, 1, rig.engine._profiler)
+
+    assert [asks(near), asks(near), asks(far)] == [True, False, False]
+    rig.engine._overlay.release("s")
+    source.propose = lambda requests: {}  # type: ignore[method-assign]
+    assert [asks(near), asks(near), asks(far), asks(far)] == [True, False, True, False]
 
 
 def test_a_trial_asks_for_a_few_of_many_sessions(target: Target) -> None:
