@@ -46,6 +46,8 @@ LONG = (
     "coordinator/test_release_evidence.py",
     "cloud/test_traffic_verifier.py",
     "core/test_sampling_distribution.py",
+    "cloud/engine/test_source_mixtures.py",
+    "edge/test_device_mixture.py",
     "benchmarks/test_swarm.py",
     "deploy/test_compose_running.py",
     "edge/test_generation.py",

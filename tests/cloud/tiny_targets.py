@@ -64,7 +64,12 @@ TINY: dict[str, transformers.PretrainedConfig] = {
 }
 WIDE = "wide"
 """A Llama as wide as the shipped target: its linear layers may use another kernel depending on the rows."""
-WIDE_CONFIG = transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "intermediate_size": 1280})
+FEW = "few"
+"""A Llama of five tokens: all sequences of three can be counted."""
+APART: dict[str, transformers.PretrainedConfig] = {
+    WIDE: transformers.LlamaConfig(**{**SHAPE, "hidden_size": 512, "intermediate_size": 1280}),
+    FEW: transformers.LlamaConfig(**{**SHAPE, "vocab_size": 5, "eos_token_id": 4}),
+}
 
 MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
 
@@ -73,7 +78,7 @@ def make_tiny(kind: str) -> Any:
     """Make a random model with sharper logits than the default initialisation gives."""
     torch.manual_seed(sum(kind.encode()))
     # A copy: the module keeps its configuration, and a target changes the attention in it.
-    config = WIDE_CONFIG if kind == WIDE else TINY[kind]
+    config = (TINY | APART)[kind]
     module = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+
+# The GGUF writer of the llama tests, for the tests of drafts on the verifier.
+sys.path.insert(0, str(Path(__file__).parents[2] / "llama"))
 
 
 @pytest.fixture(scope="session")

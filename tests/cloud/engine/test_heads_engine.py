@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from filtered import filtered_log_probs
-from rig import Rig, client, nothing, prompt_of, random_tree
+from rig import Rig, client, nothing, prompt_of, random_heads, random_tree
 from scipy import stats
-from tiny_targets import SHAPE, VOCAB, Reference, make_tiny
+from tiny_targets import VOCAB, Reference, make_tiny
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.server_draft.base import ProposalRequest, ProposedTree
-from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -54,14 +53,7 @@ def keeping(tiny_directory: Callable[[str], Path]) -> TargetModel:
 
 
 def heads_on(model: TargetModel, kind: str) -> Watched:
-    shape = HeadsShape.model_validate({"kind": kind, "hidden": SHAPE["hidden_size"], "depth": 3})
-    heads = new_heads(shape)
-    if kind == "eagle":
-        # Untrained, it knows nothing; its own states as they are make its proposals the target's last token, often.
-        with torch.no_grad():
-            for parameter in heads.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
-    source = Watched(heads.eval(), model, vocabulary=VOCAB, pauses=False)
+    source = Watched(random_heads(kind), model, vocabulary=VOCAB, pauses=False)
     source.firsts = []
     return source
 
