@@ -136,7 +136,7 @@ class Engine:
             record=record,
             capabilities=self._executor.capabilities,
             grammar=self._grammar(attach.sampling.grammar),
-            server_gain=self._server_gain.value,
+            server_gain=0.0 if attach.sampling.lossy else self._server_gain.value,  # the sources serve no lossy rule
         )
         self._make_room(session)
 
@@ -248,7 +248,7 @@ class Engine:
         """Return the decision, which stands until something changes or, if it is to wait, until the time has come."""
         decision = self._decision
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
-            step, profiler, compares = self.counters.steps, self._profiler, bool(self._overlay.names)
+            step, profiler, compares = self.counters.steps, self._profiler, self._overlay.serves_without_device
             candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
             between_s, saved_s = profiler.between_s, 0.0
             if not self._overlay.has_drafted:

@@ -98,7 +98,7 @@ class StepPlan:
     """The rows of a step that begins now.
 
     favoured: sessions that got a row which another could have used as well; they move behind all others in this order.
-    node_rows: the most rows of nodes. coming: sessions without nodes whose devices are expected to send some soon.
+    node_rows: the most rows of nodes. coming: sessions without nodes whose devices are waited for.
     """
 
     allocations: tuple[RowAllocation, ...]
@@ -152,9 +152,10 @@ def schedule(
         return Wait(None)
     coming = _coming(able, now)
     plan = _plan(able, budget, allocation, cost, between_s)
-    plan = replace(plan, coming=frozenset(candidate.session_id for _, candidate in coming))
     until = _wait_until(coming, now, _rate(able, plan, cost, between_s), saved_s) if coming else None
-    return plan if until is None else Wait(until, plan)
+    if until is None:
+        return plan
+    return Wait(until, replace(plan, coming=frozenset(one.session_id for at, one in coming if at <= until)))
 
 
 def _rate(able: Sequence[StepCandidate], plan: StepPlan, cost: StepCost, between_s: float) -> float:

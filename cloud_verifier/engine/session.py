@@ -181,6 +181,11 @@ class PendingNodes:
         """Return whether the target evaluates more than one path of them."""
         return self._capabilities.trees
 
+    @property
+    def vocabulary(self) -> int:
+        """Return V, below which their token ids are."""
+        return self._capabilities.vocabulary
+
     def most(self, directive: Directive) -> int:
         """Return the most nodes of the device that a step may take by the directive and the target's capabilities."""
         if not directive.window_depth:

@@ -31,7 +31,9 @@ _CHUNK = 1 << 20
 _BLOCK = 1024
 """Tokens that are added one by one before they become a table: about 1,600 bytes each until then."""
 _RUNS = 4
-"""Tables of tokens that were added; each costs a search in every look-up."""
+"""Tables of tokens that were added, while these are short; each costs a search in every look-up."""
+_LONGEST_RUN = 1 << 14
+"""Tokens of the longest table that is made by merging others."""
 _LARGEST = 2**31 - 1
 """The greatest token id."""
 
@@ -196,14 +198,17 @@ class NgramModel:
 
     def reset(self, tokens: Sequence[int]) -> None:
         """Replace the text. It takes about 1 microsecond for each token. Raises BadRequest for what is no token id."""
-        self._read = (
-            (*self._stores, NgramTable._of_pairs(_pairs_of(_checked(_ids(tokens))))) if tokens else self._stores
-        )
-        """Tables of the stores and of this text."""
-        self._tables = self._read
+        self._text = [NgramTable._of_pairs(_pairs_of(_checked(_ids(tokens))))] if tokens else []
+        """The table of this text."""
         self._runs: list[tuple[int, NgramTable]] = []
         """(tokens, table) of parts of what was added since, in the text's order."""
+        self.use(self._stores)
         self._begin_block(tokens)
+
+    def use(self, stores: Sequence[NgramTable]) -> None:
+        """Replace the stores, and keep the text."""
+        self._stores = tuple(stores)
+        self._tables = (*self._stores, *self._text, *(run for _, run in self._runs))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text, in microseconds for each. Raises BadRequest, and appends none, if one is no id."""
@@ -222,15 +227,18 @@ class NgramModel:
         """Make a table of the block and what follows it, which takes a tenth of the memory, and merge it with others.
 
         As in a log-structured merge tree (O'Neil et al., 1996) a table is merged with one that is no longer, so that
-        a token is counted anew a few times and few tables are asked.
+        a token is counted anew a few times and few tables are asked. Long ones stay apart: a merge takes two
+        microseconds a token, in which whoever asks waits.
         """
         text = _checked(_ids([*self._before, *tokens]))
         length, table = len(tokens), NgramTable._of_pairs(_pairs_of(text, len(self._before)))
         while self._runs and (self._runs[-1][0] <= length or len(self._runs) >= _RUNS):
+            if self._runs[-1][0] + length > _LONGEST_RUN:
+                break
             before, other = self._runs.pop()
             length, table = before + length, other._with(table)
         self._runs.append((length, table))
-        self._tables = (*self._read, *(run for _, run in self._runs))
+        self.use(self._stores)
         self._begin_block(text.tolist())
 
     def _begin_block(self, text: Sequence[int]) -> None:

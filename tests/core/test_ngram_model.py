@@ -96,6 +96,25 @@ def test_what_generated_tokens_take_is_bounded_and_so_is_what_is_looked_at() -> 
     assert model.following()[0][0] == 556  # which followed 7, 555, 7
 
 
+def test_no_merge_reads_more_tokens_than_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = []
+    counted = NgramTable._with
+
+    def watched(table: NgramTable, other: NgramTable) -> NgramTable:
+        both = counted(table, other)
+        merged.append(int(both.totals.max()))
+        return both
+
+    monkeypatch.setattr("outrider.core.ngram._LONGEST_RUN", 4096)
+    monkeypatch.setattr(NgramTable, "_with", watched)
+    model = NgramModel()
+    for _ in range(16 * 1024):
+        model.extend([7])
+    assert 2048 < max(merged) <= 4096
+    ids, log_q = model.following()
+    assert ids.tolist() == [7] and log_q[0] > -0.01
+
+
 @pytest.mark.parametrize("wrong", [-1, 2**31, 2**63, 2**64])
 @pytest.mark.parametrize("many", [1, 3_000])
 def test_what_is_no_token_id_is_refused_and_changes_nothing(wrong: int, many: int) -> None:

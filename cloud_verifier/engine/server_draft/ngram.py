@@ -37,6 +37,8 @@ class _Text:
     model: NgramModel
     read: int
     """Tokens of the session."""
+    store: NgramTable | None
+    """The tenant's, which another one may replace while the session runs."""
     reading: Future[None] | None = None
     """While they are read on another thread."""
 
@@ -92,6 +94,10 @@ class NgramSource:
             if not text.reading.done():
                 return None
             text.reading = text.reading.result()
+        store = self._store_of(session.salt)
+        if text is not None and text.store is not store:
+            text.store = store
+            text.model.use(_stores(store))
         tokens = session.tokens
         new = tokens[text.read if text else 0 :]
         if text is not None and len(new) <= USUAL_TOKENS:
@@ -102,7 +108,7 @@ class NgramSource:
         if self._left < cost <= LONG:
             return None
         if text is None:
-            text = self._texts[session.session_id] = _Text(self._new_model(session), 0)
+            text = self._texts[session.session_id] = _Text(NgramModel(_stores(store)), 0, store)
         text.read = len(tokens)
         if cost > LONG:
             text.reading = self._reader.submit(text.model.reset, list(tokens))
@@ -113,9 +119,9 @@ class NgramSource:
         self.read = self.read[0] + len(new), self.read[1] + self._clock() - begun
         return text.model
 
-    def _new_model(self, session: EngineSession) -> NgramModel:
-        store = self._store_of(session.salt)
-        return NgramModel([store] if store is not None else ())
+
+def _stores(store: NgramTable | None) -> tuple[NgramTable, ...]:
+    return (store,) if store is not None else ()
 
 
 def _children(model: NgramModel, session: EngineSession, path: Sequence[int]) -> list[Proposal]:

@@ -35,7 +35,7 @@ from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
-from outrider.core.acceptance.node_acceptance import SURER, NodeAcceptance
+from outrider.core.acceptance.node_acceptance import KINDS, SURER, NodeAcceptance
 from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
 
@@ -135,8 +135,13 @@ class Overlay:
 
     @property
     def has_drafted(self) -> bool:
-        """Return whether there are nodes for the next step."""
-        return any(draft.trees for draft in self._drafts.values())
+        """Return whether sources were asked about sessions of the next step."""
+        return bool(self._drafts)
+
+    @property
+    def serves_without_device(self) -> bool:
+        """Return whether a source drafts for sessions without nodes of their devices."""
+        return any(not one.policies[False].paused and self._step >= one.resumes for one in self._sources)
 
     def draft(
         self,
@@ -226,8 +231,11 @@ class Overlay:
         """Forget a session that has ended, and do not observe its last step."""
         self._last = [one for one in self._last if one[0].session.session_id != session_id]
         self._drafts.pop(session_id, None)
-        for one in self._sources:
-            one.source.release(session_id)
+        for one in list(self._sources):
+            try:
+                one.source.release(session_id)
+            except Exception:
+                self._failed(one, [])
 
     def _proposed(
         self,
@@ -264,7 +272,7 @@ class Overlay:
                 continue
             commits = committed + sum(gains.values()) - gains[id(one)]
             try:
-                asked = self._worth_asking(one, drafting, commits, cost, taken, may_pause)
+                asked = self._worth_asking(one, groups, drafting, commits, cost, taken, may_pause)
             except Exception:
                 self._failed(one, [session.session_id for group in drafting.values() for session in group])
                 continue
@@ -284,6 +292,7 @@ class Overlay:
         self,
         one: _Source,
         groups: Mapping[bool, Sequence[EngineSession]],
+        drafting: Mapping[bool, Sequence[EngineSession]],
         commits: float,
         cost: CostCurve,
         taken: int,
@@ -291,19 +300,19 @@ class Overlay:
     ) -> list[EngineSession]:
         """Return the sessions to ask a source about: of each group in which it pays, or a few of it during a trial.
 
-        groups: sessions with nodes of their device beside, and without. taken: nodes in the step already. may_pause:
-        groups in which no source has been paused in this step.
+        groups, drafting: as in `_proposed`; whether it pays is a matter of the whole group, however few are asked about
+        now. taken: nodes in the step already. may_pause: groups in which no source has been paused in this step.
         """
         asked: list[EngineSession] = []
         for beside, group in groups.items():
-            policy = one.policies[beside]
+            policy, count = one.policies[beside], min(len(group), one.source.max_sessions)
             if beside and one.policies[False].pauses_in(self._step):
                 continue  # what does not pay alone does not pay beside others, and needs no trial there
-            sessions = self._worth_reading(one, policy, group, commits, cost) if group else []
+            sessions = self._worth_reading(one, policy, drafting[beside], count, commits, cost)
             if sessions and one.source.pauses:
                 was_paused = policy.paused
                 if (beside in may_pause or was_paused) and not policy.pays(
-                    self._step, commits, len(sessions), lambda nodes: cost(taken + nodes)
+                    self._step, commits, count, lambda nodes: cost(taken + nodes)
                 ):
                     if not was_paused:
                         # The others may gain more without it.
@@ -326,12 +335,13 @@ class Overlay:
         begun = self._clock()
         try:
             trees = one.source.propose(requests)
+            _check(trees, requests)
+            tokens, reading_s = one.source.read
         except Exception:
             self._failed(one, [request.session.session_id for request in requests])
             return {}
         if self._step >= one.resumes + FAILED_PAUSE:
             one.failures = 0
-        tokens, reading_s = one.source.read
         if trees:
             seconds = self._clock() - begun - reading_s + one.observing_s
             one.time.observe_drafting(len(trees), seconds)
@@ -352,14 +362,19 @@ class Overlay:
         return found
 
     def _worth_reading(
-        self, one: _Source, policy: DraftPolicy, sessions: Sequence[EngineSession], commits: float, cost: CostCurve
+        self,
+        one: _Source,
+        policy: DraftPolicy,
+        sessions: Sequence[EngineSession],
+        count: int,
+        commits: float,
+        cost: CostCurve,
     ) -> list[EngineSession]:
         """Return the sessions that a source may propose for: those that it need not read much of before, those with
-        least to read first; during a trial at least one."""
+        least to read first; during a trial at least one. count: sessions that it would draft for."""
         source = one.source
         unread = {session.session_id: source.unread(session) for session in sessions}
         ordered = sorted(sessions, key=lambda s: unread[s.session_id])
-        count = min(len(ordered), source.max_sessions)
 
         def pays(session: EngineSession) -> bool:
             tokens = unread[session.session_id]
@@ -397,6 +412,15 @@ def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[E
     ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
     # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
     return ready, [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
+
+
+def _check(trees: Mapping[str, ProposedTree], requests: Sequence[ProposalRequest]) -> None:
+    """Raise ValueError for a node that no step can evaluate, and KeyError for a session that was not asked about."""
+    vocabulary = {request.session.session_id: request.session.nodes.vocabulary for request in requests}
+    for session_id, tree in trees.items():
+        for node in tree:
+            if not 0 <= node.token < vocabulary[session_id] or not 0 <= tree.kinds[node.id] < KINDS:
+                raise ValueError(f"a node has token {node.token} and kind {tree.kinds[node.id]}")
 
 
 def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:

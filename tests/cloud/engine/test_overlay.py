@@ -27,7 +27,7 @@ from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft import overlay, policy
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, grow
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay
+from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay, _Draft
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
 from cloud_verifier.engine.session import COMPARE, DEVICE, Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -238,6 +238,43 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, target
     assert list(rig.engine.counters.sources) == ["knowing"]
 
 
+def test_a_source_that_fails_to_forget_a_session_ends_nothing(target: Target, reference: Plain) -> None:
+    class Clinging(Knowing):
+        def release(self, session_id: str) -> None:
+            raise RuntimeError("cannot forget")
+
+    prompts = {"s": prompt_of(9), "t": prompt_of(11)}
+    expected = {name: reference("llama").generate(prompt, 20, ignore_eos=True) for name, prompt in prompts.items()}
+    rig = rig_with(target("llama"), Clinging(expected, name="clinging"), Knowing(expected))
+    for name, prompt in prompts.items():
+        rig.attach(name, client(prompt, nothing, max_tokens=20, ignore_eos=True))
+    rig.run()
+    assert {name: rig.clients[name].device.received for name in prompts} == expected
+    assert rig.slots == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["token", "negative token", "kind", "session", "read"])
+def test_a_source_that_proposes_what_no_step_can_evaluate_fails_alone(
+    wrong: str, target: Target, reference: Plain
+) -> None:
+    class Malformed(Knowing):
+        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+            tree = ProposedTree(requests[0].session.protocol.position)
+            token = {"token": VOCAB, "negative token": -1}.get(wrong, 5)
+            tree.propose(ROOT, token, 99 if wrong == "kind" else 6)
+            if wrong == "read":
+                self.read = None  # type: ignore[assignment]
+            return {"another" if wrong == "session" else requests[0].session.session_id: tree}
+
+    prompt = prompt_of(9)
+    expected = {"s": reference("llama").generate(prompt, 30, ignore_eos=True)}
+    rig = rig_with(target("llama"), Malformed(expected, name="malformed"), Knowing(expected))
+    rig.attach("s", client(prompt, nothing, max_tokens=30, ignore_eos=True))
+    rig.run()
+    assert rig.clients["s"].device.received == expected["s"]
+    assert list(rig.engine.counters.sources) == ["knowing"]
+
+
 class Failing(Knowing):
     """A source that fails in the first few calls."""
 
@@ -416,6 +453,29 @@ def test_a_session_is_drafted_for_once_and_again_only_if_its_device_was_waited_f
     rig.engine._overlay.release("s")
     source.propose = lambda requests: {}  # type: ignore[method-assign]
     assert [asks(near), asks(near), asks(far), asks(far)] == [True, False, True, False]
+
+
+def test_a_pause_is_not_ended_by_the_few_sessions_that_are_left_to_ask_about(target: Target) -> None:
+    """Of sixteen near sessions one was waited for in vain, and is asked about alone."""
+    names = [f"s{i}" for i in range(16)]
+    source, ticks = Knowing({name: [5] * 60 for name in names}, right=0.0), itertools.count()
+    source.pauses = True
+    rig = Rig(
+        target("llama"),
+        EngineConfig(kv_slots=4096, max_sessions=32),
+        overlay=Overlay([source], clock=lambda: 1e-1 * next(ticks)),
+    )
+    for i, name in enumerate(names):
+        rig.attach(name, client(prompt_of(9 + i), nothing, max_tokens=60, ignore_eos=True))
+    overlay, live = rig.engine._overlay, rig.engine._live
+    while not overlay._sources[0].policies[False].paused:
+        rig.turn()
+    assert not overlay.serves_without_device
+    plan = StepPlan(tuple(RowAllocation(name, 1, 0) for name in names), (), 64)
+    overlay._drafts = {name: _Draft(len(live[name].tokens), False, {}) for name in names[1:]}
+    asked = source.asked
+    assert not overlay.draft(plan, live, overlay._step + 1, rig.engine._profiler)
+    assert source.asked == asked
 
 
 def test_a_trial_asks_for_a_few_of_many_sessions(target: Target) -> None:

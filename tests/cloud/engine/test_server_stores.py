@@ -10,6 +10,7 @@ from rig import Rig, client, nothing, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
+from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.server_draft.sources import sources_of
 from cloud_verifier.engine.server_draft.tenant_stores import TenantStores
@@ -73,3 +74,22 @@ def test_a_store_of_senseless_tokens_changes_no_token(
     rig = rig_with(target("llama"), stores(tmp_path, target("llama"), wrong))
     steps_of(rig, "acme", prompt, params)
     assert rig.clients["s"].device.received == output
+
+
+def test_a_session_takes_the_store_that_its_tenant_has_now(target: Target, reference: Plain) -> None:
+    prompt = prompt_of(12)
+    output = reference("llama").generate(prompt, 60, ignore_eos=True)
+    table, current = NgramTable.build([[*prompt, *output]]), list[NgramTable]()
+    source = NgramSource(lambda tenant: current[0] if current else None)
+    source.pauses = False
+    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([source], clock=lambda: 0.0))
+    rig.attach("s", client(prompt, nothing, max_tokens=60, ignore_eos=True, salt="acme"))
+    device, accepted = rig.clients["s"].device, {}
+    for name, stores, length in (("before", [], 20), ("with it", [table], 40), ("withdrawn", [], 60)):
+        current[:] = stores
+        before = rig.engine.counters.server_accepted
+        while len(device.received) < length and not device.finished:
+            rig.turn()
+        accepted[name] = rig.engine.counters.server_accepted - before
+    assert device.received == output
+    assert accepted["with it"] > 10 > max(accepted["before"], accepted["withdrawn"])
