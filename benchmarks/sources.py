@@ -220,11 +220,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     taught = list(_written(target, pair, harness.prompts("tuning", lessons), tokens, kind=LESSON))
     store = built_store(target, pair, stored, tokens)
     print(f"{len(texts)} texts, {len(taught)} to learn from, {len(store.counts)} n-grams in the store", flush=True)
-    found = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
+    counted = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
+    counted |= measure_server(pair, store, taught, texts)
+    found = by_arm(counted, texts)
     report(found)
-    served = measure_server(pair, store, taught, texts)
-    report(served)
-    found |= served
     result = summary(found)
     harness.finish(result | {"arms": _shown(found)}, criteria(result), size)
 
@@ -244,53 +243,62 @@ def measure(
     lessons: Sequence[TargetText],
     texts: Sequence[TargetText],
     ends: frozenset[int],
-) -> dict[str, ArmResult]:
-    """Play the texts with one drafter that has these sources, after the lessons; return the counts by setting."""
-    results = {setting: ArmResult() for setting in SETTINGS}
+) -> list[StepCount | None]:
+    """Play the texts with one drafter that has these sources, after the lessons; return the counts by text."""
     with contextlib.ExitStack() as stack:
         drafter = Drafter([_source(pair, name, store, stack) for name in names], clock=lambda: 0.0)
         for text in lessons:
             play(drafter, text, ends)
-        for text in texts:
-            setting = next(name for name, temperature in SETTINGS.items() if temperature == text.sampling.temperature)
-            results[setting].add(text, play(drafter, text, ends))
-    return results
+        return [play(drafter, text, ends) for text in texts]
 
 
 def measure_server(
     pair: Pair, store: NgramTable, lessons: Sequence[TargetText], texts: Sequence[TargetText]
-) -> dict[str, dict[str, ArmResult]]:
-    """Let an engine write the texts with each of SERVER_ARMS, after the lessons; return the counts as of `measure`.
+) -> dict[str, list[StepCount | None]]:
+    """Let an engine write the texts with each of SERVER_ARMS, after the lessons; return the counts by text.
 
     Without a file of heads their arms are left out. A text that the engine writes in another way, as a tie may make it,
-    counts in no arm. Raises RuntimeError for more than a few of them.
+    has None. Raises RuntimeError for more than a few of them.
     """
     model = TargetModel.load(pair.target)
     model.keep_states()
     check_numerics(model)
-    found: dict[str, dict[str, ArmResult]] = {}
+    found: dict[str, list[StepCount | None]] = {}
     for arm, names in SERVER_ARMS.items():
         if "server heads" in names and pair.heads is None:
             continue
-        found[arm], others = {}, 0
-        for setting, temperature in SETTINGS.items():
-            result = found[arm][setting] = ArmResult()
+        found[arm], others = [None] * len(texts), 0
+        for temperature in SETTINGS.values():
             with contextlib.ExitStack() as stack:
                 own = [_server_source(pair, model, name, store, stack) for name in names if name.startswith("server")]
                 device = [_source(pair, name, store, stack) for name in names if not name.startswith("server")]
                 replay = ServerReplay(model, own, PLAN, Drafter(device, clock=lambda: 0.0) if device else None)
-                for text in (*lessons, *texts):
+                for number, text in enumerate((*lessons, *texts), -len(lessons)):
                     if text.sampling.temperature != temperature:
                         continue
                     tokens, steps, nodes = replay.write(text.prompt, text.sampling, len(text.output))
                     if tuple(tokens) != text.output:
                         others += 1
-                    elif text.kind != LESSON:
-                        result.add(text, StepCount(1, len(tokens), steps, nodes))
+                    elif number >= 0:
+                        found[arm][number] = StepCount(1, len(tokens), steps, nodes)
         if others:
             print(f"{arm}: {others} of {len(lessons) + len(texts)} texts are not the target's", flush=True)
         if others > MOST_TIES * (len(lessons) + len(texts)):
             raise RuntimeError(f"with {arm} the engine writes {others} other texts than the target")
+    return found
+
+
+def by_arm(
+    counted: Mapping[str, Sequence[StepCount | None]], texts: Sequence[TargetText]
+) -> dict[str, dict[str, ArmResult]]:
+    """Return the counts by arm and setting, of the texts that every arm has counted."""
+    settings = {temperature: setting for setting, temperature in SETTINGS.items()}
+    found = {arm: {setting: ArmResult() for setting in SETTINGS} for arm in counted}
+    for number, text in enumerate(texts):
+        counts = {arm: count for arm, each in counted.items() if (count := each[number]) is not None}
+        if len(counts) == len(counted):
+            for arm, count in counts.items():
+                found[arm][settings[text.sampling.temperature]].add(text, count)
     return found
 
 
