@@ -24,6 +24,7 @@ LOCK_S = 5.0
 """Seconds to wait for another process that changes the folder."""
 _MAX_BYTES = 1 << 20
 _KEPT = 50
+"""Decided heads that are listed, of all targets together."""
 
 HeadsState = Literal["canary", "stable", "superseded", "rolled_back"]
 
@@ -101,7 +102,8 @@ class HeadsFolder:
         return self._changed_by(digest, state, reason)
 
     def _changed_by(self, digest: str, state: HeadsState, reason: str) -> HeadsRelease | None:
-        """Enter a new state; the canary that a newer one replaces, and the stable heads that do, are superseded."""
+        """Enter a new state. Stable heads that newer ones replace are superseded; a canary is then rolled back, since
+        nobody has found that it is good."""
         self._files.folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             listed = _Releases.read(self._path).releases
@@ -119,15 +121,20 @@ class HeadsFolder:
                 reason=reason,
                 created_unix=known.created_unix if known else time.time(),
             )
+            replaced: dict[str, str] = {}
+            if state == "stable":
+                replaced = {"state": "superseded"}
+            elif state == "canary":
+                replaced = {"state": "rolled_back", "reason": f"heads {digest[:12]} came before it was decided"}
             others = [
-                one.model_copy(update={"state": "superseded"})
-                if one.state == state != "rolled_back" and one.target == self._target
-                else one
+                one.model_copy(update=replaced) if one.state == state and one.target == self._target else one
                 for one in listed
                 if one.digest != digest
             ]
-            kept = _Releases(releases=tuple([*others, new][-_KEPT:]))
-            atomic_files.write(self._path, kept.model_dump_json(indent=1).encode())
+            listing = [*others, new]
+            recent = [one.digest for one in listing if one.state not in ("canary", "stable")][-_KEPT:]
+            kept = [one for one in listing if one.state in ("canary", "stable") or one.digest in recent]
+            atomic_files.write(self._path, _Releases(releases=tuple(kept)).model_dump_json(indent=1).encode())
             return new
 
     def _locked(self) -> BufferedRandom:

@@ -37,6 +37,8 @@ LEAST_SESSIONS = 12
 """Sessions with the canary, and without it, before it can be rolled back."""
 MOST_SESSIONS = 40
 """Sessions with the canary, and without it, after which it is decided upon."""
+LEAST_GAIN = 0.05
+"""Tokens a step, proposed right, below which no heads are worth the time that they take."""
 WORSE = 2.6
 """Standard errors by which a canary is worse that is rolled back: at every look, one equal one in 200."""
 
@@ -81,7 +83,7 @@ def verdict(canary: Arm, stable: Arm) -> Literal["stable", "rolled_back"] | None
     if min(canary.sessions, stable.sessions) < LEAST_SESSIONS:
         return None
     error = math.hypot(canary.error, stable.error)
-    if canary.mean < stable.mean - WORSE * error or canary.mean <= 0.0:
+    if canary.mean < stable.mean - WORSE * error or canary.mean < LEAST_GAIN:
         return "rolled_back"
     return "stable" if min(canary.sessions, stable.sessions) >= MOST_SESSIONS else None
 
@@ -206,26 +208,41 @@ class ServedHeads:
             if not canary or isinstance(error, BadRequest):
                 raise
             log.exception("new heads fail")
-            self._decide("rolled_back", f"they raise {type(error).__name__}: {error}"[:300])
+            self._decide("rolled_back", f"they raise {type(error).__name__}: {error}")
 
     def _decide(self, result: Literal["stable", "rolled_back"], reason: str) -> None:
-        """Decide about the canary, as far as the folder can be written to; sessions that have it keep it, if it is
-        stable, and else go on without heads."""
+        """Decide about the canary, unless another process has done so, and go on as the folder then says.
+
+        As far as the folder cannot be written to, the decision is this verifier's alone.
+        """
         canary, self._canary = self._canary, None
         if canary is None:
             return
+        if not self._write(canary.digest, result, reason):
+            found = next((one for one in self._folder.releases() if one.digest == canary.digest), None)
+            result, reason = ("stable" if found and found.state == "stable" else "rolled_back"), "decided elsewhere"
         log.info("heads %s.. are %s: %s", canary.digest[:12], result, reason)
         if result == "stable":
             self._stable = canary
-        for one in self._sessions.values():
-            if one.canary == canary.digest:
-                one.canary = ""
-                if result == "rolled_back":
-                    one.source = one.proposed = None
+            for one in self._sessions.values():
+                if one.canary == canary.digest:
+                    one.canary = ""
+        else:
+            self._give_up(canary)
+
+    def _write(self, digest: str, result: Literal["stable", "rolled_back"], reason: str) -> bool:
+        """Enter a decision in the folder, if it can be written to; return False if another process has decided."""
         try:
-            self._folder.decide(canary.digest, result, reason)
+            return self._folder.decide(digest, result, reason[:300]) is not None
         except (OSError, OutriderError) as error:
-            log.warning("what became of heads %s.. cannot be written: %s", canary.digest[:12], error)
+            log.warning("what became of heads %s.. cannot be written: %s", digest[:12], error)
+            return True
+
+    def _give_up(self, version: _Version) -> None:
+        """Let the sessions that have these heads go on without any."""
+        for one in self._sessions.values():
+            if one.source is version.source:
+                one.canary, one.source, one.proposed = "", None, None
 
     def _begun(self, session_id: str) -> _Session:
         version = self._canary if self._canary is not None and has_canary(session_id) else self._stable
@@ -236,23 +253,32 @@ class ServedHeads:
     def _look_safely(self) -> None:
         try:
             self._look()
-        except (OSError, OutriderError) as error:
+        except Exception as error:
             log.warning("the folder of heads cannot be read; what was loaded goes on: %s", error)
 
     def _look(self) -> None:
-        """Load what is new in the folder. Raises ModelRefused and OSError."""
+        """Load what is new in the folder, and give up what has been rolled back. Raises ModelRefused and OSError.
+
+        A canary that cannot be loaded is rolled back.
+        """
         changed = self._folder.changed()
         if changed == self._changed:
             return
-        self._changed = changed
-        stable, canary = self._folder.newest("stable"), self._folder.newest("canary")
         loaded = {one.digest: one for one in (self._stable, self._canary) if one is not None}
-        if stable is not None and (self._stable is None or stable.digest != self._stable.digest):
-            self._stable = loaded.get(stable.digest) or self._loaded(stable.digest)
-        if canary is None:
-            self._canary = None
-        elif self._canary is None or canary.digest != self._canary.digest:
-            self._canary, self._trial = self._loaded(canary.digest), _Trial()
+        releases = {one.digest: one.state for one in self._folder.releases()}
+        stable, canary = self._folder.newest("stable"), self._folder.newest("canary")
+        self._stable = (loaded.get(stable.digest) or self._loaded(stable.digest)) if stable is not None else None
+        self._canary = loaded.get(canary.digest) if canary is not None else None
+        for version in loaded.values():
+            if releases.get(version.digest) == "rolled_back":
+                self._give_up(version)
+        if canary is not None and self._canary is None:
+            try:
+                self._canary, self._trial = self._loaded(canary.digest), _Trial()
+            except Exception as error:  # whatever is wrong with them is no matter of the stable heads
+                log.exception("new heads cannot be loaded")
+                self._write(canary.digest, "rolled_back", f"they cannot be loaded: {type(error).__name__}: {error}")
+        self._changed = changed
 
     def _loaded(self, digest: str) -> _Version:
         version = _Version(digest, self._load(self._folder.path(digest)))

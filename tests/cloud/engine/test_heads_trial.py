@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloud_verifier.distill.loop import canary_result
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
 from cloud_verifier.engine.server_draft.heads_folder import RELEASES, HeadsFolder
@@ -51,12 +52,27 @@ def test_new_heads_are_the_canary_and_then_stable_or_rolled_back(tmp_path: Path)
     assert folder.newest("stable") == folder.releases()[0]
 
 
-def test_a_newer_canary_supersedes_an_older_one_and_leaves_the_stable_heads(tmp_path: Path) -> None:
+def test_a_newer_canary_takes_the_place_of_an_older_one_which_nobody_has_found_good(tmp_path: Path) -> None:
     folder = HeadsFolder(tmp_path / "heads", TARGET)
     folder.decide(folder.add(heads_file(tmp_path / "1", 1)).digest, "stable", "")
-    folder.add(heads_file(tmp_path / "2", 2))
-    folder.add(heads_file(tmp_path / "3", 3))
-    assert [one.state for one in folder.releases()] == ["canary", "superseded", "stable"]
+    second = folder.add(heads_file(tmp_path / "2", 2))
+    third = folder.add(heads_file(tmp_path / "3", 3))
+    assert [one.state for one in folder.releases()] == ["canary", "rolled_back", "stable"]
+    assert folder.releases()[1].reason == f"heads {third.digest[:12]} came before it was decided"
+    assert canary_result({one.digest: one for one in folder.releases()}, second.digest) == (  # type: ignore[arg-type]
+        "rolled_back",
+        folder.releases()[1].reason,
+    )
+
+
+def test_the_list_keeps_what_is_in_use_however_many_were_rolled_back(tmp_path: Path) -> None:
+    folder, other = (HeadsFolder(tmp_path / "heads", "sha256:" + letter * 64) for letter in "ab")
+    for one, name in ((folder, "a"), (other, "b")):
+        one.decide(one.add(heads_file(tmp_path / name, 1, "sha256:" + name * 64)).digest, "stable", "")
+    for seed in range(2, 60):
+        folder.decide(folder.add(heads_file(tmp_path / "new", seed)).digest, "rolled_back", "worse")
+    assert folder.newest("stable") is not None and other.newest("stable") is not None
+    assert len(folder.releases()) == 51 and folder.releases()[0].version == 60
 
 
 def test_a_folder_takes_no_heads_of_another_target_and_shows_none(tmp_path: Path) -> None:
@@ -192,7 +208,7 @@ def test_the_first_heads_of_a_target_are_tried_beside_sessions_without_any(tmp_p
     world.decided("canary")
     assert world.state("canary") == "stable"
     (tmp_path / "other").mkdir()
-    useless = World(tmp_path / "other", canary=0.0)
+    useless = World(tmp_path / "other", canary=0.003)
     useless.decided("canary")
     assert useless.state("canary") == "rolled_back"
 
@@ -204,6 +220,50 @@ def test_a_canary_that_raises_is_rolled_back_at_once_and_nobody_fails(tmp_path: 
         world.session()
     assert world.state("canary") == "rolled_back"
     world.session()
+
+
+def test_a_canary_that_cannot_be_loaded_is_rolled_back_and_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=0.5)
+    load = world.load
+
+    def refuse(path: Path) -> Any:
+        if path.stem == world.digests["stable"]:
+            return load(path)
+        raise RuntimeError("out of memory")
+
+    world.load = refuse  # type: ignore[method-assign]
+    world.digests["canary"] = world.folder.add(heads_file(tmp_path / "canary", 7)).digest
+    started = world.serve()
+    assert world.state("canary") == "rolled_back" and "out of memory" in world.folder.releases()[0].reason
+    assert started._stable is not None
+    world.now += POLL_S
+    world.session()  # the verifier that had started before goes on with the stable heads
+    assert world.served._stable is not None and world.served._canary is None
+
+
+def test_heads_that_another_verifier_has_rolled_back_are_given_up_in_mid_session(tmp_path: Path) -> None:
+    world = World(tmp_path, canary=0.9)
+    name = next(f"s{i}" for i in range(99) if has_canary(f"s{i}"))
+    session: Any = SimpleNamespace(session_id=name, tokens=[1, 2, 3])
+
+    def proposed() -> int:
+        world.served.observe(session, EvaluatedRows([0], 1))
+        return len(world.served.propose([ProposalRequest(session, 4, 0.0, SimpleNamespace())]))  # type: ignore[arg-type]
+
+    assert proposed() == 1
+    world.folder.decide(world.digests["canary"], "rolled_back", "worse elsewhere")
+    world.now += POLL_S
+    proposed()
+    assert proposed() == 0
+
+
+def test_a_decision_of_another_verifier_stands(tmp_path: Path) -> None:
+    world = World(tmp_path, canary=0.9)
+    world.folder.decide(world.digests["canary"], "rolled_back", "worse elsewhere")
+    for _ in range(8 * MOST_SESSIONS):  # this verifier would decide otherwise, and has not looked
+        world.session()
+    assert world.state("canary") == "rolled_back"
+    assert world.served._stable is None and world.served._canary is None
 
 
 def test_what_a_session_is_to_blame_for_does_not_roll_a_canary_back(tmp_path: Path) -> None:
