@@ -28,6 +28,9 @@ class CalibratedSource:
     on_first: Callable[[bool], None] | None = None
     """Called on the drafter's thread, at each position where the source was asked and there was a choice, with whether
     its first proposal was accepted; one that it did not make was not."""
+    on_failure: Callable[[str], None] | None = None
+    """Called on the drafter's thread with the error by which a source without a latency gave up for a session, unless
+    the session's text is to blame."""
 
     def calibrator(self, task: DraftTask) -> Calibrator:
         """Return the calibrator of a session's sampling: perturbed scores have other margins."""

@@ -18,8 +18,8 @@ from edge_agent.drafting import growth
 from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposals
 from edge_agent.drafting.growth import ChildProposal, DecodeLatency, RankedNode, SpeculationPlan
 from edge_agent.drafting.health import DraftHealth
-from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
-from outrider.core.errors import Overloaded
+from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
+from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,8 @@ class _Model:
     """Committed tokens that the model has not read: it reads them when it is asked again."""
     failed: bool = False
     """Whether it gave up for this session."""
+    full: bool = False
+    """Whether its context has no cells or sequence ids left before a commit frees some."""
 
     def observe(self, proposed: bool, by_others: bool) -> None:
         """Learn whether it proposed a committed token, and whether other models that were asked did."""
@@ -118,8 +120,8 @@ class Drafter:
     """Drafts for one session at a time.
 
     sources: the best one first; those with a latency are models, which are asked where that gains the most per second.
-    All others are asked wherever their proposals could matter. health: counts the first proposals of the best source
-    that were accepted.
+    All others are asked wherever their proposals could matter. One that fails is dropped for the session. health:
+    counts the first proposals of the best source that were accepted.
     """
 
     def __init__(
@@ -137,7 +139,8 @@ class Drafter:
         self.decode_s = min((model.latency.of(1) for model in self._models), default=0.0)
         """Moving average of the duration of a decode."""
         self._tokens_per_step = 2.0
-        self._context_full = False
+        self._free: dict[int, CalibratedSource] = {}
+        """Number -> source that costs nothing, without those that gave up for this session."""
         self._task = DraftTask(prompt=())
         self._tree = TokenTree()
         self._states: dict[int, _NodeState] = {ROOT: _NodeState()}
@@ -159,17 +162,13 @@ class Drafter:
 
     def begin(self, task: DraftTask, plan: SpeculationPlan) -> None:
         """Read the sequence of a session; drop everything of an earlier one."""
-        self._task, self.plan = task, plan
-        self._tree = TokenTree(len(task.received))
-        self._states = {ROOT: _NodeState()}
-        self._next_id = 1
-        self._on_new_root()
-        for calibrated in self._sources:
-            if calibrated.latency is None:
-                calibrated.source.begin(task)
+        self._reset(task, plan)
         for model in self._models:
-            model.path, model.tokens, model.failed = [], [], False
             self._try(model, partial(model.calibrated.source.begin, task))
+
+    def end(self) -> None:
+        """Drop the session and its text. Models keep it in their contexts, for a session that begins like it."""
+        self._reset(DraftTask(prompt=()), _IDLE)
 
     def replan(self, plan: SpeculationPlan) -> None:
         """Draft by another plan; a drafter that rests looks again, and reports it if it still rests."""
@@ -189,9 +188,7 @@ class Drafter:
         self._states = {ROOT: self._states[ROOT]} | {node.id: self._states[node.id] for node in self._tree}
         self._tokens_per_step += 0.1 * (len(tokens) - self._tokens_per_step)
         self._on_new_root()
-        for calibrated in self._sources:
-            if calibrated.latency is None:
-                calibrated.source.advance(path, tokens)
+        self._try_free(lambda _, source: source.advance(path, tokens))
         for model in self._models:
             if len(model.path) == len(model.tokens):
                 model.path += path
@@ -203,7 +200,7 @@ class Drafter:
 
         Raises what the last model raises that had not failed.
         """
-        if not self.plan.speculates or self._context_full or self._tree.position >= self._task.max_tokens:
+        if not self.plan.speculates or self._tree.position >= self._task.max_tokens:
             return False
         if not self._models and not self._states[ROOT].asked:
             self._grow([self._root()])
@@ -215,8 +212,8 @@ class Drafter:
         try:
             self._try(model, partial(self._evaluate, model, leaves))
         except Overloaded:
-            self._context_full = True  # no cells or sequence ids before a commit frees some
-            return False
+            model.full, self._chosen = True, None
+            return self._next_decode()[0] is not None
         if not at_root:
             self.decode_s += 0.1 * (self._clock() - begun - self.decode_s)
         return True
@@ -252,7 +249,7 @@ class Drafter:
                 displaced = self._weakest(ranked)
                 least = displaced.path_acceptance / _NEXT_LEVEL_ACCEPTANCE if displaced is not None else 1.0
                 ranked = [item for item in ranked if item.path_acceptance > least]
-            models = [model for model in self._models if not model.failed]
+            models = [model for model in self._models if not (model.failed or model.full)]
             leading = self._leading(models)
             for model in models:
                 leaves = self._leaves(model, leading is model, ranked)
@@ -380,9 +377,8 @@ class Drafter:
         useful = parent.path_acceptance > self.plan.min_acceptance and self._may_have_children(parent.node)
         if useful and not state.asked:
             state.asked = True
-            for number, calibrated in enumerate(self._sources):
-                if calibrated.latency is None:
-                    self._rate(parent, number, calibrated.source.expand([self._context(parent.node)])[0])
+            nodes = [self._context(parent.node)]
+            self._try_free(lambda number, source: self._rate(parent, number, source.expand(nodes)[0]))
 
     def _add_children(self, parent: RankedNode) -> list[RankedNode]:
         """Add the children of one node that qualify; return the new ones."""
@@ -448,7 +444,35 @@ class Drafter:
                 raise
             log.warning("a draft gave up for this session, and others go on: %s", error)
 
+    def _try_free(self, work: Callable[[int, DraftSource], None]) -> None:
+        """Let each free source work, with its number; go on without one that fails.
+
+        Raises what the last one raises where there is no model.
+        """
+        for number, calibrated in list(self._free.items()):
+            try:
+                work(number, calibrated.source)
+            except Exception as error:
+                del self._free[number]
+                if calibrated.on_failure is not None and not isinstance(error, BadRequest):
+                    calibrated.on_failure(f"{type(error).__name__}: {error}")
+                if not (self._free or self._models):
+                    raise
+                log.warning("a draft source gave up for this session, and others go on: %s", error)
+
     # --- bookkeeping
+
+    def _reset(self, task: DraftTask, plan: SpeculationPlan) -> None:
+        """Drop everything of an earlier session, and let the free sources read the sequence of this one."""
+        self._task, self.plan = task, plan
+        self._tree = TokenTree(len(task.received))
+        self._states = {ROOT: _NodeState()}
+        self._next_id = 1
+        self._on_new_root()
+        for model in self._models:
+            model.path, model.tokens, model.failed = [], [], False
+        self._free = {number: one for number, one in enumerate(self._sources) if one.latency is None}
+        self._try_free(lambda _, source: source.begin(task))
 
     def _ranked(self) -> list[RankedNode]:
         """Return every node with its path acceptance, ancestors first."""
@@ -488,4 +512,5 @@ class Drafter:
         self._sent_at = 0.0
         self._chosen = None
         self._reported_resting = False
-        self._context_full = False
+        for model in self._models:
+            model.full = False

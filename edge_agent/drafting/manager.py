@@ -31,7 +31,7 @@ class DraftManager:
 
     @contextlib.asynccontextmanager
     async def session(self, session: DeviceSession) -> AsyncIterator[DraftSession]:
-        """Give a session a worker, of the fallback if all are in use or the draft cannot start.
+        """Give a session a worker, of the fallback if all are in use or the draft cannot start, or else none.
 
         A session of one token gets none: its only step needs no proposal.
         """
@@ -90,13 +90,19 @@ class DraftManager:
         try:
             return DraftSession(session, pool, await pool.take())
         except (ModelRefused, Overloaded) as error:
-            fallback = self._fallback_of(pool)
-            worker = await fallback.take() if fallback is not None else None
-            draft = DraftSession(session, fallback, worker)
+            draft = await self._begun_by_fallback(session, pool)
             draft.busy = isinstance(error, Overloaded)
             draft.failure = "" if draft.busy else str(error)
             log.info("a session drafts %s: %s", "by n-grams alone" if draft.drafting else "nothing", error)
             return draft
+
+    async def _begun_by_fallback(self, session: DeviceSession, pool: DraftPool) -> DraftSession:
+        """Return the draft of a session that gets no worker of `pool`; without one of the fallback, plain streaming."""
+        fallback = self._fallback_of(pool)
+        if fallback is not None:
+            with contextlib.suppress(ModelRefused, Overloaded):
+                return DraftSession(session, fallback, await fallback.take())
+        return DraftSession(session, None, None)
 
     def _fallback_of(self, pool: DraftPool) -> DraftPool | None:
         self._fallback = self._fallback or pool.fallback()

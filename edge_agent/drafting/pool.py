@@ -47,6 +47,8 @@ WIDTHS = (1, 2, 4, 8)
 """Numbers of nodes for which the duration of a decode is measured."""
 CONTEXT = 4096
 """Tokens of a context that needs no look at the memory."""
+_IDLE_WORKERS = 4
+"""Idle workers that a draft of n-grams alone keeps: another one is started in no time."""
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the contexts of all workers take together, if they are longer than that."""
 
@@ -190,7 +192,7 @@ class DraftPool:
         if self._idle:
             worker = self._idle.pop()
         elif len(self._workers) < self._options.workers:
-            self._workers.append(worker := self._worker())
+            worker = self._started_worker()
         elif self._start_failure:
             raise ModelRefused(self._start_failure)
         else:
@@ -209,9 +211,13 @@ class DraftPool:
         return worker
 
     def give_back(self, worker: DraftWorker) -> None:
-        """End the worker's session and keep the worker for the next one."""
+        """End the worker's session and keep the worker for the next one, unless enough are idle."""
         worker.end()
-        self._idle.append(worker)
+        if self._models or len(self._idle) < _IDLE_WORKERS:
+            self._idle.append(worker)
+        else:
+            self._workers.remove(worker)
+            worker.close(timeout_s=0.0)  # its thread ends soon, and nothing waits for it
         self._remove_user()
 
     async def generate_offline(self, task: DraftTask, on_token: Callable[[], None]) -> AsyncGenerator[Delivery, None]:
@@ -258,7 +264,7 @@ class DraftPool:
 
     async def close(self) -> None:
         self.closing = True
-        for worker in self._workers:
+        for worker in tuple(self._workers):
             await asyncio.to_thread(worker.close)
         if self._offline_thread is not None:
             await asyncio.to_thread(self._offline_thread.shutdown)
@@ -274,11 +280,19 @@ class DraftPool:
         if not self._users:
             self._unused.set()
 
+    def _started_worker(self) -> DraftWorker:
+        """Return a new worker, whose thread builds its drafter. Raises ModelRefused if no thread can start."""
+        try:
+            worker = self._worker()
+        except RuntimeError as error:  # the draft is not to blame, and the next session may find a thread
+            raise ModelRefused(f"the draft {self.name} cannot start now: {error}") from error
+        self._workers.append(worker)
+        return worker
+
     def _worker(self) -> DraftWorker:
-        budget, stores = self._options.budget, self._options.stores
-        ngram = CalibratedSource(NgramSource(lambda: stores.table), *self._ngram_calibrators, on_first=stores.count)
+        budget = self._options.budget
         if not self._models:
-            return DraftWorker(lambda: Drafter([ngram]), budget=budget)
+            return DraftWorker(lambda: Drafter([self._ngram_source()]), budget=budget)
         owned = contextlib.ExitStack()
 
         def build() -> Drafter:
@@ -290,9 +304,15 @@ class DraftPool:
                     if not sources and number == len(self._models):
                         raise
                     log.warning("the draft %s cannot start, and others go on: %s", loaded.name, error)
-            return Drafter([*sources, ngram] if self._options.ngram else sources, health=self.health)
+            free = [self._ngram_source()] if self._options.ngram else []
+            return Drafter([*sources, *free], health=self.health)
 
         return DraftWorker(build, owned.close, budget, failed=self.health.failed)
+
+    def _ngram_source(self) -> CalibratedSource:
+        stores = self._options.stores
+        source = NgramSource(lambda: stores.table)
+        return CalibratedSource(source, *self._ngram_calibrators, on_first=stores.count, on_failure=stores.failed)
 
     def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:
         """Return a model's source for the calling thread. owned: closes its context."""

@@ -68,6 +68,10 @@ class StoreManager:
         """Count a position at which an n-gram source was asked and the target's token became known."""
         self.pool.health.count(accepted)
 
+    def failed(self, reason: str) -> None:
+        """Record why an n-gram source gave up for a session."""
+        self.pool.health.failed(reason)
+
     def replace(self, pool: LoadedStore | None) -> None:
         """Let all sources draft with another store, or with none."""
         self.pool = pool or self._without

@@ -87,8 +87,9 @@ class DraftWorker:
 
     @property
     def decode_s(self) -> float:
-        """Return the moving average of the duration of a decode; infinite before the drafter is built."""
-        return self._drafter.decode_s if self._drafter else float("inf")
+        """Return the moving average of the duration of a decode; infinite where there is no drafter yet or any more."""
+        drafter = self._drafter
+        return drafter.decode_s if drafter else float("inf")
 
     def begin(self, task: DraftTask, plan: SpeculationPlan, report: Report) -> None:
         """Begin a session; whatever was drafted before is dropped."""
@@ -108,7 +109,7 @@ class DraftWorker:
             self._inbox_changed.notify()
 
     def end(self) -> None:
-        """End the session; nothing is reported once the thread has read this."""
+        """End the session; once the thread has read this, its text is dropped and nothing is reported."""
         with self._inbox_changed:
             self._inbox = _Inbox(end=True, close=self._inbox.close)
             self._inbox_changed.notify()
@@ -134,6 +135,7 @@ class DraftWorker:
         try:
             self._run(self._drafter)
         finally:
+            self._report = self._drafter = None  # they hold the session's text
             self._release()
 
     def _run(self, drafter: Drafter) -> None:
@@ -174,6 +176,7 @@ class DraftWorker:
     def _serve(self, drafter: Drafter, inbox: _Inbox) -> None:
         if inbox.end:
             self._report = None
+            drafter.end()
         if inbox.begin is not None and inbox.plan is not None:
             task, self._report = inbox.begin
             drafter.begin(task, inbox.plan)

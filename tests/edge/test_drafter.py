@@ -15,6 +15,7 @@ from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.errors import BadRequest
 from outrider.core.proposals import CERTAIN
 from outrider.core.tree import ROOT, Node
 from outrider.llama import TreeFull
@@ -555,3 +556,84 @@ def test_a_drafter_whose_last_model_fails_says_so() -> None:
         grown(made)
     with pytest.raises(RuntimeError, match="the draft broke"):
         two(ScriptedSource(raises_after=0), ScriptedSource(raises_after=0))
+
+
+class Crowded(ScriptedSource):
+    """Have room for the root and no other node."""
+
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
+        if any(spot.id for spot in spots):
+            raise TreeFull("no cells")
+        return super().expand(spots)
+
+
+@pytest.mark.parametrize("sources", [(Crowded(), ScriptedSource()), (ScriptedSource(), Crowded())])
+def test_a_model_whose_context_is_full_leaves_the_others_drafting(sources: tuple[ScriptedSource, ...]) -> None:
+    alone = spine(grown(drafter()))
+    made = two(*sources)
+    for tokens in ([], alone[:1]):
+        if tokens:
+            made.advance(tokens)
+        while made.step():
+            pass
+        assert max(item.depth for item in made._ranked()) == PLAN.depth
+        assert not made.step()
+
+
+class Breaking(ScriptedSource):
+    """Cost nothing, know nothing, and raise an error in one of the methods."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+        self.method, self.error = method, error
+        self.calls: list[str] = []
+
+    def _called(self, method: str) -> None:
+        self.calls.append(method)
+        if method == self.method:
+            raise self.error
+
+    def begin(self, task: DraftTask) -> None:
+        self._called("begin")
+
+    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self._called("advance")
+
+    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
+        self._called("expand")
+        return [[] for _ in spots]
+
+
+@pytest.mark.parametrize("method", ["begin", "advance", "expand"])
+@pytest.mark.parametrize("error", [IndexError("the store has changed"), BadRequest("the text breaks its grammar")])
+def test_a_free_source_that_fails_is_dropped_for_the_session_and_the_model_goes_on(
+    method: str, error: Exception
+) -> None:
+    source, reasons = Breaking(method, error), list[str]()
+    breaking = CalibratedSource(source, Calibrator(), Calibrator(), on_failure=reasons.append)
+    made = Drafter([model(ScriptedSource()), breaking, free(NgramSource())], Clock())
+    for session in (1, 2):
+        made.begin(DraftTask(PROMPT), PLAN)
+        made.advance(continuation(PROMPT, 1))
+        sequence = (*PROMPT, *continuation(PROMPT, 1))
+        assert spine(grown(made))[:4] == continuation(sequence, 4)
+        assert source.calls.count(method) == session  # it is asked no more in this session, and again in the next one
+        assert reasons == ([] if isinstance(error, BadRequest) else ["IndexError: the store has changed"] * session)
+
+
+def test_a_drafter_whose_only_source_costs_nothing_and_fails_says_so() -> None:
+    made = Drafter([free(Breaking("expand", IndexError("the store has changed")))], Clock())
+    made.begin(DraftTask(PROMPT), PLAN)
+    with pytest.raises(IndexError, match="the store has changed"):
+        made.step()
+
+
+def test_the_end_of_a_session_lets_free_sources_forget_its_text_and_models_keep_theirs() -> None:
+    repeating, scripted = NgramSource(), ScriptedSource()
+    made = Drafter([model(scripted), free(repeating)], Clock())
+    made.begin(DraftTask((5, 6, 7, 5, 6)), PLAN)
+    at_root = [NodeContext(ROOT, ROOT, -1, 0, ())]
+    assert [one.token for one in repeating.expand(at_root)[0]][:1] == [7]
+    made.end()
+    assert repeating.expand(at_root) == [[]] and not made.step()
+    assert scripted._sequence == [5, 6, 7, 5, 6]

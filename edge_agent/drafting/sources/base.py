@@ -53,7 +53,7 @@ class NodeContext:
 
 
 class DraftSource(Protocol):
-    """A source that proposes tokens, all on one thread. An error ends drafting for the session, not the session."""
+    """A source that proposes tokens, all on one thread. One that fails is not asked again in the session."""
 
     def begin(self, task: DraftTask) -> None:
         """Read the prompt and the received tokens; drop everything of an earlier session."""

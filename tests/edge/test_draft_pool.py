@@ -1,0 +1,170 @@
+"""Test what a draft without a model keeps of ended sessions, and what a session does when no thread can start."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from scripted import ScriptedPool, ScriptedSource
+
+from edge_agent.drafting.growth import SpeculationPlan
+from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.pool import DraftOptions, DraftPool
+from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.sources.ngram import NgramSource
+from edge_agent.drafting.worker import DraftWorker
+from outrider.core.errors import ModelRefused
+from outrider.core.protocol.device import DeviceSession
+
+PLAN = SpeculationPlan(nodes=16, depth=8, nodes_per_step=8, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
+SESSIONS = 12
+IDLE = 4
+"""Idle workers that are kept."""
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+@dataclass
+class Sources:
+    """The n-gram sources that were made, however long their workers live."""
+
+    made: list[NgramSource]
+
+    def tokens(self) -> int:
+        """Return the tokens of all the texts that they hold."""
+        return sum(len(source._text) for source in self.made)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
+    found = Sources([])
+    begin = NgramSource.begin
+
+    def noted(source: NgramSource, task: DraftTask) -> None:
+        begin(source, task)
+        if source not in found.made:
+            found.made.append(source)
+
+    monkeypatch.setattr(NgramSource, "begin", noted)
+    return found
+
+
+async def begun(pool: DraftPool, count: int) -> list[DraftWorker]:
+    """Return the workers of so many sessions at once, each with a text of 1,000 tokens."""
+    workers = [await pool.take() for _ in range(count)]
+    for worker in workers:
+        worker.begin(DraftTask(tuple(range(1000))), PLAN, lambda _: None)
+    return workers
+
+
+async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: Sources) -> None:
+    before = set(threading.enumerate())
+
+    def threads() -> int:
+        return len([one for one in threading.enumerate() if one not in before and one.name == "outrider-draft"])
+
+    pool = DraftPool.ngram_only(DraftOptions())
+    for _ in range(2):
+        workers = await begun(pool, SESSIONS)
+        await eventually(lambda: sources.tokens() >= SESSIONS * 1000)
+        assert threads() == SESSIONS
+        while workers:
+            pool.give_back(workers.pop())
+        await eventually(lambda: threads() == IDLE)
+        assert len(pool._workers) == len(pool._idle) == IDLE
+        kept = [worker._drafter for worker in pool._workers]
+        held = {id(one.source) for drafter in kept if drafter is not None for one in drafter._sources}
+        await eventually(lambda: not any(source._text for source in sources.made if id(source) in held))  # noqa: B023
+        sources.made.clear()
+    await asyncio.wait_for(pool.unused(), 1.0)
+    await pool.close()
+    assert threads() == 0
+
+
+async def test_a_worker_that_is_closed_holds_no_text_however_long_it_is_referred_to() -> None:
+    pool = DraftPool.ngram_only(DraftOptions())
+    workers = await begun(pool, IDLE + 1)
+    for worker in workers:
+        pool.give_back(worker)
+    await eventually(lambda: not workers[-1]._thread.is_alive())
+    assert workers[-1]._drafter is None and workers[-1].decode_s == float("inf")
+    await pool.close()
+
+
+# --- no thread can start
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no draft's thread start until it is undone."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "outrider-draft":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+async def test_a_draft_is_refused_while_no_thread_can_start_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch)
+    pool = DraftPool.ngram_only(DraftOptions())
+    for _ in range(2):
+        with pytest.raises(ModelRefused, match="can't start new thread"):
+            await pool.take()
+    assert pool.health.failure == ""  # the draft is not to blame
+    monkeypatch.undo()
+    pool.give_back(await pool.take())
+    await pool.close()
+
+
+async def test_a_session_streams_plainly_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch)
+    manager = DraftManager(DraftPool.ngram_only(DraftOptions()))
+    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as draft:
+        assert not draft.drafting and draft.release is None
+        assert "can't start new thread" in draft.failure and not draft.busy
+    monkeypatch.undo()
+    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as draft:
+        assert draft.drafting
+    await manager.close()
+
+
+async def test_a_session_streams_plainly_where_no_worker_is_left_and_the_fallback_has_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ScriptedPool(ScriptedSource())
+    manager = DraftManager(pool)
+    monkeypatch.setattr(pool, "fallback", lambda: DraftPool.ngram_only(DraftOptions()))
+    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as first:
+        refuse_threads(monkeypatch)
+        async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as second:
+            assert first.drafting and not second.drafting
+            assert second.busy and second.failure == "" and second.release is None
+    await manager.close()
+
+
+# --- a source that fails
+
+
+async def test_a_store_is_blamed_for_an_n_gram_source_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(*_: object) -> None:
+        raise IndexError("the mapped store has changed")
+
+    monkeypatch.setattr(NgramSource, "expand", changed)
+    options = DraftOptions()
+    pool = DraftPool.ngram_only(options)
+    workers = await begun(pool, 1)
+    await eventually(lambda: options.stores.pool.health.failure == "IndexError: the mapped store has changed")
+    assert pool.health.failure == ""
+    pool.give_back(workers[0])
+    await pool.close()
