@@ -439,10 +439,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("capacity", __doc__)
     harness.add_texts_option(parser)
     engine_options.add_options(parser)
+    parser.add_argument("--shipped-draft", action="store_true", help="leave the draft out that costs far more")
     options = parser.parse_args(argv)
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
-    size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
+    size: CapacitySize = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     prompts = pair.encode(harness.prompts(options.texts, size.prompts))
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
@@ -450,7 +451,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         cores = harness.cores()
         harness.pin(cores[1])
         drafts = {"": pair.draft}
-        if size.heavy:
+        if size.heavy and not options.shipped_draft:
             drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
         for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores, engines) as one:

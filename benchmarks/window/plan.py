@@ -81,7 +81,7 @@ MINUTES = {
     "changes": 1.5,
     "crowd": 1.0,
     "engines": 3.0,
-    "arms": 30.0,
+    "arms": 26.0,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
@@ -112,7 +112,7 @@ class WindowPlan:
     """Sessions on each link that changes."""
     arms: int = 10
     """Prompts at T=0.8, and half as many others that are greedy, in each arm of who proposes nodes."""
-    arm_rounds: int = 3
+    arm_rounds: int = 2
     """Rounds of many sessions, with other texts for each of them."""
     arm_lessons: int = 6
     """Other prompts, which every verifier of an arm has served before."""
