@@ -12,8 +12,9 @@ from models.recipe.settings import VOCAB_SIZE, Job, ModelShape
 _TEMPLATE = """# The demo pair
 
 A small target, two drafts and heads on the target, which show Outrider at work on any machine. They are trained from
-nothing by the recipe in `models/recipe`, on a CPU, in {hours:.1f} hours. The text looks like Python and like worked arithmetic;
-the code does not do what its docstring says and most sums are wrong. Use them to see the system run, not for answers.
+nothing by the recipe in `models/recipe`, on a CPU, in {hours:.1f} hours. The text looks like Python and like worked
+arithmetic; the code does not do what its docstring says and most sums are wrong. Use them to see the system run, not
+for answers.
 
 | file | what | parameters |
 |---|---|---|
