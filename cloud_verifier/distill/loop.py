@@ -219,7 +219,8 @@ class DistillLoop:
 def canary_result(known: Mapping[str, ReleaseRecord], digest: str) -> tuple[Result, str] | None:
     """Return the result of a release's canary and the reason; None while the coordinator has not decided.
 
-    digest: names the release, which is among `known`, the target's releases by digest.
+    digest: names the release, which is among `known`, the target's releases by digest. One that is superseded was
+    stable: a canary that a newer one replaces is rolled back.
     """
     release = known[digest]
     if release.state in DECIDED:

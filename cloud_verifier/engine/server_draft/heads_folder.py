@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from cloud_verifier.engine.server_draft.head_models import HeadsFile
+from cloud_verifier.engine.server_draft.head_models import HeadsFile, load_heads
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import ModelRefused
@@ -88,10 +88,11 @@ class HeadsFolder:
     def add(self, file: Path) -> HeadsRelease:
         """Copy a file of heads into the folder, and make it the canary; one that is there stays as it is.
 
-        Raises ModelRefused for heads of another target, and OSError.
+        Raises ModelRefused for heads of another target and for damaged ones, and OSError.
         """
         if (target := HeadsFile.read(file).target) != self._target:
             raise ModelRefused(f"{file} has heads of target {target}, this folder's are of {self._target}")
+        load_heads(file, self._target)  # for its checks: verifiers would only roll damaged heads back
         digest = self._files.put(file)
         found = self._changed_by(digest, "canary", "")
         assert found is not None

@@ -3,7 +3,8 @@
 A session has one version of the heads from its first proposal to its end. What counts is how many of the tokens that
 the target went on to choose stand in the proposed tree, step by step, whatever else was evaluated: a session is one
 sample, its mean over steps. The canary becomes stable after enough sessions unless it is worse than the heads that are
-stable, with confidence; where none are, it must gain something. A canary that raises is rolled back at once.
+stable, with confidence; where none are, it must gain something. A canary that raises or cannot be loaded is rolled back
+at once. Sessions whose canary is rolled back, by this verifier or another, go on without heads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalReque
 from cloud_verifier.engine.server_draft.heads import MAX_SESSIONS, HeadsSource
 from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.core.tree import ROOT
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ LEAST_SESSIONS = 12
 MOST_SESSIONS = 40
 """Sessions with the canary, and without it, after which it is decided upon."""
 LEAST_GAIN = 0.05
-"""Tokens a step, proposed right, below which no heads are worth the time that they take."""
+"""Tokens a step, proposed right, that heads must reach: a step gives one token without them, and to find out again and
+again that a source does not pay costs 1 to 6% (docs/benchmarks.md)."""
 WORSE = 2.6
 """Standard errors by which a canary is worse that is rolled back: at every look, one equal one in 200."""
 
@@ -82,10 +84,12 @@ def verdict(canary: Arm, stable: Arm) -> Literal["stable", "rolled_back"] | None
     """
     if min(canary.sessions, stable.sessions) < LEAST_SESSIONS:
         return None
-    error = math.hypot(canary.error, stable.error)
-    if canary.mean < stable.mean - WORSE * error or canary.mean < LEAST_GAIN:
+    worse = canary.mean < stable.mean - WORSE * math.hypot(canary.error, stable.error)
+    if worse or canary.mean < LEAST_GAIN - WORSE * canary.error:
         return "rolled_back"
-    return "stable" if min(canary.sessions, stable.sessions) >= MOST_SESSIONS else None
+    if min(canary.sessions, stable.sessions) < MOST_SESSIONS:
+        return None
+    return "stable" if canary.mean >= LEAST_GAIN else "rolled_back"
 
 
 @dataclass
@@ -94,7 +98,7 @@ class _Session:
 
     source: HeadsSource | None
     canary: str
-    """Digest of the canary that it has; empty with the stable heads, or with none."""
+    """Digest of the canary that it has, or had until it was rolled back; empty with the stable heads, or with none."""
     steps: int = 0
     right: int = 0
     proposed: tuple[int, ProposedTree] | None = None
@@ -134,8 +138,8 @@ class ServedHeads:
         pauses: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """load: returns a source over a file of heads; it may raise ModelRefused. Raises ModelRefused for a damaged
-        folder."""
+        """load: returns a source over a file of heads. Raises ModelRefused for a damaged folder, and for stable heads
+        that cannot be loaded."""
         self.pauses = pauses
         self._folder = folder
         self._load = load
@@ -215,20 +219,13 @@ class ServedHeads:
 
         As far as the folder cannot be written to, the decision is this verifier's alone.
         """
-        canary, self._canary = self._canary, None
-        if canary is None:
+        if self._canary is None:
             return
-        if not self._write(canary.digest, result, reason):
-            found = next((one for one in self._folder.releases() if one.digest == canary.digest), None)
-            result, reason = ("stable" if found and found.state == "stable" else "rolled_back"), "decided elsewhere"
-        log.info("heads %s.. are %s: %s", canary.digest[:12], result, reason)
-        if result == "stable":
-            self._stable = canary
-            for one in self._sessions.values():
-                if one.canary == canary.digest:
-                    one.canary = ""
+        if self._write(self._canary.digest, result, reason):
+            self._end_trial(self._canary, result, reason)
         else:
-            self._give_up(canary)
+            self._changed = -1.0
+            self._look_safely()
 
     def _write(self, digest: str, result: Literal["stable", "rolled_back"], reason: str) -> bool:
         """Enter a decision in the folder, if it can be written to; return False if another process has decided."""
@@ -238,11 +235,23 @@ class ServedHeads:
             log.warning("what became of heads %s.. cannot be written: %s", digest[:12], error)
             return True
 
+    def _end_trial(self, canary: _Version, result: Literal["stable", "rolled_back"], reason: str) -> None:
+        """End the canary's trial; sessions that have it keep it if it is stable, and else go on without heads."""
+        log.info("heads %s.. are %s: %s", canary.digest[:12], result, reason)
+        self._canary = None
+        if result == "rolled_back":
+            self._give_up(canary)
+            return
+        self._stable = canary
+        for one in self._sessions.values():
+            if one.source is canary.source:
+                one.canary = ""
+
     def _give_up(self, version: _Version) -> None:
-        """Let the sessions that have these heads go on without any."""
+        """Let the sessions that have these heads go on without any; with their digest, they count in no other trial."""
         for one in self._sessions.values():
             if one.source is version.source:
-                one.canary, one.source, one.proposed = "", None, None
+                one.canary, one.source, one.proposed = version.digest, None, None
 
     def _begun(self, session_id: str) -> _Session:
         version = self._canary if self._canary is not None and has_canary(session_id) else self._stable
@@ -257,31 +266,40 @@ class ServedHeads:
             log.warning("the folder of heads cannot be read; what was loaded goes on: %s", error)
 
     def _look(self) -> None:
-        """Load what is new in the folder, and give up what has been rolled back. Raises ModelRefused and OSError.
+        """Load what is new in the folder, and give up what is gone from it; roll back a canary that cannot be loaded.
 
-        A canary that cannot be loaded is rolled back.
+        Raises ModelRefused for stable heads that cannot be loaded and for a damaged list, and OSError.
         """
         changed = self._folder.changed()
         if changed == self._changed:
             return
-        loaded = {one.digest: one for one in (self._stable, self._canary) if one is not None}
-        releases = {one.digest: one.state for one in self._folder.releases()}
         stable, canary = self._folder.newest("stable"), self._folder.newest("canary")
-        self._stable = (loaded.get(stable.digest) or self._loaded(stable.digest)) if stable is not None else None
-        self._canary = loaded.get(canary.digest) if canary is not None else None
-        for version in loaded.values():
-            if releases.get(version.digest) == "rolled_back":
-                self._give_up(version)
+        rolled_back = {one.digest for one in self._folder.releases() if one.state == "rolled_back"}
+        if self._stable is not None and self._stable.digest in rolled_back:  # stable here alone, with nowhere to write
+            self._give_up(self._stable)
+        if self._canary is not None and (canary is None or canary.digest != self._canary.digest):
+            is_stable = stable is not None and stable.digest == self._canary.digest
+            self._end_trial(self._canary, "stable" if is_stable else "rolled_back", "decided elsewhere")
+        if stable is None:
+            self._stable = None
+        elif self._stable is None or stable.digest != self._stable.digest:
+            self._stable = self._loaded(stable.digest)
         if canary is not None and self._canary is None:
             try:
                 self._canary, self._trial = self._loaded(canary.digest), _Trial()
-            except Exception as error:  # whatever is wrong with them is no matter of the stable heads
-                log.exception("new heads cannot be loaded")
-                self._write(canary.digest, "rolled_back", f"they cannot be loaded: {type(error).__name__}: {error}")
+            except ModelRefused as error:  # whatever is wrong with them is no matter of the stable heads
+                log.exception("new heads are rolled back")
+                self._write(canary.digest, "rolled_back", str(error))
         self._changed = changed
 
     def _loaded(self, digest: str) -> _Version:
-        version = _Version(digest, self._load(self._folder.path(digest)))
+        """Load heads. Raises ModelRefused whatever went wrong, be it that the device's memory ran out."""
+        path = self._folder.path(digest)
+        try:
+            version = _Version(digest, self._load(path))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelRefused(f"heads {path} cannot be loaded ({reason}); move the file away to do without") from error
         log.info("heads %s.. are loaded", digest[:12])
         return version
 

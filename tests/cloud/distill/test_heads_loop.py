@@ -81,6 +81,20 @@ async def test_heads_that_a_verifier_rolls_back_end_their_run(world: HeadsWorld)
     assert (outcome.result, outcome.reason) == ("rolled_back", "0.31 tokens a step proposed right")
 
 
+async def test_heads_that_newer_ones_replace_are_called_stable_only_if_they_were(world: HeadsWorld) -> None:
+    for number, found_good in enumerate((False, True), start=1):
+        world.traffic(1_000)
+        loop = await until_idle(world.loop())
+        if found_good:
+            world.heads.decide(world.heads.releases()[0].digest, "stable", "better")
+        by_hand = world.folder / f"by-hand-{number}"
+        save_heads(by_hand, new_heads(HeadsShape(hidden=64), 90 + number), TARGET.weights_hash)
+        world.heads.decide(world.heads.add(by_hand).digest, "stable", "better still")
+        await until_idle(loop)
+        assert loop.state.history[-1].result == ("stable" if found_good else "rolled_back")
+    assert [one.state for one in world.heads.releases()] == ["stable", "superseded", "superseded", "rolled_back"]
+
+
 async def test_heads_that_the_gate_refuses_reach_no_folder(world: HeadsWorld) -> None:
     world.stages.passes = False
     world.traffic(1_000)

@@ -15,6 +15,7 @@ from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalReque
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
 from cloud_verifier.engine.server_draft.heads_folder import RELEASES, HeadsFolder
 from cloud_verifier.engine.server_draft.heads_trial import (
+    LEAST_GAIN,
     LEAST_SESSIONS,
     LEAST_STEPS,
     MOST_SESSIONS,
@@ -83,6 +84,16 @@ def test_a_folder_takes_no_heads_of_another_target_and_shows_none(tmp_path: Path
         other.add(tmp_path / "1")
 
 
+def test_a_folder_takes_no_damaged_heads(tmp_path: Path) -> None:
+    heads = new_heads(HeadsShape(hidden=64, depth=1))
+    next(heads.parameters()).data.fill_(float("nan"))
+    save_heads(tmp_path / "1", heads, TARGET)
+    folder = HeadsFolder(tmp_path / "heads", TARGET)
+    with pytest.raises(ModelRefused, match="not finite"):
+        folder.add(tmp_path / "1")
+    assert folder.releases() == ()
+
+
 def test_a_damaged_list_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / RELEASES).write_text('{"releases": [{"digest": "../../etc"}]}')
     with pytest.raises(ModelRefused, match=r"heads\.json cannot be read"):
@@ -104,6 +115,15 @@ def test_equal_heads_become_stable_and_far_worse_ones_are_rolled_back_early() ->
     assert verdict(arm(stable), arm(stable)) == "stable"
     assert verdict(arm([one - 0.6 for one in stable[:LEAST_SESSIONS]]), arm(stable)) == "rolled_back"
     assert verdict(arm([0.0] * LEAST_SESSIONS), arm([0.0] * LEAST_SESSIONS)) == "rolled_back"
+
+
+def test_first_heads_must_gain_enough_and_are_given_up_early_only_with_confidence() -> None:
+    without = arm([0.0] * MOST_SESSIONS)
+    assert verdict(arm([0.8 * LEAST_GAIN, LEAST_GAIN] * (MOST_SESSIONS // 2)), without) == "rolled_back"
+    unlucky, better = [0.0] * (LEAST_SESSIONS - 1) + [LEAST_GAIN], [6 * LEAST_GAIN, 0.0] * (MOST_SESSIONS // 2)
+    assert verdict(arm(unlucky), without) == "rolled_back"
+    assert verdict(arm([0.0] * (LEAST_SESSIONS - 1) + [8 * LEAST_GAIN]), without) is None
+    assert verdict(arm(better), without) == "stable"
 
 
 def test_hardly_any_equal_heads_are_rolled_back_by_chance() -> None:
@@ -171,10 +191,28 @@ class World:
         self.count += 1
         session: Any = SimpleNamespace(session_id=f"session {self.count}", tokens=[1, 2, 3])
         for _ in range(steps):
-            self.served.observe(session, EvaluatedRows([0], 1))
-            self.served.propose([ProposalRequest(session, 4, 0.0, SimpleNamespace())])  # type: ignore[arg-type]
-            session.tokens = [*session.tokens, 5]
+            self.step(session)
         self.served.release(session.session_id)
+
+    def trying(self) -> Any:
+        """Return a new session that is one of those with the canary."""
+        self.count += 1
+        while not has_canary(f"session {self.count}"):
+            self.count += 1
+        return SimpleNamespace(session_id=f"session {self.count}", tokens=[1, 2, 3])
+
+    def step(self, session: Any) -> bool:
+        """Take a step of a session; return whether it got a proposal."""
+        self.served.observe(session, EvaluatedRows([0], 1))
+        found = self.served.propose([ProposalRequest(session, 4, 0.0, SimpleNamespace())])  # type: ignore[arg-type]
+        session.tokens = [*session.tokens, 5]
+        return session.session_id in found
+
+    def add(self, name: str, share: float = 1.0) -> str:
+        """Make new heads the folder's canary; return their digest."""
+        digest = self.folder.add(heads_file(self.folder.path("").parent / name, 100 + len(self.digests))).digest
+        self.digests[name], self.shares[digest] = digest, share
+        return digest
 
     def state(self, name: str) -> str:
         return next(one.state for one in self.folder.releases() if one.digest == self.digests[name])
@@ -241,6 +279,57 @@ def test_a_canary_that_cannot_be_loaded_is_rolled_back_and_keeps_nobody_from_sta
     assert world.served._stable is not None and world.served._canary is None
 
 
+def test_a_verifier_says_which_stable_heads_it_cannot_load_and_starts_without_their_file(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=1.0)
+
+    def refuse(path: Path) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    world.load = refuse  # type: ignore[method-assign]
+    digest = world.digests["stable"]
+    with pytest.raises(ModelRefused, match=rf"{digest}\.safetensors cannot be loaded \(RuntimeError: CUDA out of"):
+        world.serve()
+    world.folder.path(digest).unlink()
+    world.serve()
+
+
+def test_heads_that_another_verifier_found_good_are_blamed_for_themselves_alone(tmp_path: Path) -> None:
+    world = World(tmp_path, canary=1.0)
+    session = world.trying()
+    assert world.step(session)
+    world.folder.decide(world.digests["canary"], "stable", "better elsewhere")
+    world.add("newer")
+    world.now += POLL_S
+    assert world.step(session), "the session keeps its heads"
+    world.made[world.digests["canary"]].fails = True
+    with pytest.raises(RuntimeError):
+        world.step(session)
+    assert (world.state("newer"), world.state("canary")) == ("canary", "stable")
+
+
+def test_a_session_whose_canary_was_replaced_counts_in_no_trial(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=1.0, canary=1.0)
+    session = world.trying()
+    for _ in range(LEAST_STEPS):
+        world.step(session)
+    world.add("newer")
+    world.now += POLL_S
+    assert not world.step(session) and not world.step(session)
+    world.served.release(session.session_id)
+    assert world.served._trial.stable.sessions == world.served._trial.canary.sessions == 0
+
+
+def test_a_canary_that_is_gone_is_given_up_though_the_new_stable_heads_cannot_be_loaded(tmp_path: Path) -> None:
+    world = World(tmp_path, stable=1.0, canary=1.0)
+    session = world.trying()
+    assert world.step(session)
+    world.folder.decide(world.add("newer"), "stable", "better elsewhere")
+    world.shares.clear()  # nothing can be loaded any more
+    world.now += POLL_S
+    assert not world.step(session)
+    assert world.served._canary is None and world.served._stable is not None
+
+
 def test_heads_that_another_verifier_has_rolled_back_are_given_up_in_mid_session(tmp_path: Path) -> None:
     world = World(tmp_path, canary=0.9)
     name = next(f"s{i}" for i in range(99) if has_canary(f"s{i}"))
@@ -264,6 +353,25 @@ def test_a_decision_of_another_verifier_stands(tmp_path: Path) -> None:
         world.session()
     assert world.state("canary") == "rolled_back"
     assert world.served._stable is None and world.served._canary is None
+
+
+def test_heads_that_are_stable_for_this_verifier_alone_are_given_up_once_another_rolls_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, canary=1.0)
+
+    def refuse(*given: Any) -> None:
+        raise OSError("the file system is read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.folder, "decide", refuse)
+        while world.served._stable is None:
+            world.session()
+    session = world.trying()
+    assert world.step(session)
+    world.folder.decide(world.digests["canary"], "rolled_back", "worse elsewhere")
+    world.now += POLL_S
+    assert not world.step(session) and not world.step(world.trying())
 
 
 def test_what_a_session_is_to_blame_for_does_not_roll_a_canary_back(tmp_path: Path) -> None:
