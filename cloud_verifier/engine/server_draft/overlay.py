@@ -95,7 +95,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What the sources propose for the next step of a session."""
+    """Holds what the sources propose for the next step of a session."""
 
     length: int
     """Number of the session's tokens then."""
