@@ -12,6 +12,7 @@ drawn from q are all alike. `children` are then the draft's k likeliest tokens.
 
 Shares that are drawn, those of `coupled`, `typical` and `without_replacement`, are means over several draws for each
 position. `typical_changed` is the share of positions at which `typical` takes another token than the target's own.
+`threshold` is the same rule with epsilon alone, whatever the entropy: the rollback of BiLD.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.support.acceptance_rules import acceptance, draw, without_replac
 from benchmarks.support.harness import Criterion, Pair, Size
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.processors import log_softmax
-from outrider.core.sampling import TypicalAcceptance
+from outrider.core.sampling import MAX_DELTA, TypicalAcceptance
 from outrider.core.verification import typical_child
 from outrider.llama import LlamaModel, TreeContext
 
@@ -40,6 +41,7 @@ CHILDREN = 4
 FORMULAS = ("multi_step", "k_sequential", "bound")
 """Rules of any number of drafts whose acceptance has a formula."""
 LOSSLESS = ("leviathan", *FORMULAS)
+LOSSY = {"typical": TypicalAcceptance(), "threshold": TypicalAcceptance(delta=MAX_DELTA)}
 Logits = NDArray[np.float64]
 
 
@@ -141,33 +143,42 @@ def _drawn(log_p: Logits, log_q: Logits, key: int, rng: np.random.Generator) -> 
     children = np.argpartition(-noisy, CHILDREN)[:CHILDREN]
     children = children[np.argsort(-noisy[children])]
     coupled = np.logical_or.accumulate(children == own)
-    rule = TypicalAcceptance()
-    taken = [typical_child(ids, log_p, children[: count + 1].tolist(), rule) for count in range(CHILDREN)]
-    changed = np.array([child is not None for child in taken]) & ~coupled
     p, q = np.exp(log_p), np.exp(log_q)
     p, q = p / p.sum(), q / q.sum()
     drafted = draw(q, CHILDREN, rng, replacement=False)
     accepted = without_replacement(p, q, drafted, rng)
     return {
         "coupled": coupled,
-        "typical": coupled | changed,
-        "typical_changed": changed,
+        **_lossy(ids, log_p, children, coupled),
         "without_replacement": np.logical_or.accumulate(np.array(drafted) == accepted),
     }
 
 
+def _lossy(
+    ids: NDArray[np.int64], log_p: Logits, children: NDArray[np.int64], exact: NDArray[np.bool_]
+) -> dict[str, NDArray[np.bool_]]:
+    """Return of each lossy rule whether it accepts one of 1 to CHILDREN children, and whether it changes the text.
+
+    exact: whether the target's own token is one of them.
+    """
+    found = {}
+    for name, rule in LOSSY.items():
+        taken = [typical_child(ids, log_p, children[: count + 1].tolist(), rule) for count in range(CHILDREN)]
+        changed = np.array([child is not None for child in taken]) & ~exact
+        found |= {name: exact | changed, f"{name}_changed": changed}
+    return found
+
+
 def measure_greedy(recorded: Iterator[Position]) -> dict[str, list[float]]:
-    """Return the same shares at temperature 0, where p of `typical` is the target's at temperature 1."""
-    rows: dict[str, list[NDArray[np.bool_]]] = {"children": [], "typical": [], "typical_changed": []}
+    """Return the same shares at temperature 0, where p of the lossy ones is the target's at temperature 1."""
+    rows: dict[str, list[NDArray[np.bool_]]] = {}
     for position in recorded:
         own = int(position.target.argmax())
         children = np.argsort(-position.draft, kind="stable")[:CHILDREN]
         exact = np.logical_or.accumulate(children == own)
-        ids, rule = np.arange(len(position.target), dtype=np.int64), TypicalAcceptance()
-        taken = [typical_child(ids, position.target, children[: count + 1].tolist(), rule) for count in range(CHILDREN)]
-        changed = np.array([child is not None for child in taken]) & ~exact
-        for name, found in (("children", exact), ("typical", exact | changed), ("typical_changed", changed)):
-            rows[name].append(found)
+        ids = np.arange(len(position.target), dtype=np.int64)
+        for name, found in {"children": exact, **_lossy(ids, position.target, children, exact)}.items():
+            rows.setdefault(name, []).append(found)
     return {name: np.mean(found, axis=0).round(4).tolist() for name, found in rows.items()} | {
         "positions": [len(rows["children"])]
     }

@@ -13,7 +13,8 @@ to the best of them alone, greedy or sampled.
 Sources with `server` are the verifier's own. An engine writes the same texts with them, in steps of up to 8 nodes that
 cost next to nothing, and with a device's nodes beside them in the last arms. The first token of a text has no nodes of
 theirs: they begin after the prompt. With each setting they begin anew with its lessons, since recycled tokens would
-know a greedy text when its prompt comes again at temperature 0.8.
+know a greedy text when its prompt comes again at temperature 0.8. `medusa` and `blockwise`, which has one candidate a
+head, are measured with a file of Medusa's heads (`--medusa`), since none is shipped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from benchmarks.support import harness, questions
 from benchmarks.support.harness import Criterion, Pair, Prompt, Size
 from benchmarks.support.server_replay import ServerReplay
 from benchmarks.support.texts import repetitive
-from cloud_verifier.engine.server_draft.base import ServerSource
+from cloud_verifier.engine.server_draft.base import CHILDREN, ServerSource
 from cloud_verifier.engine.server_draft.head_models import load_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
@@ -48,7 +50,6 @@ from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.errors import BadRequest
 from outrider.core.ngram import NgramTable
 from outrider.core.processors import log_softmax
 from outrider.core.sampling import SamplingParams
@@ -85,6 +86,8 @@ SERVER_ARMS: Mapping[str, tuple[str, ...]] = {
     "server ngram_store": ("server ngram_store",),
     "server recycling": ("server recycling",),
     "server heads": ("server heads",),
+    "server medusa": ("server medusa",),
+    "server blockwise": ("server blockwise",),
     "server gguf": ("server gguf",),
     "server ngram+recycling": ("server ngram", "server recycling"),
     "server heads+ngram+recycling": ("server heads", "server ngram", "server recycling"),
@@ -207,6 +210,7 @@ class Target:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("sources", __doc__)
+    parser.add_argument("--medusa", type=Path, metavar="FILE", help="Medusa's heads for the target, to measure too")
     options = parser.parse_args(argv)
     size: Size = options.size
     each, tokens = size.pick(smoke=1, quick=5, full=16), size.pick(smoke=12, quick=96, full=96)
@@ -221,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = built_store(target, pair, stored, tokens)
     print(f"{len(texts)} texts, {len(taught)} to learn from, {len(store.counts)} n-grams in the store", flush=True)
     counted = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
-    counted |= measure_server(pair, store, taught, texts)
+    counted |= measure_server(pair, store, taught, texts, options.medusa)
     found = by_arm(counted, texts)
     report(found)
     result = summary(found)
@@ -253,24 +257,33 @@ def measure(
 
 
 def measure_server(
-    pair: Pair, store: NgramTable, lessons: Sequence[TargetText], texts: Sequence[TargetText]
+    pair: Pair,
+    store: NgramTable,
+    lessons: Sequence[TargetText],
+    texts: Sequence[TargetText],
+    medusa: Path | None = None,
 ) -> dict[str, list[StepCount | None]]:
     """Let an engine write the texts with each of SERVER_ARMS, after the lessons; return the counts by text.
 
-    Without a file of heads their arms are left out. A text that the engine writes in another way, as a tie may make it,
+    Arms whose heads are in no file are left out. A text that the engine writes in another way, as a tie may make it,
     has None. Raises RuntimeError for more than a few of them.
     """
     model = TargetModel.load(pair.target)
     model.keep_states()
     check_numerics(model)
     found: dict[str, list[StepCount | None]] = {}
+    files = {"server heads": pair.heads, "server medusa": medusa, "server blockwise": medusa}
     for arm, names in SERVER_ARMS.items():
-        if "server heads" in names and pair.heads is None:
+        if any(files.get(name, model) is None for name in names):
             continue
         found[arm], others = [None] * len(texts), 0
         for temperature in SETTINGS.values():
             with contextlib.ExitStack() as stack:
-                own = [_server_source(pair, model, name, store, stack) for name in names if name.startswith("server")]
+                own = [
+                    _server_source(pair, model, name, store, files.get(name), stack)
+                    for name in names
+                    if name.startswith("server")
+                ]
                 device = [_source(pair, name, store, stack) for name in names if not name.startswith("server")]
                 replay = ServerReplay(model, own, PLAN, Drafter(device, clock=lambda: 0.0) if device else None)
                 for number, text in enumerate((*lessons, *texts), -len(lessons)):
@@ -359,16 +372,15 @@ def _source(pair: Pair, name: str, store: NgramTable, stack: contextlib.ExitStac
 
 
 def _server_source(
-    pair: Pair, model: TargetModel, name: str, store: NgramTable, stack: contextlib.ExitStack
+    pair: Pair, model: TargetModel, name: str, store: NgramTable, file: Path | None, stack: contextlib.ExitStack
 ) -> ServerSource:
-    """Return a source of the verifier that proposes in every step. stack: frees what it holds."""
+    """Return a source of the verifier that proposes in every step. file: of heads. stack: frees what it holds."""
     source: ServerSource
     match name.removeprefix("server "):
-        case "heads":
-            if pair.heads is None:
-                raise BadRequest(f"there are no heads beside {pair.target}")
-            heads = load_heads(pair.heads, f"sha256:{model.weights_hash}")
-            source = HeadsSource(heads, model, vocabulary=model.vocab_size)
+        case kind if file is not None:
+            heads = load_heads(file, f"sha256:{model.weights_hash}")
+            children = 1 if kind == "blockwise" else CHILDREN
+            source = HeadsSource(heads, model, vocabulary=model.vocab_size, children=children)
         case "gguf":
             draft = stack.enter_context(LlamaModel.load(pair.draft))
             chains = stack.enter_context(ChainContext(draft, length=draft.n_ctx_train, count=1))

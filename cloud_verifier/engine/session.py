@@ -142,6 +142,18 @@ DEVICE = "device"
 """The device among the sources of nodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What one source says of a node."""
+
+    acceptance: NodeAcceptance
+    """Of the source's nodes."""
+    order: int
+    """Among the source's own children of the node's parent: 0 came first."""
+    estimate: float
+    """Probability that the node is committed if its parent is, whatever other sources propose."""
+
+
 class PendingNodes:
     """Ranks the nodes that a session's next step may take: its device's, merged with those of the verifier's sources.
 
@@ -165,8 +177,8 @@ class PendingNodes:
         self._offered: dict[str, tuple[TokenTree, Mapping[int, int]]] = {}
         """Tree and kinds of nodes by the verifier's source, for one step."""
         self._merged: TokenTree | None = None
-        self._proposers: dict[int, tuple[str, ...]] = {}
-        """Who proposed each node of the merged tree."""
+        self._claims: dict[int, dict[str, _Claim]] = {}
+        """Who proposed each node of the merged tree, by the name of the source."""
         self._ranked: list[tuple[float, int]] | None = None
         """(probability of acceptance, id), ancestors first; None after a change."""
         self._outside: set[int] = set()
@@ -201,35 +213,58 @@ class PendingNodes:
     def offer(self, trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]], directive: Directive) -> None:
         """Merge trees of the verifier's sources with the device's nodes for one step, by (parent, token).
 
-        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. A node
-        that several have proposed is as probable as the surest of them says.
+        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. A source's
+        node is worth less where another source's first child is a different token; a node that several have proposed
+        is as probable as the surest of them says.
         """
-        device, own = self._protocol.tree, self._acceptance.estimates(self._protocol.tree)
+        device = self._protocol.tree
         ranked = self._within_window(self._acceptance.ranked(device), directive)
         allowed = {node for _, node in ranked[: self.most(directive)]}
-        merged, estimates, proposers = TokenTree(device.position), dict[int, float](), dict[int, tuple[str, ...]]()
-        for node in device:
-            if node.id in allowed:
-                merged.add(node.id, node.parent, node.token)
-                estimates[node.id], proposers[node.id] = own[node.id], (DEVICE,)
-        for name, (tree, kinds) in trees.items():
-            found, ids = self._by_source[name].estimates(tree, kinds), {ROOT: ROOT}
+        merged, claims = TokenTree(device.position), dict[int, dict[str, _Claim]]()
+        offered = {DEVICE: (device, None), **trees}
+        for name, (tree, kinds) in offered.items():
+            own = self._acceptance if name == DEVICE else self._by_source[name]
+            found, ids, orders = own.estimates(tree, kinds), {ROOT: ROOT}, dict[int, int]()
             for node in tree:
+                order = orders[node.parent] = orders.get(node.parent, -1) + 1
+                if name == DEVICE and node.id not in allowed:
+                    continue
                 parent = ids[node.parent]
                 same = merged.child(parent, node.token)
                 if same is None:
-                    same = merged.add(-1 - len(merged), parent, node.token).id
+                    same = merged.add(node.id if name == DEVICE else -1 - len(merged), parent, node.token).id
                 ids[node.id] = same
-                estimates[same] = max(estimates.get(same, 0.0), found[node.id])
-                proposers[same] = (*proposers.get(same, ()), name)
+                claims.setdefault(same, {})[name] = _Claim(own, order, found[node.id])
+        self._offered, self._merged, self._claims = dict(trees), merged, claims
+        estimates = {
+            node: max(
+                claim.estimate
+                * min(
+                    (claim.acceptance.share_against(other, claim.order) for other in self._against(node, name)),
+                    default=1.0,
+                )
+                for name, claim in own.items()
+            )
+            for node, own in claims.items()
+        }
         best = ranked_by(merged, estimates)
         self._ranked = best if self._capabilities.trees else _best_path(merged, best)
-        self._offered, self._merged, self._proposers = dict(trees), merged, proposers
+
+    def _against(self, node: int, name: str) -> list[str]:
+        """Return the other sources whose first child, where `name` proposes a merged node, is a different one."""
+        assert self._merged is not None
+        firsts = [
+            (other, child)
+            for child in self._merged.children(self._merged[node].parent).values()
+            for other, claim in self._claims[child].items()
+            if claim.order == 0
+        ]
+        return [other for other, child in firsts if other != name and child != node]
 
     def withdraw(self) -> None:
         """Drop the nodes of the verifier's sources."""
         if self._merged is not None:
-            self._offered, self._merged, self._proposers, self._ranked = {}, None, {}, None
+            self._offered, self._merged, self._claims, self._ranked = {}, None, {}, None
 
     def changed(self) -> None:
         """Rank anew: the device's nodes or its window have changed."""
@@ -250,8 +285,8 @@ class PendingNodes:
         if self._merged is None:
             count, accepted = len(batch.ids), len(path)
             return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
-        everyone = [self._proposers[node] for node in batch.ids]
-        walked = [self._proposers[node] for node in path]
+        everyone = [tuple(self._claims[node]) for node in batch.ids]
+        walked = [tuple(self._claims[node]) for node in path]
         names = dict.fromkeys([*self._offered, *(name for names in everyone for name in names)])
         return {
             name: SourceOutcome(
@@ -266,7 +301,7 @@ class PendingNodes:
     def _without_device(self, batch: TreeBatch, verified: Verified) -> int:
         """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
         path = (batch.ids[row - 1] for row in verified.rows)
-        return sum(1 for _ in takewhile(lambda node: self._proposers.get(node, (DEVICE,)) != (DEVICE,), path))
+        return sum(1 for _ in takewhile(lambda node: tuple(self._claims.get(node, (DEVICE,))) != (DEVICE,), path))
 
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
         """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
@@ -278,7 +313,20 @@ class PendingNodes:
         self._acceptance.learn(self._protocol.tree, tokens)
         for name, (tree, kinds) in self._offered.items():
             self._by_source[name].learn(tree, tokens, kinds)
+        self._learn_contradictions(tokens)
         self.changed()
+
+    def _learn_contradictions(self, tokens: Sequence[int]) -> None:
+        """Learn what each source's nodes on the path of `tokens` are worth where another one's first is different."""
+        parent: int | None = ROOT
+        for token in tokens:
+            if self._merged is None or parent is None:
+                return
+            for proposed, node in self._merged.children(parent).items():
+                for name, claim in self._claims[node].items():
+                    for other in self._against(node, name):
+                        claim.acceptance.observe_against(other, claim.order, claim.estimate, proposed == token)
+            parent = self._merged.children(parent).get(token)
 
     def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:
         """Return the device's nodes that its directive allows, and count the others."""

@@ -82,7 +82,9 @@ def _job(options: argparse.Namespace) -> Job:
         chosen,
         target_plan=_within(chosen.target_plan, options.target_minutes),
         warm_plan=_within(chosen.warm_plan, options.warm_minutes),
-        heads=replace(chosen.heads, minutes=options.heads_minutes or chosen.heads.minutes),
+        heads=replace(
+            chosen.heads, kind=options.heads_kind, minutes=options.heads_minutes or chosen.heads.minutes
+        ),
         distil=replace(
             chosen.distil,
             generate_minutes=options.generate_minutes or chosen.distil.generate_minutes,
@@ -111,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")
         command.add_argument("--draft-minutes", type=float, help="time of each draft's distillation")
         command.add_argument("--heads-minutes", type=float, help="training time of the heads")
+        command.add_argument("--heads-kind", choices=("eagle", "medusa"), default="eagle")
     run.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all by default")
     decay = commands.add_parser("decay", help="finish a running training early, with its decay")
     decay.add_argument("--work", type=Path, required=True)

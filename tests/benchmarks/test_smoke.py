@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.harness import Pair
 from benchmarks.window import __main__ as window
 from benchmarks.window.testbed import CorePair, RunningVerifier, VerifierMachine, WindowTestbed
+from cloud_verifier.engine.server_draft.head_models import HeadsFile, HeadsShape, new_heads, save_heads
 from coordinator.cluster import Cluster
 from outrider.core.errors import BadRequest
 
@@ -349,8 +351,11 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
         assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
 
 
-def test_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    sources.main(SMOKE)
+def test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = HeadsFile.read(harness.ROOT / "models" / "heads.safetensors")
+    medusa = tmp_path / "medusa.safetensors"
+    save_heads(medusa, new_heads(HeadsShape(kind="medusa", hidden=shipped.shape.hidden, depth=3)), shipped.target)
+    sources.main([*SMOKE, "--medusa", str(medusa)])
     last = last_line(capsys)
     assert last.keys() == {"ngram", "ngram_store", "draft", "narrow", "heads", "mixture_over_best", "arms"}
     assert last["arms"].keys() == {*sources.ARMS, *sources.SERVER_ARMS}
@@ -367,12 +372,14 @@ def test_rules(capsys: pytest.CaptureFixture[str]) -> None:
     last = last_line(capsys)
     assert last.keys() == {"prompts", "temperature", "sampled", "greedy"}
     lossless = {"coupled", "leviathan", "multi_step", "k_sequential", "without_replacement", "bound"}
-    assert last["sampled"].keys() == {*lossless, "typical", "typical_changed", "positions"}
-    assert last["greedy"].keys() == {"children", "typical", "typical_changed", "positions"}
-    for name in ("coupled", "typical", "multi_step", "k_sequential", "without_replacement", "bound"):
+    lossy = {"typical", "typical_changed", "threshold", "threshold_changed"}
+    assert last["sampled"].keys() == {*lossless, *lossy, "positions"}
+    assert last["greedy"].keys() == {"children", *lossy, "positions"}
+    for name in ("coupled", "typical", "threshold", "multi_step", "k_sequential", "without_replacement", "bound"):
         assert last["sampled"][name] == sorted(last["sampled"][name])
         assert len(last["sampled"][name]) == rules.CHILDREN
-    assert last["sampled"]["typical"] >= last["sampled"]["coupled"]
+    for name in ("typical", "threshold"):
+        assert last["sampled"][name] >= last["sampled"]["coupled"]
 
 
 def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,3 +122,16 @@ def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:
         NodeAcceptance(bad).observe(1, 0, accepted=False)
     assert NodeAcceptance(good).probability(1, 0) > 0.8
     assert NodeAcceptance(bad).probability(1, 0) < 0.1
+
+
+def test_what_is_left_against_another_source_is_the_share_of_the_expected_that_was_accepted() -> None:
+    everyone = NodeAcceptance()
+    mine = NodeAcceptance(everyone)
+    assert mine.share_against("draft", 0) == 1.0
+    for i in range(3000):
+        mine.observe_against("draft", 0, 0.5, accepted=i % 10 == 0)
+        mine.observe_against("draft", 2, 0.1, accepted=i % 5 == 0)
+    assert mine.share_against("draft", 0) == pytest.approx(0.2, abs=0.1)
+    assert mine.share_against("draft", 1) == 1.0  # no more than expected
+    assert mine.share_against("heads", 0) == 1.0
+    assert NodeAcceptance(everyone).share_against("draft", 0) == pytest.approx(0.2, abs=0.05)

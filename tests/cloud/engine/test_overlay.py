@@ -774,6 +774,24 @@ def test_every_child_of_the_committed_path_is_learned_from_evaluated_or_not() ->
     assert acceptance.estimate(3, 1) > 0.7
 
 
+def test_a_weak_source_that_contradicts_a_better_one_is_learned_to_be_worth_little_there_alone() -> None:
+    """Alone the weak one is right half of the time, and never where the better one proposes another token."""
+    _, nodes = pending()
+    weak, strong = (nodes.acceptance_of(name, NodeAcceptance()) for name in ("weak", "strong"))
+    for turn in range(60):
+        nodes.offer({"strong": tree_of([5], [7]), "weak": tree_of([5 if turn % 2 else 7])}, DIRECTIVE)
+        nothing_evaluated = tree_batch_of(nodes.tree, ())
+        nodes.learn(nothing_evaluated, verify(nothing_evaluated, lambda row, path: 5, lambda token, position: False))
+    assert 0.4 < weak.estimate(3, 0) < 0.6
+    assert strong.estimate(3, 0) > 0.9
+    nodes.offer({"weak": tree_of([7]), "strong": tree_of([5], [7])}, DIRECTIVE)
+    probability = {nodes.tree[node].token: p for p, node in nodes.best(9, DIRECTIVE)}
+    assert probability[5] > 0.9
+    assert probability[7] < 0.2
+    nodes.offer({"weak": tree_of([7])}, DIRECTIVE)
+    assert nodes.best(1, DIRECTIVE)[0][0] == pytest.approx(weak.estimate(3, 0))
+
+
 # The distribution
 
 
