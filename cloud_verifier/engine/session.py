@@ -5,6 +5,7 @@ The keys and values of the session belong to the target's executor.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
-from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
+from outrider.core.acceptance.node_acceptance import MAX_PROBABILITY, NodeAcceptance, ranked_by
 from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
@@ -213,9 +214,9 @@ class PendingNodes:
     def offer(self, trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]], directive: Directive) -> None:
         """Merge trees of the verifier's sources with the device's nodes for one step, by (parent, token).
 
-        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. A source's
-        node is worth less where another source's first child is a different token; a node that several have proposed
-        is as probable as the surest of them says.
+        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. What a
+        source says of its node counts in the light of what others propose there; a node that several have proposed is
+        as probable as the surest of them says.
         """
         device = self._protocol.tree
         ranked = self._within_window(self._acceptance.ranked(device), directive)
@@ -236,30 +237,28 @@ class PendingNodes:
                 ids[node.id] = same
                 claims.setdefault(same, {})[name] = _Claim(own, order, found[node.id])
         self._offered, self._merged, self._claims = dict(trees), merged, claims
-        estimates = {
-            node: max(
-                claim.estimate
-                * min(
-                    (claim.acceptance.share_against(other, claim.order) for other in self._against(node, name)),
-                    default=1.0,
-                )
-                for name, claim in own.items()
-            )
-            for node, own in claims.items()
-        }
+        estimates = {node: max(self._probability(node, name) for name in own) for node, own in claims.items()}
         best = ranked_by(merged, estimates)
         self._ranked = best if self._capabilities.trees else _best_path(merged, best)
 
-    def _against(self, node: int, name: str) -> list[str]:
-        """Return the other sources whose first child, where `name` proposes a merged node, is a different one."""
-        assert self._merged is not None
-        firsts = [
-            (other, child)
-            for child in self._merged.children(self._merged[node].parent).values()
+    def _probability(self, node: int, name: str) -> float:
+        """Return the probability of a merged node by one of its sources, in the light of what others propose."""
+        claim = self._claims[node][name]
+        ratios = (
+            claim.acceptance.ratio_beside(other, claim.order, agrees) for other, agrees in self._others(node, name)
+        )
+        return min(MAX_PROBABILITY, claim.estimate * math.prod(ratios))
+
+    def _others(self, node: int, name: str) -> list[tuple[str, bool]]:
+        """Return the other sources that propose children where `name` proposes a merged node, and whether that node is
+        their first one."""
+        siblings = self.tree.children(self.tree[node].parent).values()
+        return [
+            (other, child == node)
+            for child in siblings
             for other, claim in self._claims[child].items()
-            if claim.order == 0
+            if claim.order == 0 and other != name
         ]
-        return [other for other, child in firsts if other != name and child != node]
 
     def withdraw(self) -> None:
         """Drop the nodes of the verifier's sources."""
@@ -313,19 +312,20 @@ class PendingNodes:
         self._acceptance.learn(self._protocol.tree, tokens)
         for name, (tree, kinds) in self._offered.items():
             self._by_source[name].learn(tree, tokens, kinds)
-        self._learn_contradictions(tokens)
+        self._learn_others(tokens)
         self.changed()
 
-    def _learn_contradictions(self, tokens: Sequence[int]) -> None:
-        """Learn what each source's nodes on the path of `tokens` are worth where another one's first is different."""
+    def _learn_others(self, tokens: Sequence[int]) -> None:
+        """Learn what each source's nodes on the path of `tokens` are worth in the light of what others propose."""
         parent: int | None = ROOT
         for token in tokens:
             if self._merged is None or parent is None:
                 return
             for proposed, node in self._merged.children(parent).items():
                 for name, claim in self._claims[node].items():
-                    for other in self._against(node, name):
-                        claim.acceptance.observe_against(other, claim.order, claim.estimate, proposed == token)
+                    for other, agrees in self._others(node, name):
+                        accepted = proposed == token
+                        claim.acceptance.observe_beside(other, claim.order, agrees, claim.estimate, accepted)
             parent = self._merged.children(parent).get(token)
 
     def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:

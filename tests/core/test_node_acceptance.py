@@ -124,14 +124,15 @@ def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:
     assert NodeAcceptance(bad).probability(1, 0) < 0.1
 
 
-def test_what_is_left_against_another_source_is_the_share_of_the_expected_that_was_accepted() -> None:
+def test_what_a_child_is_worth_beside_another_source_is_measured_as_a_share_of_the_expected() -> None:
     everyone = NodeAcceptance()
     mine = NodeAcceptance(everyone)
-    assert mine.share_against("draft", 0) == 1.0
+    assert mine.ratio_beside("draft", 0, agrees=False) == 1.0
     for i in range(3000):
-        mine.observe_against("draft", 0, 0.5, accepted=i % 10 == 0)
-        mine.observe_against("draft", 2, 0.1, accepted=i % 5 == 0)
-    assert mine.share_against("draft", 0) == pytest.approx(0.2, abs=0.1)
-    assert mine.share_against("draft", 1) == 1.0  # no more than expected
-    assert mine.share_against("heads", 0) == 1.0
-    assert NodeAcceptance(everyone).share_against("draft", 0) == pytest.approx(0.2, abs=0.05)
+        mine.observe_beside("draft", 0, False, 0.5, accepted=i % 10 == 0)
+        mine.observe_beside("draft", 0, True, 0.5, accepted=i % 10 != 0)
+    for known, tolerance in ((mine, 0.3), (NodeAcceptance(everyone), 0.05)):
+        assert known.ratio_beside("draft", 0, agrees=False) == pytest.approx(0.2, abs=tolerance)
+        assert known.ratio_beside("draft", 0, agrees=True) == pytest.approx(1.8, abs=tolerance)
+        assert known.ratio_beside("draft", 1, agrees=False) == 1.0
+        assert known.ratio_beside("heads", 0, agrees=False) == 1.0
