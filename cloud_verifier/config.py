@@ -186,8 +186,12 @@ class VerifierConfig(BaseSettings):
     """Messages that one stream may send at once beyond that rate."""
     fetch_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds after which a download is ended; a device fetches the rest with another call."""
+    chunk_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
     max_downloads: int = Field(default=64, ge=1)
-    """The most downloads at once. A client that does not read holds one until its connection ends."""
+    """The most downloads at once."""
+    reflection: bool = False
+    """Answer gRPC's server reflection, which tells everybody who can connect the service and its messages."""
     ping_interval_s: float = Field(default=0.5, gt=0)
     """Seconds between two pings to a device, which show it that the verifier lives."""
     silence_timeout_s: float = Field(default=20.0, gt=0)

@@ -9,7 +9,6 @@ import secrets
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
@@ -27,6 +26,7 @@ from outrider.core.text import counted
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server
+from outrider.wire.health import HealthServicer
 from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class VerifierProcess:
         self._startup = StartupService()
         self._host = EngineHost(config, on_progress=self._startup.progress)
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._registry: RegistryClient | None = None
         self._recorder: TrafficRecorder | None = None
         self._drain_ordered = asyncio.Event()
@@ -80,7 +80,7 @@ class VerifierProcess:
             return await self._serve(catalogue, stop, at_once or asyncio.Event())
 
     async def _serve(self, catalogue: Catalogue, stop: asyncio.Event, at_once: asyncio.Event) -> int:
-        grpc_server = server()
+        grpc_server = server(admit=self._startup.admit)
         starting = asyncio.create_task(self._start(grpc_server, catalogue))
         stopping = asyncio.create_task(_either(stop, self._drain_ordered))
         ended = asyncio.create_task(self._host.ended.wait())
@@ -122,7 +122,10 @@ class VerifierProcess:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
+        if config.reflection:
+            from grpc_reflection.v1alpha import reflection  # few servers need it
+
+            reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
         await grpc_server.start()
         reminding = asyncio.create_task(self._startup.remind())
         try:
@@ -233,8 +236,7 @@ class VerifierProcess:
             answer = await self._registry.report(_report(service, self._host))
             for session_id, epoch, directive in directives_of(answer):
                 service.set_directive(session_id, epoch, directive)
-            killed = [session_id for session_id in answer.killed if service.kill(session_id)]
-            if killed:
+            if service.end_revoked(self._registry.revocations, answer.closed):
                 self._registry.hurry()  # their places are free
             if answer.drain and not self._drain_ordered.is_set():
                 log.info("an operator has asked this verifier to drain and end")

@@ -19,6 +19,8 @@ from outrider.settings.layers import Address, Flag
 from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 
+CLOCKS_DIFFER_S = 3_600.0
+"""Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
 
@@ -60,8 +62,8 @@ class CoordinatorConfig(BaseSettings):
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
     """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each."""
-    attach_grace_ms: int = Field(30_000, ge=100, le=600_000)
-    """Milliseconds for which a session keeps its place before its device attaches: two slow connection attempts."""
+    attach_grace_ms: int = Field(10_000, ge=100, le=600_000)
+    """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
     ticket_ttl_s: float = Field(3_600.0, gt=0, le=86_400)
     """Seconds for which a ticket lets a device attach to a verifier. Nothing else needs a valid ticket, so this
     bounds the use of a stolen one."""
@@ -124,7 +126,9 @@ class CoordinatorConfig(BaseSettings):
     stop_grace_s: float = Field(3.0, ge=0, le=600)
     """Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
     max_rpcs: int = Field(1_024, ge=1, le=65_536)
-    """Calls at once; more are refused with RESOURCE_EXHAUSTED."""
+    """Calls at once, beside those that watch the health; more are refused with RESOURCE_EXHAUSTED."""
+    reflection: bool = False
+    """Answer gRPC's server reflection, which tells everybody who can connect the services and their messages."""
     status_sessions: int = Field(1_000, ge=0, le=10_000)
     """Sessions that one Status answer lists: about 100 bytes each."""
     metrics: str = ""
@@ -157,6 +161,11 @@ class CoordinatorConfig(BaseSettings):
     def limits(self) -> SessionLimits:
         """Return the limits of every session, which its tickets carry."""
         return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
+
+    @property
+    def ticket_ms(self) -> int:
+        """Return the milliseconds after which no ticket made until now lets a device attach, with clocks not alike."""
+        return int(1000 * (self.ticket_ttl_s + CLOCKS_DIFFER_S))
 
     @property
     def session_ms(self) -> int:

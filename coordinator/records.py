@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.ticket import Target
@@ -137,13 +138,34 @@ class WindowDecision:
 
 
 @dataclass(frozen=True)
+class Revocation:
+    """An order that ends tickets before their time."""
+
+    kind: Literal[session, api_key, key]
+    """What the tickets have in common: their session, the API key that opened it, or the key that signed them."""
+    name: str
+    """Its id."""
+    until_unix: float = 0.0
+    """Seconds; every ticket that it ends has expired by then."""
+
+    @property
+    def written(self) -> str:
+        """Return it as the store keeps it."""
+        return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True)
 class ReportReply:
     """The facts that a verifier's report finds in the store."""
 
     workloads: Mapping[str, WorkloadKey]
     """Workload keys by session id, of the reported sessions that have one."""
-    killed: tuple[str, ...] = ()
-    """Reported sessions that an operator has ended."""
+    closed: tuple[str, ...] = ()
+    """Reported sessions that their devices have closed."""
+    revoked: tuple[Revocation, ...] = ()
+    """Revocations that the verifier has not seen, the oldest first, as many as an answer holds."""
+    seen: int = 0
+    """The number by which it names the last of them."""
     drain: bool = False
     """An operator wants the reporting instance to drain."""
 

@@ -23,6 +23,7 @@ from edge_agent.session.coordinator_client import CoordinatorClient
 from outrider.core.addresses import split_address
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import channel
+from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 
 METHOD = "/outrider.wire.v1.Verifier/Session"
@@ -73,16 +74,16 @@ class RawStream:
         self.session_id, self.ticket = placement.session_id, grant.ticket
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last
 
-    def begin(self) -> None:
-        """Open a stream and send nothing yet."""
+    def begin(self, ticket: bytes | None = None) -> None:
+        """Open a stream and send nothing yet. ticket: another one than its own."""
         stream = self._link.stream_stream(
             METHOD, request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
         )
-        self.call = stream()
+        self.call = stream(metadata=ticket_metadata(self.ticket if ticket is None else ticket))
 
-    async def open(self, prompt: list[int], max_tokens: int, **changes: Any) -> None:
-        """Open a stream with a well-formed Open, apart from `changes`."""
-        self.begin()
+    async def open(self, prompt: list[int], max_tokens: int, ticket: bytes | None = None, **changes: Any) -> None:
+        """Open a stream with a well-formed Open, apart from `changes`. ticket: another one than its own."""
+        self.begin(ticket)
         attach = pb.Attach(
             epoch=self.epoch,
             prompt=prompt,
@@ -90,7 +91,7 @@ class RawStream:
             sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0),
             ignore_eos=True,
         )
-        fields: dict[str, Any] = {"session_id": self.session_id, "ticket": self.ticket, "attach": attach}
+        fields: dict[str, Any] = {"session_id": self.session_id, "attach": attach}
         await self.send(open=pb.Open(**(fields | changes)))
 
     async def send(self, **kind: Any) -> None:

@@ -18,6 +18,7 @@ import cryptography  # noqa: F401  # verifies tickets; imported here, so that th
 import grpc
 
 from cloud_verifier.front.counters import FrontCounters
+from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
@@ -32,9 +33,10 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
 FIRST_RETRY_S, RETRY_S = 0.1, 1.5  # the first pause and the longest one; up to half is taken off at random
-CLOCK_SKEW_S = 5.0
 REMIND_S = 60.0
 """Seconds between two lines about reports that still fail."""
+MAX_WAITING = 256
+"""Tickets with unknown keys that wait for a report at a time; further ones are refused at once."""
 SOONEST = 0.1
 """Least share of the report interval between two reports, however many tickets with unknown keys come."""
 
@@ -61,19 +63,24 @@ class RegistryClient:
         self._coordinator = coordinator
         self._interval_s = 1.0
         self._public_keys: dict[str, bytes] = {}
+        self.revocations = Revocations()
         self.release_serial = 0
         """Serial of the draft releases by the last report's answer (ReleaseNotice); 0 if there are none."""
         self._hurried = asyncio.Event()
         """Set when the next report must not wait for its interval."""
         self._undelivered = 0
         """Reports that failed since the last one that was delivered."""
+        self._waiting = 0
+        """Tickets with unknown keys that wait for a report."""
+        self._keys_asked_at = float("-inf")
+        """Time of the last report that was hurried for an unknown key, by the monotonic clock."""
         self._reminded_at = 0.0
         """Time of the last line about them, by the monotonic clock."""
         self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the next report has been answered."""
 
     async def authorise(self, ticket_bytes: bytes) -> ticket.Claims:
-        """Return what a ticket allows here. Raises Unauthenticated or PermissionDenied.
+        """Return what a ticket allows here. Raises Unauthenticated, PermissionDenied or Killed.
 
         An unknown key may be that of a coordinator which has just started: the next report brings it.
         """
@@ -81,13 +88,15 @@ class RegistryClient:
             await self._fresh_keys()
         if not self._public_keys:
             raise Unauthenticated("this verifier has not yet reached its coordinator and knows no keys; try again")
-        return ticket.verify(
+        claims = ticket.verify(
             ticket_bytes,
             self._public_keys,
             audience=self._request.verifier_id,
             now=time.time(),
             grace_s=CLOCK_SKEW_S,
         )
+        self.revocations.check(claims)
+        return claims
 
     async def register(self) -> None:
         """Take the lease, trying until it is granted. Raises only errors that trying again cannot mend."""
@@ -157,9 +166,11 @@ class RegistryClient:
     async def _report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         request.verifier_id = self._request.verifier_id
         request.instance = self._request.instance
+        request.revocations_seen = self.revocations.seen
         answer: pb.ReportResponse = await self._call(self._stub.Report, request)
         if answer.public_keys:
             self._public_keys = dict(answer.public_keys)
+        self.revocations.learn(answer, time.time())
         self.release_serial = answer.release_serial
         if not answer.known:
             log.info("the coordinator does not know this verifier; registering again")
@@ -167,10 +178,21 @@ class RegistryClient:
         return answer
 
     async def _fresh_keys(self) -> None:
-        """Wait for the next report, which is sent at once; all who wait at a time share it."""
-        reported = self._reported
-        self.hurry()
-        await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
+        """Wait for the next report; all who wait at a time share it.
+
+        It is sent at once, unless one was for this reason an interval ago: strangers' tickets name any keys.
+        """
+        if self._waiting >= MAX_WAITING:
+            return
+        reported, now = self._reported, time.monotonic()
+        if now - self._keys_asked_at >= self._interval_s:
+            self._keys_asked_at = now
+            self.hurry()
+        self._waiting += 1
+        try:
+            await asyncio.wait({reported}, timeout=CALL_TIMEOUT_S)
+        finally:
+            self._waiting -= 1
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

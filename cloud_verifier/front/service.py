@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +21,14 @@ from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
+from cloud_verifier.front.revocations import Revocations
 from cloud_verifier.front.session_stream import SessionStream
 from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
 from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
 from outrider.core.errors import (
     BadRequest,
     Draining,
-    Killed,
+    OutriderError,
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
@@ -38,8 +39,9 @@ from outrider.core.protocol.messages import Directive
 from outrider.core.text import counted
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
+from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
-from outrider.wire.ticket import Claims, Target
+from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Authorise = Callable[[bytes], Awaitable[Claims | None]]
 """Ticket -> what it allows; None if this verifier serves without tickets. Raises Unauthenticated."""
 
+REFUSAL_S = 0.1
+"""Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 RETRY_FULL_S = 1.0
 """Seconds after which a device may ask again that was refused because all sessions are taken."""
 ANONYMOUS_TENANT = "default"
@@ -99,6 +103,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def target_name(self) -> str:
         return self._target.name
 
+    async def admit(self, metadata: Metadata) -> None:
+        """Return if a call with this metadata may describe the target and fetch files. Raises what refuses it."""
+        await self._authorise(ticket_of(metadata))
+
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
             verifier_id=self._verifier_id,
@@ -121,9 +129,17 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 for data in self._catalogue.read(request.hash, request.offset):
                     if time.monotonic() > end:
                         raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
-                    await context.write(session_pb2.ArtifactChunk(data=data))
+                    await self._write_chunk(data, context)
             finally:
                 self._downloads -= 1
+
+    async def _write_chunk(self, data: bytes, context: Context) -> None:
+        """Write the next bytes of a download. Raises Unavailable if the device does not take them in time."""
+        limit_s = self._config.chunk_timeout_s
+        try:
+            await asyncio.wait_for(context.write(session_pb2.ArtifactChunk(data=data)), limit_s)
+        except TimeoutError:
+            raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset") from None
 
     async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         stream: SessionStream | None = None
@@ -133,7 +149,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
-            stream = self._begin(*await self._admit(requests))
+            stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
             yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
             release = functools.partial(self._release_place, stream)
@@ -162,16 +178,25 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         if stream is not None and stream.epoch == epoch:
             stream.set_directive(directive)
 
-    def kill(self, session_id: str) -> bool:
-        """End a session for an operator; return whether it was here. What is due to its device goes first, and its
-        place is free at once."""
-        stream = self.streams.get(session_id)
-        if stream is None:
-            return False
-        log.info("session %s is ended by an operator", session_id)
-        stream.fail(Killed("an operator has ended the session; it is not to be resumed"))
-        self._release_place(stream)
-        return True
+    def end_revoked(self, revocations: Revocations, closed: Sequence[str]) -> bool:
+        """End the live sessions whose tickets are valid no longer; return whether there were any.
+
+        closed: those that their devices have closed, of which the coordinator has just told. What is due to a device
+        goes first, and its place is free at once.
+        """
+        for session_id in closed:
+            if (stream := self.streams.get(session_id)) is not None:
+                revocations.close(stream.claims)
+        ended = 0
+        for stream in list(self.streams.values()):
+            try:
+                revocations.check(stream.claims)
+            except OutriderError as error:
+                log.info("session %s is ended: %s", stream.session_id, error)
+                stream.fail(error)
+                self._release_place(stream)
+                ended += 1
+        return ended > 0
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -254,8 +279,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self.streams.pop(stream.session_id, None)
             self._left.set()
 
-    async def _admit(self, requests: Requests) -> tuple[session_pb2.Attach, Claims]:
-        """Return the Attach, checked, and what its ticket allows. Raises OutriderError to refuse the stream."""
+    async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims]:
+        """Return the Attach, checked, and what the ticket allows. Raises OutriderError to refuse the stream.
+
+        Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
+        """
+        claims = await self._authorised(ticket)
         try:
             first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
         except TimeoutError:
@@ -264,11 +293,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
-        # Not before Open: of a stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066).
+        # Not before Open, whose write would lose the status, as in `_authorised`.
         self._refuse_while_draining()
-        # A device without a ticket is refused before a long prompt is validated.
-        claims = await self._authorise(first.open.ticket)
-        self._refuse_while_draining()  # the drain may have begun since
         self._refuse_when_full(first.open.session_id)
         opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
@@ -291,6 +317,15 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
         return first.open.attach, claims
+
+    async def _authorised(self, ticket: bytes) -> Claims | None:
+        """Return what the ticket allows; None if this verifier takes none. Raises what refuses it, a moment later: of a
+        stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066)."""
+        try:
+            return await self._authorise(ticket)
+        except OutriderError:
+            await asyncio.sleep(REFUSAL_S)
+            raise
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""

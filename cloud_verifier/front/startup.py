@@ -14,11 +14,13 @@ import grpc
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import Unavailable
+from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+HEALTH = "/grpc.health.v1.Health/"
 RETRY_LOADING_S = 2.0
 """Seconds after which a device may ask again that was refused because the target is not ready."""
 PROGRESS_EVERY_S = 1.0
@@ -52,6 +54,14 @@ class StartupService(session_pb2_grpc.VerifierServicer):
             await asyncio.sleep(REMIND_EVERY_S)
             if self._clock() - self._logged >= REMIND_EVERY_S:
                 self._log(f"still {self.phase}, {self._clock() - self._began:.0f} s after the start")
+
+    async def admit(self, method: str, metadata: Metadata) -> None:
+        """Return if a call with one request may be read: a health check, or one with a ticket.
+
+        Raises Unavailable while the target loads, and what refuses the ticket.
+        """
+        if not method.startswith(HEALTH):
+            await self._ready().admit(metadata)
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         async with aborting(context):

@@ -99,7 +99,9 @@ class AdminHandlers:
 
     async def kill(self, session_id: str) -> str:
         """End a session for good and return the verifier that served it last. Raises NotFound."""
-        verifier_ids = await self._sessions.kill(session_id, keep_ms=self._config.session_ms)
+        verifier_ids = await self._sessions.kill(
+            session_id, keep_ms=self._config.session_ms, ticket_ms=self._config.ticket_ms
+        )
         if not verifier_ids:
             raise _no_session(session_id)
         log.info("session %s on verifier %s was killed by an operator", session_id, verifier_ids[0])

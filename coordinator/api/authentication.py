@@ -23,6 +23,8 @@ from outrider.wire.channels import is_loopback
 
 DEFAULT_TENANT = "default"
 """Tenant of all callers if no key is asked for; no other tenant may have this name."""
+VERIFIER, OPERATOR = "verifier", "operator"
+"""Names of the callers with the join token and the admin token."""
 MAX_SECRET = 512
 MIN_KEY = 16
 """Characters of an API key; shorter ones can be guessed."""
@@ -51,6 +53,15 @@ class RecordingPolicy:
         """Return keep_s if the session is drawn by its id, which is random and no caller can choose; else 0."""
         digest = hashlib.sha256(f"recording:{session_id}".encode()).digest()
         return self.keep_s if int.from_bytes(digest[:8]) < self.share * 2**64 else 0.0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls: the tenant of a device, or one of the roles."""
+
+    name: str
+    api_key_id: str = ""
+    """Id of the API key that a device showed; empty if it needed none."""
 
 
 class Authenticator:
@@ -85,19 +96,19 @@ class Authenticator:
         """Return whether callers need no key until a tenant is created."""
         return self._trusting and not self._tenants
 
-    async def tenant(self, metadata: Metadata) -> str:
-        """Return the caller's tenant. Raises Unauthenticated or Unavailable."""
+    async def tenant(self, metadata: Metadata) -> Caller:
+        """Return the caller. Raises Unauthenticated or Unavailable."""
         secret = _secret(metadata)
         hashed = digest(secret) if secret else None
         if hashed is not None:
             found = [tenant for known, tenant in self._tenants.items() if hmac.compare_digest(known, hashed)]
             if found:
-                return found[0]
+                return Caller(found[0], api_key_id(hashed))
         created, keys_needed = await self.lookup(hashed) if self.lookup else ("", False)
-        if created:
-            return created
+        if hashed is not None and created:
+            return Caller(created, api_key_id(hashed))
         if not keys_needed and self.anonymous:
-            return DEFAULT_TENANT
+            return Caller(DEFAULT_TENANT)
         if hashed is None:
             raise _missing("an API key")
         raise Unauthenticated("the API key is unknown here; ask the operator for one of your tenant's")
@@ -129,6 +140,11 @@ def tenant_name(name: str) -> str:
 def digest(secret: str) -> bytes:
     """Return the hash by which a secret is compared and kept."""
     return hashlib.sha256(secret.encode()).digest()
+
+
+def api_key_id(hashed: bytes) -> str:
+    """Return the id of an API key with this hash, which tells nothing of the key."""
+    return hashed.hex()[:16]
 
 
 def _secret(metadata: Metadata) -> str:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.records import Grant, OpenedSession, PlacementRequest, ReportReply, VerifierRegistration
+from coordinator.records import (
+    Grant,
+    OpenedSession,
+    PlacementRequest,
+    ReportReply,
+    Revocation,
+    VerifierRegistration,
+)
 from coordinator.releases.records import LifecycleState, Release
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import Decisions
@@ -147,8 +154,15 @@ def report_to_proto(
         ],
         release_serial=release_serial,
         drain=found.drain,
-        killed=found.killed,
+        closed=found.closed,
+        revocations=[_revocation_to_proto(one) for one in found.revoked],
+        revocations_seen=found.seen,
     )
+
+
+def _revocation_to_proto(revocation: Revocation) -> pb.Revocation:
+    field = {"session": "session_id", "api_key": "api_key_id", "key": "key_id"}[revocation.kind]
+    return pb.Revocation(**{field: revocation.name}, until_unix=revocation.until_unix)
 
 
 def _prior_to_proto(history: bytes) -> pb.Prior | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator import placement
-from coordinator.api.authentication import RecordingPolicy
+from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
@@ -54,28 +54,32 @@ class Handlers:
         self._draw = random.Random()
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
 
-    async def open(self, tenant: str, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
+    async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
         fleet = await self._verifiers.find()
         named = replace(request, target=placement.sole_target(fleet, request.target))
         session_id = secrets.token_hex(16)
         keep_s = recording.keep_s_of(session_id)
         given = (request.draft, request.traffic, keep_s, keep_s > 0 and recording.prompts)
-        claims = Claims(session_id, tenant, "", 0, 0, 0.0, self.config.limits, _NO_TARGET, *given)
+        claims = Claims(
+            session_id, caller.name, "", 0, 0, 0.0, self.config.limits, _NO_TARGET, *given, caller.api_key_id
+        )
         opened = await self._place(claims, named, fleet)
         weights = opened.primary.verifier.target.weights_hash
-        return replace(opened, prior=await self._prior(WorkloadKey(tenant, request.draft, request.traffic, weights)))
+        return replace(
+            opened, prior=await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights))
+        )
 
     async def resume(
-        self, tenant: str, session_id: str, presented: bytes, last_epoch: int, request: PlacementRequest
+        self, caller: Caller, session_id: str, presented: bytes, last_epoch: int, request: PlacementRequest
     ) -> OpenedSession:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of.
 
         presented: any ticket of the session. Its target, draft, traffic class and recording go on; of the request, only
-        round trips and failed verifiers count. Raises Killed if an operator has ended the session, and what `open` and
-        `close` raise.
+        round trips and failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if its
+        device has closed it, and what `open` and `close` raise.
         """
-        claims = await self._owner(tenant, session_id, presented)
+        claims = await self._owner(caller.name, session_id, presented)
         bound = replace(
             request,
             target=claims.target.name,
@@ -85,7 +89,8 @@ class Handlers:
             traffic=claims.traffic_class,
         )
         floor = max(last_epoch, claims.epoch_last)
-        return await self._place(replace(claims, epoch_last=floor), bound, await self._verifiers.find())
+        claims = replace(claims, epoch_last=floor, api_key_id=caller.api_key_id)
+        return await self._place(claims, bound, await self._verifiers.find())
 
     async def close(self, tenant: str, session_id: str, presented: bytes) -> None:
         """Free what a session holds here. The stream itself ends between device and verifier.
@@ -93,7 +98,7 @@ class Handlers:
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
         claims = await self._owner(tenant, session_id, presented)
-        await self._sessions.close(claims.session_id, claims.audience, lease_ms=self.config.lease_ms)
+        await self._sessions.close(claims.session_id, claims.audience, keep_ms=self.config.ticket_ms)
 
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
@@ -111,10 +116,26 @@ class Handlers:
         log.info("verifier %s registered at %s", registration.verifier_id, registration.address)
 
     async def report(
-        self, verifier_id: str, instance: int, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry]
+        self,
+        verifier_id: str,
+        instance: int,
+        verifier: VerifierTelemetry,
+        sessions: Sequence[SessionTelemetry],
+        seen: int = 0,
     ) -> tuple[ReportReply, Decisions] | None:
-        """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again."""
-        reply = await self._verifiers.report(verifier_id, instance, verifier, sessions, lease_ms=self.config.lease_ms)
+        """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
+
+        seen: the revocations that the verifier knows, as the last reply named them.
+        """
+        reply = await self._verifiers.report(
+            verifier_id,
+            instance,
+            verifier,
+            sessions,
+            seen,
+            lease_ms=self.config.lease_ms,
+            ticket_ms=self.config.ticket_ms,
+        )
         if reply is None:
             return None
         if not self.config.window_control:

@@ -7,13 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 
 from coordinator.api.admin_handlers import AdminHandlers
 from coordinator.api.authentication import Authenticator
 from coordinator.api.handlers import Handlers
 from coordinator.api.metrics import CoordinatorCollector
-from coordinator.api.services import SERVICES, add_services
+from coordinator.api.services import SERVICES, Admission, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
@@ -25,6 +25,7 @@ from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
+from outrider.wire.health import HealthServicer
 
 log = logging.getLogger("coordinator")
 
@@ -38,13 +39,15 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
-        tenants = TenantKeys(store, authenticator.configured)
+        tenants = TenantKeys(store, authenticator.configured, config.state_dir, config.ticket_ms)
         authenticator.lookup = tenants.holder
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config)
-        watch = StoreWatch(handlers, releases, embedded)
-        server = channels.server(max_rpcs=config.max_rpcs)
-        add_services(server, handlers, releases, authenticator, admin, tenants, watch.health)
+        watch = StoreWatch(handlers, releases, tenants, embedded)
+        server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
+        add_services(
+            server, handlers, releases, authenticator, admin, tenants, watch.health, reflects=config.reflection
+        )
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
         await server.start()
@@ -75,13 +78,16 @@ async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config:
 
 
 class StoreWatch:
-    """Watches the store: whether it answers, other coordinators' public keys, and canaries that are due."""
+    """Watches the store: whether it answers, other coordinators' public keys and tenants, and canaries that are due."""
 
-    def __init__(self, handlers: Handlers, releases: ReleaseHandlers, embedded: EmbeddedServer | None) -> None:
-        self.health = health.aio.HealthServicer()
+    def __init__(
+        self, handlers: Handlers, releases: ReleaseHandlers, tenants: TenantKeys, embedded: EmbeddedServer | None
+    ) -> None:
+        self.health = HealthServicer()
         """SERVING while the store answers."""
         self._handlers = handlers
         self._releases = releases
+        self._tenants = tenants
         self._embedded = embedded
         self._serving = True
 
@@ -104,6 +110,7 @@ class StoreWatch:
             if self._embedded is not None and await asyncio.to_thread(self._embedded.revive):
                 log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
             await self._handlers.exchange_keys()
+            await self._tenants.watch()
             try:
                 await self._releases.tend()
             except Unavailable:

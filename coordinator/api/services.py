@@ -5,26 +5,30 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from coordinator.api import admin_codec, codec
 from coordinator.api.admin_handlers import AdminHandlers
-from coordinator.api.authentication import Authenticator, Metadata
+from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller, Metadata
+from coordinator.api.counters import CoordinatorCounters
 from coordinator.api.handlers import Handlers
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.releases.handlers import ReleaseHandlers
 from outrider.telemetry import logs, traces
+from outrider.wire.health import HealthServicer
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 
-SERVICES = tuple(pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Registry", "Admin"))
+COORDINATOR, REGISTRY, ADMIN = SERVICES = tuple(
+    pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Registry", "Admin")
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _S = TypeVar("_S", bound="_Servicer")
@@ -32,8 +36,12 @@ _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
 
-def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
-    """Wrap a method as gRPC calls it: authenticate the caller, count and trace the call, and map errors to a status."""
+_caller: ContextVar[Caller] = ContextVar("_caller")
+"""Who calls, as `Admission` found before the request was read."""
+
+
+def _rpc(method: Callable[[_S, _Q, Caller], Awaitable[_A]]) -> Callable[[_S, _Q, _Context], Awaitable[_A]]:
+    """Wrap a method as gRPC calls it: count and trace the call, and map errors to a status."""
 
     @functools.wraps(method)
     async def wrapped(self: _S, request: _Q, context: _Context) -> _A:
@@ -42,7 +50,7 @@ def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _C
         name, begun = method.__name__, time.perf_counter()
         try:
             with traces.span(f"outrider.coordinator.{name}", metadata):
-                return await method(self, request, await self.caller(metadata))
+                return await method(self, request, _caller.get())
         except Exception as error:
             self.handlers.counters.refuse(name, error)
             await abort(context, error)
@@ -52,61 +60,83 @@ def _rpc(method: Callable[[_S, _Q, str], Awaitable[_A]]) -> Callable[[_S, _Q, _C
     return wrapped
 
 
+class Admission:
+    """Authenticates the caller of every method: devices of Coordinator, verifiers of Registry, operators of Admin.
+
+    Everybody may check the health.
+    """
+
+    def __init__(self, authenticator: Authenticator, counters: CoordinatorCounters) -> None:
+        self._authenticator = authenticator
+        self._counters = counters
+
+    async def __call__(self, method: str, metadata: Metadata) -> None:
+        """Note who calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
+        _, service, name = method.split("/")
+        if service == health.SERVICE_NAME:
+            return
+        metadata = tuple(metadata)
+        try:
+            _caller.set(await self._caller_of(service, metadata))
+        except Exception as error:
+            logs.note(request=logs.request_id_from(metadata))
+            self._counters.refuse(name, error)
+            raise
+
+    async def _caller_of(self, service: str, metadata: Metadata) -> Caller:
+        if service == COORDINATOR:
+            return await self._authenticator.tenant(metadata)
+        if service == REGISTRY:
+            self._authenticator.check_verifier(metadata)
+            return Caller(VERIFIER)
+        self._authenticator.check_operator(metadata)
+        return Caller(OPERATOR)
+
+
 @dataclass
 class _Servicer:
-    """The methods of subclasses take the request and the caller, as `caller` returns it."""
+    """The methods of subclasses take the request and the caller."""
 
     handlers: Handlers
     releases: ReleaseHandlers
     authenticator: Authenticator
 
-    async def caller(self, metadata: Metadata) -> str:
-        """Return the authenticated caller. Raises Unauthenticated or PermissionDenied."""
-        raise NotImplementedError
-
 
 class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
     """The calls of devices; the caller is a tenant."""
 
-    async def caller(self, metadata: Metadata) -> str:
-        return await self.authenticator.tenant(metadata)
-
     @_rpc
-    async def OpenSession(self, request: pb.OpenSessionRequest, tenant: str) -> pb.OpenSessionResponse:
-        wanted, recording = codec.open_from_proto(request), self.authenticator.recording(tenant)
-        opened = await self.handlers.open(tenant, wanted, recording)
+    async def OpenSession(self, request: pb.OpenSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+        wanted, recording = codec.open_from_proto(request), self.authenticator.recording(caller.name)
+        opened = await self.handlers.open(caller, wanted, recording)
         return codec.opened_to_proto(opened, await self.releases.serial())
 
     @_rpc
-    async def ResumeSession(self, request: pb.ResumeSessionRequest, tenant: str) -> pb.OpenSessionResponse:
-        opened = await self.handlers.resume(tenant, *codec.resume_from_proto(request))
+    async def ResumeSession(self, request: pb.ResumeSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+        opened = await self.handlers.resume(caller, *codec.resume_from_proto(request))
         return codec.opened_to_proto(opened, await self.releases.serial())
 
     @_rpc
-    async def CloseSession(self, request: pb.CloseSessionRequest, tenant: str) -> pb.CloseSessionResponse:
-        await self.handlers.close(tenant, codec.session_id(request.session_id), codec.ticket_bytes(request.ticket))
+    async def CloseSession(self, request: pb.CloseSessionRequest, caller: Caller) -> pb.CloseSessionResponse:
+        await self.handlers.close(caller.name, codec.session_id(request.session_id), codec.ticket_bytes(request.ticket))
         return pb.CloseSessionResponse()
 
     @_rpc
-    async def ListTargets(self, request: pb.ListTargetsRequest, tenant: str) -> pb.ListTargetsResponse:
+    async def ListTargets(self, request: pb.ListTargetsRequest, caller: Caller) -> pb.ListTargetsResponse:
         return pb.ListTargetsResponse(targets=map(target_to_proto, await self.handlers.targets()))
 
     @_rpc
-    async def OfferRelease(self, request: pb.OfferReleaseRequest, tenant: str) -> pb.OfferReleaseResponse:
+    async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
         asked = codec.offer_from_proto(request)
-        serial, release = await self.releases.offer(*asked, tenant if request.store else "")
+        serial, release = await self.releases.offer(*asked, caller.name if request.store else "")
         return codec.offer_to_proto(serial, release, self.releases.base_url)
 
 
 class RegistryServicer(_Servicer, stubs.RegistryServicer):
     """The calls of verifiers, which have the join token."""
 
-    async def caller(self, metadata: Metadata) -> str:
-        self.authenticator.check_verifier(metadata)
-        return "verifier"
-
     @_rpc
-    async def Register(self, request: pb.RegisterRequest, caller: str) -> pb.RegisterResponse:
+    async def Register(self, request: pb.RegisterRequest, caller: Caller) -> pb.RegisterResponse:
         await self.handlers.register(codec.registration_from_proto(request))
         return pb.RegisterResponse(
             lease_ms=self.handlers.config.lease_ms,
@@ -115,15 +145,15 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         )
 
     @_rpc
-    async def Report(self, request: pb.ReportRequest, caller: str) -> pb.ReportResponse:
+    async def Report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
-        reply = await self.handlers.report(verifier_id, instance, verifier, sessions)
+        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, request.revocations_seen)
         serial = await self.releases.sample(verifier_id, sessions if reply is not None else ())
         return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial, self.handlers.config.limits)
 
     @_rpc
-    async def Deregister(self, request: pb.DeregisterRequest, caller: str) -> pb.DeregisterResponse:
+    async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:
         await self.handlers.deregister(*codec.identity_from_proto(request))
         return pb.DeregisterResponse()
 
@@ -135,12 +165,8 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     admin: AdminHandlers
     tenants: TenantKeys
 
-    async def caller(self, metadata: Metadata) -> str:
-        self.authenticator.check_operator(metadata)
-        return "operator"
-
     @_rpc
-    async def Status(self, request: pb.StatusRequest, caller: str) -> pb.StatusResponse:
+    async def Status(self, request: pb.StatusRequest, caller: Caller) -> pb.StatusResponse:
         verifiers, sessions, total_verifiers, total_sessions = await self.admin.status()
         return pb.StatusResponse(
             verifiers=map(admin_codec.verifier_to_proto, verifiers),
@@ -152,17 +178,17 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         )
 
     @_rpc
-    async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: str) -> pb.ListVerifiersResponse:
+    async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: Caller) -> pb.ListVerifiersResponse:
         found, following = await self.admin.verifiers(*admin_codec.verifiers_query(request))
         return pb.ListVerifiersResponse(verifiers=map(admin_codec.verifier_to_proto, found), next=following)
 
     @_rpc
-    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: str) -> pb.UpdateVerifierResponse:
+    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: Caller) -> pb.UpdateVerifierResponse:
         verifier = await self.admin.update_verifier(*admin_codec.verifier_action_from_proto(request))
         return pb.UpdateVerifierResponse(verifier=admin_codec.verifier_to_proto(verifier) if verifier else None)
 
     @_rpc
-    async def ListSessions(self, request: pb.ListSessionsRequest, caller: str) -> pb.ListSessionsResponse:
+    async def ListSessions(self, request: pb.ListSessionsRequest, caller: Caller) -> pb.ListSessionsResponse:
         query = admin_codec.sessions_query(request)
         if request.session_id:
             found, following = [await self.admin.session(codec.session_id(request.session_id))], ""
@@ -171,16 +197,16 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         return pb.ListSessionsResponse(sessions=map(admin_codec.session_to_proto, found), next=following)
 
     @_rpc
-    async def KillSession(self, request: pb.KillSessionRequest, caller: str) -> pb.KillSessionResponse:
+    async def KillSession(self, request: pb.KillSessionRequest, caller: Caller) -> pb.KillSessionResponse:
         return pb.KillSessionResponse(verifier_id=await self.admin.kill(codec.session_id(request.session_id)))
 
     @_rpc
-    async def CreateTenant(self, request: pb.CreateTenantRequest, caller: str) -> pb.CreateTenantResponse:
+    async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
         tenant, key = await self.tenants.create(request.name)
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
-    async def ListTenants(self, request: pb.ListTenantsRequest, caller: str) -> pb.ListTenantsResponse:
+    async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
         after, limit = admin_codec.tenants_query(request)
         found, following = await self.tenants.listed(after, limit)
         _, keys_needed = await self.tenants.holder(None)
@@ -190,33 +216,33 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         )
 
     @_rpc
-    async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: str) -> pb.RevokeTenantResponse:
+    async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:
         tenant = await self.tenants.revoke(request.name)
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
-    async def ListWindows(self, request: pb.ListWindowsRequest, caller: str) -> pb.ListWindowsResponse:
+    async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:
         session_id = codec.session_id(request.session_id) if request.session_id else ""
         return admin_codec.windows_to_proto(*await self.admin.windows(session_id))
 
     @_rpc
-    async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: str) -> pb.SetWindowBoundsResponse:
+    async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: Caller) -> pb.SetWindowBoundsResponse:
         await self.admin.set_bounds(*admin_codec.bounds_from_proto(request))
         return pb.SetWindowBoundsResponse()
 
     @_rpc
-    async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: str) -> pb.PublishReleaseResponse:
+    async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: Caller) -> pb.PublishReleaseResponse:
         state = await self.releases.publish(request.manifest)
         return pb.PublishReleaseResponse(state=admin_codec.state_to_proto(state))
 
     @_rpc
-    async def ListReleases(self, request: pb.ListReleasesRequest, caller: str) -> pb.ListReleasesResponse:
+    async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
         beginning = admin_codec.hash_beginning(request.release) if request.release else ""
         serial, found = await self.releases.releases(beginning)
         return pb.ListReleasesResponse(releases=map(admin_codec.release_to_proto, found), serial=serial)
 
     @_rpc
-    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: str) -> pb.UpdateReleaseResponse:
+    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: Caller) -> pb.UpdateReleaseResponse:
         release = await self.releases.apply(*admin_codec.release_action_from_proto(request))
         return pb.UpdateReleaseResponse(release=admin_codec.release_to_proto(release))
 
@@ -228,12 +254,17 @@ def add_services(
     authenticator: Authenticator,
     admin: AdminHandlers,
     tenants: TenantKeys,
-    health_servicer: health.aio.HealthServicer,
+    health_servicer: HealthServicer,
+    *,
+    reflects: bool,
 ) -> None:
-    """Add every service of a coordinator, with health checks and reflection."""
+    """Add every service of a coordinator, with health checks and, if it `reflects`, reflection."""
     parts = handlers, releases, authenticator
     stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*parts), server)  # type: ignore[no-untyped-call]
     stubs.add_RegistryServicer_to_server(RegistryServicer(*parts), server)  # type: ignore[no-untyped-call]
     stubs.add_AdminServicer_to_server(AdminServicer(*parts, admin, tenants), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    if reflects:
+        from grpc_reflection.v1alpha import reflection  # few servers need it
+
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

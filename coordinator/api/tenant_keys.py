@@ -10,9 +10,11 @@ import logging
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
-from coordinator.api.authentication import DEFAULT_TENANT, digest, tenant_name
-from coordinator.store import keys
+from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
+from coordinator.records import Revocation
+from coordinator.store import keys, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, NotFound
 
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_TENANTS = 4_096
 """Tenants that operators may create: a list of all is read at once."""
+MARKER = "has-tenants"
+"""File in the state directory that is there once a tenant was created. Who wants none any more removes it."""
 _KEYS = (keys.TENANTS, keys.TENANT_KEYS)
 
 
@@ -39,15 +43,39 @@ class Tenant:
 class TenantKeys:
     """Keeps the tenants that operators have created. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: RedisStore, configured: Collection[str]) -> None:
-        """Keep the `configured` names, which are the settings' tenants."""
+    def __init__(self, store: RedisStore, configured: Collection[str], state_dir: Path, ticket_ms: int) -> None:
+        """Keep the `configured` names, which are the settings' tenants.
+
+        state_dir: keeps that there are tenants, since callers without a key must not be admitted when Redis has lost
+        them. ticket_ms: milliseconds for which a ticket may be valid.
+        """
+        self._marker = state_dir.expanduser() / MARKER
+        self._any_created = self._marker.exists()
+        self._lost = False
+        """Whether there were tenants, and Redis knows none."""
         self._store = store
+        self._ticket_ms = ticket_ms
         self._configured = configured
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
         """Return the tenant whose key has this hash, "" if none has, and whether any tenant was ever created."""
         name, any_created = await self._store.run("tenant_of", _KEYS, [hashed.hex() if hashed else ""])
-        return str(name), bool(any_created)
+        if any_created and not self._any_created:
+            self._remember()
+        return str(name), self._any_created
+
+    async def watch(self) -> None:
+        """Remember what another coordinator may have done, create a tenant, and say if Redis has lost all of them."""
+        _, any_created = await self._store.run("tenant_of", _KEYS, [""])
+        if any_created and not self._any_created:
+            self._remember()
+        if not any_created and self._any_created and not self._lost:
+            log.warning(
+                "Redis has lost the tenants that were created: callers are refused until `outrider tenants create` makes"
+                " them anew; if nobody shall need a key any more, remove %s and restart",
+                self._marker,
+            )
+        self._lost = self._any_created and not any_created
 
     async def create(self, name: str) -> tuple[Tenant, str]:
         """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest."""
@@ -63,11 +91,20 @@ class TenantKeys:
             )
         if made == "full":
             raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
+        self._remember()
         log.info("tenant %s was created by an operator", name)
         return Tenant(name, int(made) / 1000), key
 
     async def revoke(self, name: str) -> Tenant:
-        """Revoke a tenant's key if it is valid. Raises NotFound, or BadRequest for a tenant of the settings."""
+        """Revoke a tenant's key if it is valid, and the tickets of the sessions that it opened.
+
+        Raises NotFound, or BadRequest for a tenant of the settings.
+        """
+        [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
+        if known and (hashed := known.rpartition(" ")[2]):
+            # First, so that a key which is gone is never one whose tickets still serve.
+            revocation = Revocation("api_key", api_key_id(bytes.fromhex(hashed)))
+            await revocations.add(self._store, revocation, keep_ms=self._ticket_ms)
         written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)
@@ -83,6 +120,19 @@ class TenantKeys:
         known |= {name: self._tenant(name, written) for name, written in zip(flat[::2], flat[1::2], strict=True)}
         found = [known[name] for name in sorted(known) if name > after]
         return found[:limit], found[limit - 1].name if len(found) > limit else ""
+
+    def _remember(self) -> None:
+        """Keep that callers need a key from now on, whatever becomes of Redis."""
+        self._any_created = True
+        try:
+            self._marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._marker.touch(mode=0o600)
+        except OSError as error:
+            log.error(
+                "%s cannot be written: %s; after a restart with an empty Redis callers would need no key",
+                self._marker,
+                error.strerror,
+            )
 
     def _tenant(self, name: str, written: str) -> Tenant:
         created, revoked, _ = written.split(" ")

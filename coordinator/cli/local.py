@@ -33,8 +33,8 @@ from outrider.wire.channels import check_free
 
 EXIT_FAILED = 1
 _NEEDS = {
-    "coordinator": ("redis", "cryptography", "grpc_health", "grpc_reflection", "starlette", "uvicorn"),
-    "verifier": ("torch", "transformers", "safetensors", "cryptography", "grpc_health", "grpc_reflection"),
+    "coordinator": ("redis", "cryptography", "grpc_health", "starlette", "uvicorn"),
+    "verifier": ("torch", "transformers", "safetensors", "cryptography", "grpc_health"),
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""

@@ -12,6 +12,10 @@ FLEET = PREFIX + "fleet"
 PUBLIC_KEYS = PREFIX + "public-keys"
 """ZSET "key id:hex of the raw key" -> last time that a coordinator vouched for it (ms of Redis TIME)."""
 
+REVOKED = PREFIX + "revoked"
+"""ZSET a Revocation as `written` -> when it was ordered (us of Redis TIME, no two the same). Entries go when the last
+ticket that they end has expired."""
+
 TENANTS = PREFIX + "tenants"
 """HASH name -> "when created, when revoked (ms of Redis TIME, 0: not revoked), hash of the key ("": revoked)", of every
 tenant that an operator has created. Does not expire."""
@@ -49,7 +53,7 @@ def session(session_id: str) -> str:
 
 
 def closed(session_id: str) -> str:
-    """Return the key of a STRING. "1": the session has just closed, and a late report must not bring it back.
+    """Return the key of a STRING. "1": its device has closed the session; kept as long as its tickets are valid.
     "killed": an operator has ended it; kept as long as one of its tickets proves ownership."""
     return f"{PREFIX}closed:{session_id}"
 

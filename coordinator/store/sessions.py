@@ -10,15 +10,16 @@ from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     PlacementRequest,
     Prior,
+    Revocation,
     SessionStatus,
     VerifierRegistration,
     WindowBounds,
     WindowDecision,
     WorkloadKey,
 )
-from coordinator.store import keys, redis_codec
+from coordinator.store import keys, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
-from outrider.core.errors import Killed
+from outrider.core.errors import Killed, PermissionDenied
 
 Placement = tuple[int, VerifierRegistration, VerifierRegistration | None]
 """First epoch of the primary's range, which the standby's range follows directly; the primary; the standby."""
@@ -39,7 +40,9 @@ class SessionStore:
         epoch_floor: int,
         config: CoordinatorConfig,
     ) -> Placement | int:
-        """Place a session, name a standby and use up two ranges of epochs, in one step. Raises Killed.
+        """Place a session, name a standby and use up two ranges of epochs, in one step.
+
+        Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it.
 
         Return how many of the candidates are alive if none of them has room. among: verifier ids, in the order of the
         random draw. epoch_floor: every epoch of the placement is greater.
@@ -56,7 +59,9 @@ class SessionStore:
             arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]
         reply = await self._store.run("place", touched, arguments)
         if not reply[0]:
-            if reply[1] < 0:
+            if reply[1] == -2:
+                raise PermissionDenied(f"the device has closed session {session_id}; open a new one")
+            if reply[1] == -1:
                 raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
         epoch, primary, record, standby, standby_record = reply
@@ -66,16 +71,23 @@ class SessionStore:
             redis_codec.registration_from_reply(standby, standby_record) if standby else None,
         )
 
-    async def close(self, session_id: str, served_by: str, *, lease_ms: int) -> None:
-        """Forget a session and free its place on the verifier that a ticket named and on the one it was placed on."""
+    async def close(self, session_id: str, served_by: str, *, keep_ms: int) -> None:
+        """Forget a session and free its place on the verifier that a ticket named and on the one it was placed on.
+
+        keep_ms: milliseconds for which one of its tickets may be valid: nobody uses them any more.
+        """
         [placed] = await self._store.call("session", [("HGET", keys.session(session_id), "verifier")])
         verifier_ids = {served_by, placed} - {"", None}
-        await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, 2 * lease_ms])
+        await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
 
-    async def kill(self, session_id: str, *, keep_ms: int) -> tuple[str, ...]:
-        """End a session for good and free its place. Return the verifiers that may have served it, () if unknown."""
+    async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
+        """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
+
+        keep_ms, ticket_ms: milliseconds for which one of its tickets proves ownership, and lets a device attach.
+        """
         verifier_ids = await self.verifiers_of(session_id)
         if verifier_ids:
+            await revocations.add(self._store, Revocation("session", session_id), keep_ms=ticket_ms)
             await self._store.run("kill", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
         return verifier_ids
 

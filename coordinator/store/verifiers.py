@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
-from coordinator.store import keys, redis_codec
+from coordinator.store import keys, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
@@ -38,19 +38,24 @@ class VerifierStore:
         instance: int,
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
+        seen: int,
         *,
         lease_ms: int,
+        ticket_ms: int,
     ) -> ReportReply | None:
-        """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost."""
+        """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
+
+        seen: the last revocation that the verifier knows. ticket_ms: milliseconds for which a ticket may be valid.
+        """
         fields = redis_codec.verifier_telemetry_fields(verifier)
         ids = [session.session_id for session in sessions]
-        arguments = [verifier_id, instance, lease_ms, len(fields), *fields, *ids]
+        arguments = [verifier_id, instance, lease_ms, seen, revocations.AT_ONCE, len(fields), *fields, *ids]
         touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
-        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id)]
+        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
         known, *found = await self._store.run("report", [*leased, *touched], arguments)
         if not known:
             return None
-        drain, killed, facts = found
+        drain, closed, written_revocations, facts = found
         workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
@@ -64,7 +69,8 @@ class VerifierStore:
                 prior_key = keys.prior(workload or _NO_WORKLOAD)
                 touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
             await self._store.run("record_telemetry", touched, written)
-        return ReportReply(workloads, tuple(killed), bool(drain))
+        revoked, last = revocations.from_reply(written_revocations, seen, ticket_ms)
+        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain))
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

@@ -27,6 +27,7 @@ from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 DESCRIBE_S = 1.0
@@ -134,7 +135,7 @@ class Sessions:
         targets = [AttachTarget(self._verifier_address, 0, self._tls)]
         if self._coordinator_address:
             placement = await self.coordinator().open(self._target, patient=False)
-            targets = [AttachTarget(g.address, 0, g.tls, verifier_id=g.verifier_id) for g in placement.grants]
+            targets = [AttachTarget(g.address, 0, g.tls, g.ticket, g.verifier_id) for g in placement.grants]
         failure: OutriderError = Unavailable("the coordinator named no verifier; is one registered for this target?")
         try:
             for target in targets:
@@ -151,7 +152,8 @@ class Sessions:
         """Ask a verifier once for its target. Raises core errors."""
         verifier = session_pb2_grpc.VerifierStub(self.dial(target))  # type: ignore[no-untyped-call]
         try:
-            await verifier.Describe(session_pb2.DescribeRequest(), timeout=DESCRIBE_S)
+            metadata = ticket_metadata(target.ticket)
+            await verifier.Describe(session_pb2.DescribeRequest(), timeout=DESCRIBE_S, metadata=metadata)
         except grpc.RpcError as error:
             raise error_from_rpc(error, target.peer, target.advice) from error
 

@@ -122,7 +122,9 @@ class SessionDriver:
         self._statistics.attached(target.address)
         try:
             link, silence_s = self._dial(target), self._options.silence_s
-            async with VerifierStream(link, silence_s, self._statistics, target.peer, target.advice) as stream:
+            async with VerifierStream(
+                link, silence_s, self._statistics, target.peer, target.advice, ticket=target.ticket
+            ) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())
@@ -144,7 +146,7 @@ class SessionDriver:
         if limits is None and self._pacing.limits_known:
             limits = self._session.limits
         attach = self._session.attach(target.epoch, limits or SessionLimits())
-        stream.open(Open(self._options.session_id, attach, target.ticket, self._options.vocabulary_hash))
+        stream.open(Open(self._options.session_id, attach, self._options.vocabulary_hash))
         self._stream, self._announced = stream, self._options.announced
         self._pacing.limits_known = limits is not None
         if not self._draft.begun:

@@ -17,6 +17,7 @@ from outrider.wire import codecs
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
@@ -80,18 +81,21 @@ class VerifierStream:
         statistics: Statistics,
         peer: str = "the verifier",
         advice: str = "",
+        *,
+        ticket: bytes = b"",
     ) -> None:
         self._stub = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._silence_s = silence_s
         self._statistics = statistics
         self._peer, self._advice = peer, advice
+        self._ticket = ticket
         self._allowed_s = silence_s + _CONNECT_S
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
         self._call: Any = None
         self._pump: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Session(metadata=call_metadata())
+        self._call = self._stub.Session(metadata=(*call_metadata(), *ticket_metadata(self._ticket)))
         pump = self._pump = asyncio.create_task(self._write())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
         self._call.add_done_callback(lambda _: pump.cancel())

@@ -20,7 +20,7 @@ from outrider.artifacts import atomic_files
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import Target, target_from_proto
+from outrider.wire.ticket import Target, target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
@@ -79,7 +79,9 @@ class ArtifactClient:
             verifier = await self._connected()
             try:
                 async with self._answering(self._describe_s):
-                    answer = await verifier.Describe(pb.DescribeRequest())
+                    answer = await verifier.Describe(
+                        pb.DescribeRequest(), metadata=ticket_metadata(self._target.ticket)
+                    )
                 self._progressed = True
                 return _description(answer)
             except OutriderError as error:
@@ -89,7 +91,8 @@ class ArtifactClient:
         """Yield the artifact's bytes from `offset` on, in chunks."""
         while True:
             verifier = await self._connected()
-            call = verifier.FetchArtifact(pb.FetchArtifactRequest(hash=content_hash, offset=offset))
+            request = pb.FetchArtifactRequest(hash=content_hash, offset=offset)
+            call = verifier.FetchArtifact(request, metadata=ticket_metadata(self._target.ticket))
             try:
                 while (data := await self._chunk(call)) is not None:
                     self._progressed = True

@@ -20,6 +20,8 @@ from outrider.core.errors import BadRequest, Unavailable
 if TYPE_CHECKING:  # settings name addresses and certificates, and a command's --help should not wait for gRPC
     import grpc
 
+    from outrider.wire.admission import Admit
+
 PING_EVERY_MS = 2_000
 """A client pings a silent server this often."""
 PING_TIMEOUT_MS = 2_000
@@ -45,6 +47,12 @@ CONNECT_TIMEOUT_MS = 5_000
 """The time of one attempt to connect: TCP and TLS take three to four round trips."""
 MAX_CONCURRENT_RPCS = 4_096
 """Further calls are refused with RESOURCE_EXHAUSTED before they cost anything."""
+WATCHERS = 64
+"""Further calls, so that those who watch the health (wire.health) take no other's place."""
+MAX_STREAMS = 512
+"""Calls at once over one connection; more wait at the client. A gateway with many sessions needs a few hundred."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""Time in which a connection must have become one of HTTP/2, with TLS if that is on."""
 
 _Options = tuple[tuple[str, int | str], ...]
 
@@ -77,6 +85,8 @@ _SERVER: _Options = (
     ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
 )
 
@@ -127,11 +137,17 @@ def channel(
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
-def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS) -> grpc.aio.Server:
-    """Return a server without an address; `bind` gives it one."""
+def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -> grpc.aio.Server:
+    """Return a server without an address; `bind` gives it one.
+
+    admit: decides about calls with one request before the request is read (wire.admission).
+    """
     import grpc
 
-    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs)
+    from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
+
+    interceptors = [AdmitBeforeReading(admit)] if admit is not None else []
+    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs + WATCHERS, interceptors=interceptors)
 
 
 def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, insecure: bool = False) -> int:

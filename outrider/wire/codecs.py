@@ -71,7 +71,6 @@ class Open:
 
     session_id: str
     attach: Attach
-    ticket: bytes = b""
     vocabulary_hash: bytes = b""
 
 
@@ -324,7 +323,6 @@ def open_to_proto(message: Open) -> pb.Open:
 
 
 def open_from_proto(message: pb.Open, *, vocabulary_size: int) -> Open:
-    between("bytes of open.ticket", len(message.ticket), 0, MAX_TICKET_BYTES)
     between("bytes of open.vocabulary_hash", len(message.vocabulary_hash), 0, MAX_HASH_BYTES)
     bounds.text("open.session_id", message.session_id, 1, MAX_SESSION_ID)
     return built(Open, message, attach=attach_from_proto(message.attach, vocabulary_size=vocabulary_size))

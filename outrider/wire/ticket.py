@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ from outrider.wire.v1 import coordinator_pb2, session_pb2
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+TICKET_KEY = "outrider-ticket-bin"
+"""Metadata of a call to a verifier: the ticket, so that nothing else of the call is read before it is checked."""
 MAX_KEY_ID = 64
 MAX_TARGET_TEXT = 160
 """Characters in a target's name, in each hash and in each part of its numerics class."""
@@ -73,6 +75,10 @@ class Claims:
     """Seconds that the traffic log may keep generated tokens; 0 if it may not."""
     keep_prompts: bool = False
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
+    api_key_id: str = ""
+    """Id of the API key that opened or resumed the session; empty if none was needed."""
+    key_id: str = ""
+    """Id of the key that signed the ticket, which `verify` fills in."""
 
     def owns(self, epoch: int) -> bool:
         """Return whether the device may attach with this epoch."""
@@ -158,7 +164,7 @@ def verify(
     """
     signed = _parse(ticket)
     _check_signature(signed, public_keys)
-    claims = _claims_from_proto(signed.claims)
+    claims = replace(_claims_from_proto(signed.claims), key_id=signed.key_id)
     if audience is not None and claims.audience != audience:
         raise PermissionDenied(
             f"the ticket is for verifier {claims.audience!r}, this is {audience!r}; present it at the address it came"
@@ -170,6 +176,16 @@ def verify(
             f"the ticket expired {late:.0f} s ago; resume the session at the coordinator for a new one"
         )
     return claims
+
+
+def ticket_metadata(ticket: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Return the metadata of a call with this ticket; none without one."""
+    return ((TICKET_KEY, ticket),) if ticket else ()
+
+
+def ticket_of(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    """Return the ticket in a call's metadata, unchecked; empty if there is none."""
+    return next((value for name, value in metadata if name == TICKET_KEY and isinstance(value, bytes)), b"")
 
 
 def key_id_of(public_key: bytes) -> str:
@@ -220,7 +236,7 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
 
 def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
     recording = coordinator_pb2.Recording(keep_s=claims.keep_s, prompts=claims.keep_prompts) if claims.keep_s else None
-    same = {name: value for name, value in vars(claims).items() if name not in ("keep_s", "keep_prompts")}
+    same = {name: value for name, value in vars(claims).items() if name not in ("keep_s", "keep_prompts", "key_id")}
     converted = {"limits": limits_to_proto(claims.limits), "target": target_to_proto(claims.target)}
     return coordinator_pb2.TicketClaims(**(same | converted), recording=recording)
 

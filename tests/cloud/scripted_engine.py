@@ -22,7 +22,7 @@ from outrider.core.protocol.messages import Attach
 from outrider.core.sampling import SamplingParams
 from outrider.wire import channels, codecs
 from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import Target, target_to_proto
+from outrider.wire.ticket import Target, target_to_proto, ticket_metadata
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 
 VOCABULARY = 101
@@ -136,10 +136,11 @@ class Front:
         *,
         wait: bool = True,
         sampling: SamplingParams | None = None,
+        ticket: bytes = b"",
         **fields: Any,
     ) -> Stream:
         """Return a stream whose Open was sent and, with `wait`, answered."""
-        stream = Stream(self.stub.Session())
+        stream = Stream(self.stub.Session(metadata=ticket_metadata(ticket)))
         attach = Attach(epoch=epoch, prompt=(1, 2, 3), max_tokens=32, sampling=sampling or SamplingParams())
         await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, **fields)))
         if wait:
@@ -215,7 +216,7 @@ async def front(
         on_first_rtt=on_first_rtt,
         recorder=recorder,
     )
-    server = channels.server()
+    server = channels.server(admit=lambda _, metadata: service.admit(metadata))
     session_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = channels.bind(server, "127.0.0.1:0")
     await server.start()

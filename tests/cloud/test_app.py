@@ -209,14 +209,14 @@ def hollow_target(folder):
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
-@pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch"])
+@pytest.mark.parametrize("missing", ["grpc_health", "cryptography", "torch"])
 def test_the_help_needs_no_extra(tmp_path, missing):
     ran = command(tmp_path, missing, "--help")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "--model" in ran.stdout
 
 
-@pytest.mark.parametrize("missing", ["grpc_health", "grpc_reflection", "cryptography", "torch", "transformers"])
+@pytest.mark.parametrize("missing", ["grpc_health", "cryptography", "torch", "transformers"])
 def test_without_its_extra_it_ends_with_one_line_that_names_it(tmp_path, missing):
     hollow_target(tmp_path)
     ran = command(tmp_path, missing, "--model", str(tmp_path))

@@ -11,8 +11,9 @@ import pytest
 from scripted_engine import front, until
 
 from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue
-from outrider.core.errors import BadRequest, ModelRefused, NotFound, Overloaded, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, NotFound, Overloaded, Unauthenticated, Unavailable
 from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2
 
 DRAFT = bytes(i * 7 % 251 for i in range(2 * CHUNK_BYTES + 1000))
@@ -184,3 +185,46 @@ async def test_downloads_that_nobody_reads_keep_out_other_downloads_and_nothing_
             call.cancel()
         await until(lambda: not running.service._downloads)
         assert b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)]) == DRAFT
+
+
+async def test_a_download_that_nobody_reads_gives_its_place_back(model, catalogue):
+    draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
+    async with front(model, catalogue=catalogue, max_downloads=1, chunk_timeout_s=0.3) as running:
+        unread = running.stub.FetchArtifact(draft)
+        await asyncio.sleep(0.8)
+        data = b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)])
+        assert data == DRAFT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in unread:
+                pass
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, Unavailable)
+        assert "no chunk was read for 0.3 s" in str(error)
+
+
+async def test_strangers_get_neither_the_description_nor_a_file(model, catalogue):
+    async def authorise(ticket):
+        if ticket != b"ticket":
+            raise Unauthenticated("no ticket")
+
+    draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
+    async with front(model, catalogue=catalogue, authorise=authorise) as running:
+        for call in (running.stub.Describe(session_pb2.DescribeRequest()), running.stub.FetchArtifact(draft).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert isinstance(error_from_rpc(caught.value), Unauthenticated)
+        metadata = ticket_metadata(b"ticket")
+        assert (await running.stub.Describe(session_pb2.DescribeRequest(), metadata=metadata)).artifacts
+        call = running.stub.FetchArtifact(draft, metadata=metadata)
+        assert b"".join([chunk.data async for chunk in call]) == DRAFT
+
+
+async def test_a_download_that_is_cancelled_is_no_error_in_the_log(model, catalogue, caplog):
+    draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
+    async with front(model, catalogue=catalogue) as running:
+        call = running.stub.FetchArtifact(draft)
+        await call.read()
+        call.cancel()
+        await until(lambda: running.service._downloads == 0)
+        await asyncio.sleep(0.1)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

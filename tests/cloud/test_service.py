@@ -11,6 +11,7 @@ from scripted_engine import TARGET, VOCABULARY, VOCABULARY_HASH, Stream, front, 
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.front import directives
+from cloud_verifier.front.revocations import Revocations
 from outrider.core.errors import (
     BadRequest,
     Draining,
@@ -26,6 +27,7 @@ from outrider.core.errors import (
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import engine_pb2, session_pb2
 from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
@@ -161,12 +163,31 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
     await asyncio.wait_for(plain.service.finished(), 5)
 
 
+def revoking(kind: str, name: str) -> Revocations:
+    revocations = Revocations()
+    revocations.learn(pb.ReportResponse(revocations=[pb.Revocation(**{kind: name}, until_unix=time.time() + 60)]), 0.0)
+    return revocations
+
+
+async def test_a_session_that_its_device_has_closed_ends_and_its_ticket_with_it(plain):
+    stream, other = await plain.open(), await plain.open("other")
+    revocations = Revocations()
+    assert plain.service.end_revoked(revocations, ["s"])
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        while True:
+            await stream.read()
+    assert isinstance(error_from_rpc(ended.value), PermissionDenied)
+    plain.engine.commit("other", 1, 0, [7])
+    assert list((await other.read()).commit.token) == [7]
+    other.call.cancel()
+
+
 async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(plain):
     stream, other = await plain.open(), await plain.open("other")
     plain.engine.commit("s", 1, 0, [5, 6])
     plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
     await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
-    assert plain.service.kill("s")
+    assert plain.service.end_revoked(revoking("session_id", "s"), ())
     commits = []
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         while True:
@@ -183,11 +204,10 @@ async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(p
 async def test_the_place_of_a_killed_session_is_free_though_its_device_reads_nothing(tmp_path):
     async with front(tmp_path, max_sessions=1) as running:
         silent = await running.open("s")
-        assert running.service.kill("s")
+        assert running.service.end_revoked(revoking("session_id", "s"), ())
         assert running.tenants == {}
         assert (await running.engine.asked("stop")).session_id == "s"
-        assert not running.service.kill("s")
-        assert not running.service.kill("nobody")
+        assert not running.service.end_revoked(revoking("session_id", "s"), ["nobody"])
         next_one = await running.open("t")
         for stream in (silent, next_one):
             stream.call.cancel()

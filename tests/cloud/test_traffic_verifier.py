@@ -25,7 +25,7 @@ from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.core.protocol.messages import Attach, SessionLimits
 from outrider.wire import channels, codecs
-from outrider.wire.ticket import Claims, Signer, target_from_proto
+from outrider.wire.ticket import Claims, Signer, target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
@@ -94,8 +94,8 @@ class Device:
             keep_prompts=keep_prompts,
         )
         attach = Attach(epoch=1, prompt=PROMPT, tokens=received, max_tokens=max_tokens, ignore_eos=True)
-        stream = Stream(self._stub.Session())
-        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach, self._signer.sign(claims))))
+        stream = Stream(self._stub.Session(metadata=ticket_metadata(self._signer.sign(claims))))
+        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach)))
         return stream
 
 

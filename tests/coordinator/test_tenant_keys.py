@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import redis as redis_client
+from peers import revoked, until
 
 from coordinator.api.authentication import Authenticator
+from coordinator.api.tenant_keys import MARKER
 from coordinator.config import CoordinatorConfig
 from coordinator.store import keys
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
@@ -52,7 +56,7 @@ async def test_a_created_key_opens_sessions_of_its_tenant_at_every_coordinator(c
         assert coordinator.read((await open_as(coordinator, made.key)).primary).tenant == "acme"
 
 
-async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_what_is_open_goes_on(cluster, refused):
+async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_its_tickets_are_revoked(cluster, refused):
     one, two = cluster
     key = (await create(one, "acme")).key
     opened = await open_as(one, key)
@@ -61,9 +65,26 @@ async def test_a_revoked_key_opens_nothing_at_any_coordinator_and_what_is_open_g
         error = await refused(open_as(coordinator, key))
         assert isinstance(error, Unauthenticated)
         assert "unknown here" in str(error)
+    api_key_id = one.read(opened.primary).api_key_id
+    assert api_key_id and api_key_id not in key
     report = SessionTelemetry(session_id=opened.session_id, tenant="acme")
-    assert (await one.report("v1", [report])).killed == []
-    assert [s.telemetry.tenant for s in (await two.status()).sessions] == ["acme"]
+    for coordinator in cluster:
+        assert revoked(await coordinator.report("v1", [report])) == [("api_key_id", api_key_id)]
+    await revoke(two, "acme")  # again: there is no key to revoke
+    assert len((await one.report("v1", [report])).revocations) == 1
+
+
+async def test_a_key_that_replaces_a_revoked_one_gives_valid_tickets_to_old_sessions_too(cluster):
+    one, two = cluster
+    first = (await create(one, "acme")).key
+    opened = await open_as(one, first)
+    await revoke(one, "acme")
+    second = (await create(two, "acme")).key
+    order = pb.ResumeSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
+    resumed = await one.sessions.ResumeSession(order, metadata=(("authorization", f"Bearer {second}"),))
+    [gone] = revoked(await one.report("v1"))
+    assert gone == ("api_key_id", one.read(opened.primary).api_key_id)
+    assert one.read(resumed.primary).api_key_id not in ("", gone[1])
 
 
 async def test_a_revoked_name_can_be_created_again_with_another_key(cluster, refused):
@@ -183,3 +204,30 @@ async def test_where_there_are_too_many_those_that_were_revoked_are_forgotten(co
     await revoke(coordinator, "a")
     await create(coordinator, "c")
     assert [t.name for t in (await listed(coordinator)).tenants] == ["b", "c"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_callers_without_a_key_stay_outside_when_redis_has_lost_the_tenants(
+    start, redis, refused, caplog, restarted
+):
+    coordinator = await start()
+    key = (await create(coordinator, "acme")).key
+    redis_client.Redis.from_url(redis.url).flushall()
+    coordinator = await start() if restarted else coordinator
+    await coordinator.join("v1")
+    for call in (coordinator.open(), open_as(coordinator, key)):
+        assert isinstance(await refused(call), Unauthenticated)
+    assert not (await listed(coordinator)).anonymous
+    await until(lambda: asyncio.sleep(0, "Redis has lost the tenants" in caplog.text))
+    again = (await create(coordinator, "acme")).key
+    assert (await open_as(coordinator, again)).session_id
+
+
+async def test_a_coordinator_remembers_the_tenants_that_another_created(start, redis, refused, tmp_path):
+    one, two = await start(state_dir=tmp_path / "one"), await start(state_dir=tmp_path / "two")
+    await create(one, "acme")
+    marker = tmp_path / "two" / MARKER
+    await until(lambda: asyncio.sleep(0, marker.exists()))
+    assert marker.stat().st_mode & 0o077 == 0
+    redis_client.Redis.from_url(redis.url).flushall()
+    assert isinstance(await refused(two.open()), Unauthenticated)

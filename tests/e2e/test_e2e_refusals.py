@@ -15,6 +15,7 @@ from outrider.wire import codecs
 from outrider.wire.channels import channel
 from outrider.wire.codecs import Open
 from outrider.wire.status import error_from_rpc
+from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, session_pb2, session_pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -50,8 +51,8 @@ class RawOpen:
         attach = Attach(epoch=epoch, prompt=self.prompt, max_tokens=self.max_tokens, ignore_eos=True)
         ticket = self.grant.ticket if self.ticket is None else self.ticket
         async with channel(self.grant.address) as link:
-            call = session_pb2_grpc.VerifierStub(link).Session()
-            opening = codecs.open_to_proto(Open(self.session_id, attach, ticket))
+            call = session_pb2_grpc.VerifierStub(link).Session(metadata=ticket_metadata(ticket))
+            opening = codecs.open_to_proto(Open(self.session_id, attach))
             try:  # a write may learn of the end before a read does
                 await call.write(session_pb2.ClientMessage(open=opening))
                 for append in appends:

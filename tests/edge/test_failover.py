@@ -21,6 +21,7 @@ from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_to_proto
+from outrider.wire.ticket import TICKET_KEY
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 PROMPT = (4, 5, 6)
@@ -219,7 +220,7 @@ async def test_when_the_standby_dies_too_the_coordinator_names_another(pair: Pai
 async def test_appends_follow_open_at_once_where_a_ticket_tells_the_limits(pair: Pair) -> None:
     assert await pair.run() == continuation(PROMPT, 250)
     assert pair.statistics.attaches == 1
-    assert pair.first.opens[0].ticket == ticket()
+    assert pair.first.metadata[0][TICKET_KEY] == ticket()
 
 
 async def test_random_kills_lose_nothing_and_double_nothing() -> None:

@@ -36,7 +36,7 @@ from outrider.core.protocol.messages import (
 )
 from outrider.core.sampling import MAX_DELTA, SamplingParams, TypicalAcceptance
 from outrider.wire import codecs
-from outrider.wire.codecs import MAX_HASH_BYTES, MAX_TICKET_BYTES, Open, Opened
+from outrider.wire.codecs import MAX_HASH_BYTES, Open, Opened
 from outrider.wire.v1 import session_pb2 as pb
 
 VOCABULARY = 1000
@@ -130,7 +130,6 @@ opens = st.builds(
     Open,
     session_id=printable,
     attach=attaches | scoring,
-    ticket=st.binary(max_size=MAX_TICKET_BYTES),
     vocabulary_hash=st.binary(max_size=MAX_HASH_BYTES),
 )
 openeds = st.builds(Opened, epochs, verifier_ids, limits, directives, st.integers(0, MAX_VOCABULARY))
@@ -498,13 +497,6 @@ REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
     ),
     (
         open_from,
-        good_open(ticket=b"t" * (MAX_TICKET_BYTES + 1)),
-        "bytes of open.ticket",
-        MAX_TICKET_BYTES + 1,
-        f"between 0 and {MAX_TICKET_BYTES}",
-    ),
-    (
-        open_from,
         good_open(vocabulary_hash=b"h" * 65),
         "bytes of open.vocabulary_hash",
         65,
@@ -600,7 +592,7 @@ def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, fiel
         (codecs.opened_from_proto, good_opened(vocabulary_size=0, verifier_id="")),  # a verifier that does not tell
         (codecs.commit_from_proto, good_commit(epoch=TOP_EPOCH, seen=TOP_EPOCH, evaluated=65_536)),
         (codecs.commit_from_proto, good_commit(start=MAX_GENERATED_TOKENS - 1, token=[MAX_VOCABULARY - 1])),
-        (open_from, good_open(session_id="s" * MAX_SESSION_ID, ticket=b"t" * MAX_TICKET_BYTES)),
+        (open_from, good_open(session_id="s" * MAX_SESSION_ID)),
     ],
 )
 def test_the_bounds_themselves_are_allowed(decode, message):

@@ -1,7 +1,7 @@
 -- Forget a session that is over and free its place.
 -- KEYS: 1 session:<id> HASH, 2 telemetry:<id> HASH, 3 closed:<id> STRING, then placements:<verifier> ZSET of each
 --       verifier that may hold a place for it
--- ARGV: 1 session id, 2 ms for which late reports of the session are ignored
+-- ARGV: 1 session id, 2 ms for which one of its tickets may be valid
 for i = 4, #KEYS do
   redis.call('ZREM', KEYS[i], ARGV[1])
 end

@@ -7,7 +7,7 @@
 --       13 traffic class ('' leaves what is known of them), then for each candidate: verifier id, rtt ms, failed (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
---      or {0, -1} if an operator has killed the session.
+--      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it.
 local HEAD = 13
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -15,7 +15,8 @@ local now = math.floor(micros / 1000)
 local now_text = string.format('%.0f', now)
 local FIELDS = {'capacity', 'live', 'draining', 'name', 'weights_hash', 'tokenizer_hash', 'class'}
 
-if redis.call('GET', KEYS[2]) == 'killed' then return {0, -1} end
+local closed = redis.call('GET', KEYS[2])
+if closed then return {0, closed == 'killed' and -1 or -2} end
 
 local alive = 0
 

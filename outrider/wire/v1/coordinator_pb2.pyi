@@ -169,7 +169,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording")
+    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AUDIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class TicketClaims(_message.Message):
     DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
+    API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     audience: str
@@ -192,7 +193,8 @@ class TicketClaims(_message.Message):
     draft_release: str
     traffic_class: str
     recording: Recording
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+    api_key_id: str
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("keep_s", "prompts")
@@ -236,19 +238,21 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "verifier", "sessions")
+    __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     verifier: _telemetry_pb2.VerifierTelemetry
     sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ...) -> None: ...
+    revocations_seen: int
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "killed")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -261,14 +265,30 @@ class ReportResponse(_message.Message):
     DIRECTIVES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SERIAL_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
-    KILLED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
     release_serial: int
     drain: bool
-    killed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., killed: _Optional[_Iterable[str]] = ...) -> None: ...
+    closed: _containers.RepeatedScalarFieldContainer[str]
+    revocations: _containers.RepeatedCompositeFieldContainer[Revocation]
+    revocations_seen: int
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ...) -> None: ...
+
+class Revocation(_message.Message):
+    __slots__ = ("session_id", "api_key_id", "key_id", "until_unix")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    api_key_id: str
+    key_id: str
+    until_unix: float
+    def __init__(self, session_id: _Optional[str] = ..., api_key_id: _Optional[str] = ..., key_id: _Optional[str] = ..., until_unix: _Optional[float] = ...) -> None: ...
 
 class SessionDirective(_message.Message):
     __slots__ = ("session_id", "epoch", "directive")

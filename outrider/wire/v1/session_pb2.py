@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/wire/v1/session.proto\x12\x10outrider.wire.v1\"\xee\x01\n\rClientMessage\x12*\n\x06\x61ppend\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.wire.v1.OpenH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04pong\x18\x04 \x01(\x0b\x32\x16.outrider.wire.v1.PongH\x00\x12-\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x42\x06\n\x04kind\"\xfd\x01\n\rServerMessage\x12*\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12*\n\x06opened\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.OpenedH\x00\x12\x30\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.DirectiveH\x00\x12&\n\x04ping\x18\x04 \x01(\x0b\x32\x16.outrider.wire.v1.PingH\x00\x12\x32\n\x07release\x18\x05 \x01(\x0b\x32\x1f.outrider.wire.v1.ReleaseNoticeH\x00\x42\x06\n\x04kind\"\x91\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x0f\n\x07\x62ias_id\x18\t \x03(\r\x12\x0c\n\x04\x62ias\x18\n \x03(\x01\x12\x0f\n\x07grammar\x18\x0b \x01(\t\x12\x34\n\x07typical\x18\x0c \x01(\x0b\x32#.outrider.wire.v1.TypicalAcceptance\"3\n\x11TypicalAcceptance\x12\x0f\n\x07\x65psilon\x18\x01 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x01\"\x9f\x02\n\x06\x41ttach\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.outrider.wire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06scored\x18\x0b \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"m\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12(\n\x06\x61ttach\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12\x17\n\x0fvocabulary_hash\x18\x04 \x01(\x0c\"\x1d\n\nDraftInUse\x12\x0f\n\x07release\x18\x01 \x01(\t\"\x1f\n\rReleaseNotice\x12\x0e\n\x06serial\x18\x01 \x01(\x04\"Q\n\x06\x41ppend\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\n\n\x02up\x18\x03 \x03(\x04\x12\r\n\x05token\x18\x04 \x03(\r\x12\x0c\n\x04idle\x18\x05 \x01(\x08\"U\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x03(\x02\x12\x0e\n\x06top_id\x18\x03 \x03(\r\x12\x13\n\x0btop_logprob\x18\x04 \x03(\x02\"\xe8\x01\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x03(\r\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12(\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x18.outrider.wire.v1.Finish\x12\x11\n\tevaluated\x18\x06 \x01(\r\x12\x0f\n\x07logprob\x18\x07 \x03(\x02\x12\x0e\n\x06top_id\x18\x08 \x03(\r\x12\x13\n\x0btop_logprob\x18\t \x03(\x02\x12\x30\n\x06prompt\x18\n \x01(\x0b\x32 .outrider.wire.v1.PromptLogprobs\"\x17\n\x06\x43\x61ncel\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"e\n\rSessionLimits\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x11\n\trun_ahead\x18\x04 \x01(\r\x12\x10\n\x08\x63hildren\x18\x05 \x01(\r\"\xa6\x01\n\x06Opened\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bverifier_id\x18\x02 \x01(\t\x12/\n\x06limits\x18\x03 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x04 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\"\x8f\x01\n\tDirective\x12\x14\n\x0cwindow_nodes\x18\x01 \x01(\r\x12\x14\n\x0cwindow_depth\x18\x02 \x01(\r\x12\x16\n\x0enodes_per_step\x18\x03 \x01(\r\x12\x16\n\x0emin_acceptance\x18\x04 \x01(\x01\x12\x15\n\rdraft_wait_ms\x18\x05 \x01(\r\x12\x0f\n\x07step_ms\x18\x06 \x01(\x01\"%\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0e\n\x06rtt_ms\x18\x02 \x01(\x01\"\x15\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\"~\n\x0eTargetIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cweights_hash\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x10\n\x08hardware\x18\x06 \x01(\t\"B\n\x08\x41rtifact\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xce\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x30\n\x06target\x18\x02 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12-\n\tartifacts\x18\x03 \x03(\x0b\x32\x1a.outrider.wire.v1.Artifact\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x06 \x01(\r\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x1d\n\rArtifactChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*R\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0e\n\nFINISH_EOS\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x14\n\x10\x46INISH_CANCELLED\x10\x03\x32\x8a\x02\n\x08Verifier\x12O\n\x07Session\x12\x1f.outrider.wire.v1.ClientMessage\x1a\x1f.outrider.wire.v1.ServerMessage(\x01\x30\x01\x12Q\n\x08\x44\x65scribe\x12!.outrider.wire.v1.DescribeRequest\x1a\".outrider.wire.v1.DescribeResponse\x12Z\n\rFetchArtifact\x12&.outrider.wire.v1.FetchArtifactRequest\x1a\x1f.outrider.wire.v1.ArtifactChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/wire/v1/session.proto\x12\x10outrider.wire.v1\"\xee\x01\n\rClientMessage\x12*\n\x06\x61ppend\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.AppendH\x00\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.wire.v1.OpenH\x00\x12*\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x18.outrider.wire.v1.CancelH\x00\x12&\n\x04pong\x18\x04 \x01(\x0b\x32\x16.outrider.wire.v1.PongH\x00\x12-\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x1c.outrider.wire.v1.DraftInUseH\x00\x42\x06\n\x04kind\"\xfd\x01\n\rServerMessage\x12*\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x18.outrider.wire.v1.CommitH\x00\x12*\n\x06opened\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.OpenedH\x00\x12\x30\n\tdirective\x18\x03 \x01(\x0b\x32\x1b.outrider.wire.v1.DirectiveH\x00\x12&\n\x04ping\x18\x04 \x01(\x0b\x32\x16.outrider.wire.v1.PingH\x00\x12\x32\n\x07release\x18\x05 \x01(\x0b\x32\x1f.outrider.wire.v1.ReleaseNoticeH\x00\x42\x06\n\x04kind\"\x91\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x0f\n\x07\x62ias_id\x18\t \x03(\r\x12\x0c\n\x04\x62ias\x18\n \x03(\x01\x12\x0f\n\x07grammar\x18\x0b \x01(\t\x12\x34\n\x07typical\x18\x0c \x01(\x0b\x32#.outrider.wire.v1.TypicalAcceptance\"3\n\x11TypicalAcceptance\x12\x0f\n\x07\x65psilon\x18\x01 \x01(\x01\x12\r\n\x05\x64\x65lta\x18\x02 \x01(\x01\"\x9f\x02\n\x06\x41ttach\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.outrider.wire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06scored\x18\x0b \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"]\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12(\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x18.outrider.wire.v1.Attach\x12\x17\n\x0fvocabulary_hash\x18\x03 \x01(\x0c\"\x1d\n\nDraftInUse\x12\x0f\n\x07release\x18\x01 \x01(\t\"\x1f\n\rReleaseNotice\x12\x0e\n\x06serial\x18\x01 \x01(\x04\"Q\n\x06\x41ppend\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\n\n\x02up\x18\x03 \x03(\x04\x12\r\n\x05token\x18\x04 \x03(\r\x12\x0c\n\x04idle\x18\x05 \x01(\x08\"U\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x03(\x02\x12\x0e\n\x06top_id\x18\x03 \x03(\r\x12\x13\n\x0btop_logprob\x18\x04 \x03(\x02\"\xe8\x01\n\x06\x43ommit\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x03(\r\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12(\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x18.outrider.wire.v1.Finish\x12\x11\n\tevaluated\x18\x06 \x01(\r\x12\x0f\n\x07logprob\x18\x07 \x03(\x02\x12\x0e\n\x06top_id\x18\x08 \x03(\r\x12\x13\n\x0btop_logprob\x18\t \x03(\x02\x12\x30\n\x06prompt\x18\n \x01(\x0b\x32 .outrider.wire.v1.PromptLogprobs\"\x17\n\x06\x43\x61ncel\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"e\n\rSessionLimits\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x11\n\tin_flight\x18\x03 \x01(\r\x12\x11\n\trun_ahead\x18\x04 \x01(\r\x12\x10\n\x08\x63hildren\x18\x05 \x01(\r\"\xa6\x01\n\x06Opened\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bverifier_id\x18\x02 \x01(\t\x12/\n\x06limits\x18\x03 \x01(\x0b\x32\x1f.outrider.wire.v1.SessionLimits\x12.\n\tdirective\x18\x04 \x01(\x0b\x32\x1b.outrider.wire.v1.Directive\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\"\x8f\x01\n\tDirective\x12\x14\n\x0cwindow_nodes\x18\x01 \x01(\r\x12\x14\n\x0cwindow_depth\x18\x02 \x01(\r\x12\x16\n\x0enodes_per_step\x18\x03 \x01(\r\x12\x16\n\x0emin_acceptance\x18\x04 \x01(\x01\x12\x15\n\rdraft_wait_ms\x18\x05 \x01(\r\x12\x0f\n\x07step_ms\x18\x06 \x01(\x01\"%\n\x04Ping\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0e\n\x06rtt_ms\x18\x02 \x01(\x01\"\x15\n\x04Pong\x12\r\n\x05nonce\x18\x01 \x01(\x04\"~\n\x0eTargetIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cweights_hash\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x05 \x01(\t\x12\x10\n\x08hardware\x18\x06 \x01(\t\"B\n\x08\x41rtifact\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04hash\x18\x03 \x01(\t\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xce\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x30\n\x06target\x18\x02 \x01(\x0b\x32 .outrider.wire.v1.TargetIdentity\x12-\n\tartifacts\x18\x03 \x03(\x0b\x32\x1a.outrider.wire.v1.Artifact\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x14\n\x0cmax_sequence\x18\x06 \x01(\r\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04hash\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\x1d\n\rArtifactChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*R\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0e\n\nFINISH_EOS\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x14\n\x10\x46INISH_CANCELLED\x10\x03\x32\x8a\x02\n\x08Verifier\x12O\n\x07Session\x12\x1f.outrider.wire.v1.ClientMessage\x1a\x1f.outrider.wire.v1.ServerMessage(\x01\x30\x01\x12Q\n\x08\x44\x65scribe\x12!.outrider.wire.v1.DescribeRequest\x1a\".outrider.wire.v1.DescribeResponse\x12Z\n\rFetchArtifact\x12&.outrider.wire.v1.FetchArtifactRequest\x1a\x1f.outrider.wire.v1.ArtifactChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.wire.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=2762
-  _globals['_FINISH']._serialized_end=2844
+  _globals['_FINISH']._serialized_start=2746
+  _globals['_FINISH']._serialized_end=2828
   _globals['_CLIENTMESSAGE']._serialized_start=53
   _globals['_CLIENTMESSAGE']._serialized_end=291
   _globals['_SERVERMESSAGE']._serialized_start=294
@@ -44,41 +44,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACH']._serialized_start=879
   _globals['_ATTACH']._serialized_end=1166
   _globals['_OPEN']._serialized_start=1168
-  _globals['_OPEN']._serialized_end=1277
-  _globals['_DRAFTINUSE']._serialized_start=1279
-  _globals['_DRAFTINUSE']._serialized_end=1308
-  _globals['_RELEASENOTICE']._serialized_start=1310
-  _globals['_RELEASENOTICE']._serialized_end=1341
-  _globals['_APPEND']._serialized_start=1343
-  _globals['_APPEND']._serialized_end=1424
-  _globals['_PROMPTLOGPROBS']._serialized_start=1426
-  _globals['_PROMPTLOGPROBS']._serialized_end=1511
-  _globals['_COMMIT']._serialized_start=1514
-  _globals['_COMMIT']._serialized_end=1746
-  _globals['_CANCEL']._serialized_start=1748
-  _globals['_CANCEL']._serialized_end=1771
-  _globals['_SESSIONLIMITS']._serialized_start=1773
-  _globals['_SESSIONLIMITS']._serialized_end=1874
-  _globals['_OPENED']._serialized_start=1877
-  _globals['_OPENED']._serialized_end=2043
-  _globals['_DIRECTIVE']._serialized_start=2046
-  _globals['_DIRECTIVE']._serialized_end=2189
-  _globals['_PING']._serialized_start=2191
-  _globals['_PING']._serialized_end=2228
-  _globals['_PONG']._serialized_start=2230
-  _globals['_PONG']._serialized_end=2251
-  _globals['_TARGETIDENTITY']._serialized_start=2253
-  _globals['_TARGETIDENTITY']._serialized_end=2379
-  _globals['_ARTIFACT']._serialized_start=2381
-  _globals['_ARTIFACT']._serialized_end=2447
-  _globals['_DESCRIBEREQUEST']._serialized_start=2449
-  _globals['_DESCRIBEREQUEST']._serialized_end=2466
-  _globals['_DESCRIBERESPONSE']._serialized_start=2469
-  _globals['_DESCRIBERESPONSE']._serialized_end=2675
-  _globals['_FETCHARTIFACTREQUEST']._serialized_start=2677
-  _globals['_FETCHARTIFACTREQUEST']._serialized_end=2729
-  _globals['_ARTIFACTCHUNK']._serialized_start=2731
-  _globals['_ARTIFACTCHUNK']._serialized_end=2760
-  _globals['_VERIFIER']._serialized_start=2847
-  _globals['_VERIFIER']._serialized_end=3113
+  _globals['_OPEN']._serialized_end=1261
+  _globals['_DRAFTINUSE']._serialized_start=1263
+  _globals['_DRAFTINUSE']._serialized_end=1292
+  _globals['_RELEASENOTICE']._serialized_start=1294
+  _globals['_RELEASENOTICE']._serialized_end=1325
+  _globals['_APPEND']._serialized_start=1327
+  _globals['_APPEND']._serialized_end=1408
+  _globals['_PROMPTLOGPROBS']._serialized_start=1410
+  _globals['_PROMPTLOGPROBS']._serialized_end=1495
+  _globals['_COMMIT']._serialized_start=1498
+  _globals['_COMMIT']._serialized_end=1730
+  _globals['_CANCEL']._serialized_start=1732
+  _globals['_CANCEL']._serialized_end=1755
+  _globals['_SESSIONLIMITS']._serialized_start=1757
+  _globals['_SESSIONLIMITS']._serialized_end=1858
+  _globals['_OPENED']._serialized_start=1861
+  _globals['_OPENED']._serialized_end=2027
+  _globals['_DIRECTIVE']._serialized_start=2030
+  _globals['_DIRECTIVE']._serialized_end=2173
+  _globals['_PING']._serialized_start=2175
+  _globals['_PING']._serialized_end=2212
+  _globals['_PONG']._serialized_start=2214
+  _globals['_PONG']._serialized_end=2235
+  _globals['_TARGETIDENTITY']._serialized_start=2237
+  _globals['_TARGETIDENTITY']._serialized_end=2363
+  _globals['_ARTIFACT']._serialized_start=2365
+  _globals['_ARTIFACT']._serialized_end=2431
+  _globals['_DESCRIBEREQUEST']._serialized_start=2433
+  _globals['_DESCRIBEREQUEST']._serialized_end=2450
+  _globals['_DESCRIBERESPONSE']._serialized_start=2453
+  _globals['_DESCRIBERESPONSE']._serialized_end=2659
+  _globals['_FETCHARTIFACTREQUEST']._serialized_start=2661
+  _globals['_FETCHARTIFACTREQUEST']._serialized_end=2713
+  _globals['_ARTIFACTCHUNK']._serialized_start=2715
+  _globals['_ARTIFACTCHUNK']._serialized_end=2744
+  _globals['_VERIFIER']._serialized_start=2831
+  _globals['_VERIFIER']._serialized_end=3097
 # @@protoc_insertion_point(module_scope)

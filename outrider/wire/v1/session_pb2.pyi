@@ -109,16 +109,14 @@ class Attach(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "ticket", "attach", "vocabulary_hash")
+    __slots__ = ("session_id", "attach", "vocabulary_hash")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TICKET_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_HASH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    ticket: bytes
     attach: Attach
     vocabulary_hash: bytes
-    def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., vocabulary_hash: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., vocabulary_hash: _Optional[bytes] = ...) -> None: ...
 
 class DraftInUse(_message.Message):
     __slots__ = ("release",)

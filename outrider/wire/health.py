@@ -1,0 +1,78 @@
+"""Answer gRPC's health checks, so that those who watch neither take the place of work nor hold anything up.
+
+The servicer of grpcio-health-checking waits with a lock while a watcher reads: one that does not read would stop every
+change of status, and any number of them may watch for ever (grpcio-health-checking 1.85).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from outrider.core.errors import Overloaded, Unavailable
+from outrider.wire.channels import WATCHERS
+from outrider.wire.peers import host_of
+from outrider.wire.status import aborting
+
+WATCHERS_OF_HOST = 8
+"""The same of one host."""
+WATCH_S = 600.0
+"""Seconds after which a Watch ends; who still wants it calls again."""
+POLL_S = 0.5
+"""Seconds within which a change of status is told."""
+WRITE_S = 5.0
+"""Seconds in which a watcher must take a status."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HealthServicer(health.aio.HealthServicer):
+    """Keeps the status of services. A bounded number of peers may watch it, for a bounded time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watchers: Counter[str] = Counter()
+        """Calls of Watch by host."""
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
+        """Write the status of a service now and at each change, until the time of a watch is over."""
+        async with aborting(context):
+            with self._watching(host_of(context.peer())):
+                end, told = time.monotonic() + WATCH_S, None
+                while time.monotonic() < end:
+                    status = self._server_status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+                    if status != told:
+                        await self._tell(context, status)
+                        told = status
+                    await asyncio.sleep(POLL_S)
+
+    @contextlib.contextmanager
+    def _watching(self, host: str) -> Iterator[None]:
+        """Count a watcher. Raises Overloaded if there are too many."""
+        if self._watchers.total() >= WATCHERS or self._watchers[host] >= WATCHERS_OF_HOST:
+            raise Overloaded(
+                f"{WATCHERS_OF_HOST} calls of one host and {WATCHERS} in all may watch the health at once; call"
+                " Check instead",
+                retry_after_s=WATCH_S,
+            )
+        self._watchers[host] += 1
+        try:
+            yield
+        finally:
+            self._watchers[host] -= 1
+            if not self._watchers[host]:
+                del self._watchers[host]
+
+    async def _tell(self, context: _Context, status: int) -> None:
+        """Write a status. Raises Unavailable if it is not taken in time."""
+        try:
+            await asyncio.wait_for(context.write(health_pb2.HealthCheckResponse(status=status)), WRITE_S)
+        except TimeoutError:
+            raise Unavailable(f"the status was not read within {WRITE_S} s; watch again") from None

@@ -1,0 +1,59 @@
+"""Test that connections without credentials cannot stop a coordinator from answering those with them."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from outrider.core.errors import BadRequest, Unauthenticated
+from outrider.wire import admission, channels
+from outrider.wire.status import error_from_rpc
+
+
+async def test_watchers_and_reflection_of_one_connection_stop_nothing(start):
+    coordinator = await start(max_rpcs=64)
+    await coordinator.join("v1")
+    async with channels.channel(coordinator.address) as flood:
+        watch = health_pb2_grpc.HealthStub(flood).Watch
+        reflect = reflection_pb2_grpc.ServerReflectionStub(flood).ServerReflectionInfo
+        calls = [watch(health_pb2.HealthCheckRequest()) for _ in range(600)]
+        calls += [reflect(iter([reflection_pb2.ServerReflectionRequest(list_services="")])) for _ in range(600)]
+        await asyncio.sleep(1.0)
+        assert (await coordinator.status()).verifiers
+        assert (await coordinator.report("v1")).known
+        assert (await coordinator.open()).session_id
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_flood_of_streams_over_one_connection_waits_at_its_client(start):
+    coordinator = await start(max_rpcs=600)
+    async with channels.channel(coordinator.address) as flood:
+        unfinished = flood.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")
+        calls = [unfinished() for _ in range(1_000)]
+        await asyncio.sleep(1.0)
+        assert (await coordinator.status()).uptime_s > 0
+        for call in calls:
+            call.cancel()
+
+
+async def test_calls_whose_request_never_comes_end(start, monkeypatch):
+    monkeypatch.setattr(admission, "REQUEST_S", 0.3)
+    coordinator = await start()
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await coordinator.channel.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")()
+    assert isinstance(error_from_rpc(ended.value), BadRequest)
+
+
+async def test_a_stranger_is_refused_before_its_request_is_read(start):
+    coordinator = await start(
+        join_token="join-token-0123456789",
+        admin_token="admin-token-0123456789",
+        tenant_keys={"acme": "acme-key-0123456789"},
+    )
+    for method in ("Coordinator/OpenSession", "Registry/Report", "Admin/Status"):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await coordinator.channel.stream_unary(f"/outrider.wire.v1.{method}")()  # no request ever comes
+        assert isinstance(error_from_rpc(ended.value), Unauthenticated)

@@ -1,0 +1,84 @@
+"""Test that revocations reach every verifier, and that the tickets of closed sessions place nothing."""
+
+import pytest
+from peers import revoked
+
+from coordinator.records import Revocation
+from coordinator.store import revocations
+from coordinator.store.redis_store import RedisStore
+from outrider.core.errors import PermissionDenied
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def store(redis):
+    made = RedisStore(redis.url)
+    yield made
+    await made.close()
+
+
+async def test_a_verifier_is_told_of_many_in_turn_and_of_none_twice(coordinator, store, monkeypatch):
+    monkeypatch.setattr(revocations, "AT_ONCE", 3)
+    await coordinator.join("v1")
+    for number in range(7):
+        await revocations.add(store, Revocation("session", f"s{number}"), keep_ms=HOUR_MS)
+    told, seen = [], 0
+    for _ in range(4):
+        answer = await coordinator.report("v1", seen=seen)
+        told.append(revoked(answer))
+        seen = answer.revocations_seen
+    assert [len(some) for some in told] == [3, 3, 1, 0]
+    assert [name for some in told for _, name in some] == [f"s{number}" for number in range(7)]
+
+
+async def test_what_is_revoked_again_is_told_once(coordinator, store):
+    await coordinator.join("v1")
+    for _ in range(2):
+        await revocations.add(store, Revocation("api_key", "k"), keep_ms=HOUR_MS)
+    assert revoked(await coordinator.report("v1")) == [("api_key_id", "k")]
+
+
+async def test_a_store_that_has_lost_its_data_tells_all_that_it_knows(coordinator, store, redis):
+    await coordinator.join("v1")
+    await revocations.add(store, Revocation("session", "a"), keep_ms=HOUR_MS)
+    seen = (await coordinator.report("v1")).revocations_seen + 10**12  # by a clock that was ahead
+    assert revoked(await coordinator.report("v1", seen=seen)) == [("session_id", "a")]
+    assert revoked(await coordinator.report("v1", seen=seen - 10**12)) == []
+
+
+async def test_entries_go_when_no_ticket_is_left_to_end(coordinator, store):
+    await coordinator.join("v1")
+    await revocations.add(store, Revocation("session", "old"), keep_ms=1)
+    await revocations.add(store, Revocation("session", "new"), keep_ms=HOUR_MS)
+    await revocations.add(store, Revocation("key", "newer"), keep_ms=1)
+    assert revoked(await coordinator.report("v1")) == [("key_id", "newer")]
+
+
+async def test_the_oldest_go_where_there_are_too_many(coordinator, store, monkeypatch):
+    monkeypatch.setattr(revocations, "MAX_REVOCATIONS", 2)
+    await coordinator.join("v1")
+    for name in "abc":
+        await revocations.add(store, Revocation("session", name), keep_ms=HOUR_MS)
+    assert revoked(await coordinator.report("v1")) == [("session_id", "b"), ("session_id", "c")]
+
+
+async def test_a_verifier_learns_which_of_its_sessions_their_devices_have_closed(coordinator):
+    await coordinator.join("v1", capacity=1)
+    opened = await coordinator.open()
+    assert list((await coordinator.report("v1", [opened.session_id])).closed) == []
+    await coordinator.close(opened)
+    for _ in range(2):  # as long as it goes on there
+        answer = await coordinator.report("v1", [opened.session_id])
+        assert (list(answer.closed), revoked(answer)) == ([opened.session_id], [])
+    await coordinator.report("v1")
+    await coordinator.open()  # it has given its place back
+
+
+async def test_the_ticket_of_a_closed_session_places_nothing(coordinator, refused):
+    await coordinator.join("v1")
+    opened = await coordinator.open()
+    await coordinator.close(opened)
+    error = await refused(coordinator.resume(opened))
+    assert isinstance(error, PermissionDenied)
+    assert "open a new one" in str(error)
