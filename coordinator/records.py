@@ -141,7 +141,7 @@ class WindowDecision:
 class Revocation:
     """An order that ends tickets before their time."""
 
-    kind: Literal[session, api_key, key]
+    kind: Literal["session", "api_key", "key"]
     """What the tickets have in common: their session, the API key that opened it, or the key that signed them."""
     name: str
     """Its id."""

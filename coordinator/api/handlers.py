@@ -76,8 +76,8 @@ class Handlers:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of.
 
         presented: any ticket of the session. Its target, draft, traffic class and recording go on; of the request, only
-        round trips and failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if its
-        device has closed it, and what `open` and `close` raise.
+        round trips and failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if
+        its device has closed it, and what `open` and `close` raise.
         """
         claims = await self._owner(caller.name, session_id, presented)
         bound = replace(

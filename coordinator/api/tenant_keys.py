@@ -71,8 +71,8 @@ class TenantKeys:
             self._remember()
         if not any_created and self._any_created and not self._lost:
             log.warning(
-                "Redis has lost the tenants that were created: callers are refused until `outrider tenants create` makes"
-                " them anew; if nobody shall need a key any more, remove %s and restart",
+                "Redis has lost the tenants that were created: callers are refused until `outrider tenants create` has"
+                " made them anew; if nobody shall need a key any more, remove %s and restart",
                 self._marker,
             )
         self._lost = self._any_created and not any_created
