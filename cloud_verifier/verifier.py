@@ -24,6 +24,7 @@ from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 from outrider.core.vocabulary import token_table, vocabulary_hash
+from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server
 from outrider.wire.health import HealthServicer
@@ -65,10 +66,11 @@ class VerifierProcess:
         config = self._config
         check_settings(config)
         check_target(config.model, needs_weights=config.engine == "torch")
-        if config.draft is not None:
-            check_gguf(config.draft)
-        if config.server_draft is not None:
-            check_gguf(config.server_draft, "--server-draft")
+        for flag, draft in (("--draft", config.draft), ("--server-draft", config.server_draft)):
+            if draft is not None:
+                check_gguf(draft, flag)
+                if why := await asyncio.to_thread(try_draft, draft, flag):
+                    log.warning("the draft of %s was not tried: %s", flag, why)
         catalogue = Catalogue.of_target(config.model, config.draft)
         self._collector.recorder = self._recorder = self._traffic_recorder()
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()

@@ -72,6 +72,8 @@ class DraftOptions:
     """The n-gram store in use, for the n-gram sources of all drafts together."""
     budget: CpuBudget | None = None
     """CPU time of all drafts together; None is no cap."""
+    signed_only: bool = False
+    """Whether the verifiers' own draft, which nobody has signed, is left out."""
 
 
 @dataclass
@@ -379,7 +381,10 @@ def _load_all(
 
 def _load(path: Path, name: str, target_table: Sequence[bytes], options: DraftOptions, digest: str) -> LoadedModel:
     from outrider.llama import LlamaModel
+    from outrider.llama.trial import survived
 
+    if digest:  # it came over the network
+        survived(path, f"the draft {name},")
     model = LlamaModel.load(path, threads=options.threads)
     try:
         shared = compare_token_tables(model.token_table(), target_table)

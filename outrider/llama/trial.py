@@ -1,10 +1,14 @@
-"""Try a draft in a process of its own, since llama.cpp may end the process that opens a damaged file.
+"""Try a draft in a process of its own, since llama.cpp may end the process that opens a damaged or a hostile file.
 
-`python -m outrider.llama.trial FILE` decodes a token, and ends with 0, or with 2 and the reason on stderr.
+`python -m outrider.llama.trial FILE` decodes a few tokens within limits of time and memory, and ends with 0, or with 2
+and the reason on stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import resource
 import signal
 import subprocess
 import sys
@@ -12,19 +16,24 @@ from pathlib import Path
 
 import numpy as np
 
+from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused, OutriderError
-from outrider.llama.context import TextContext
 from outrider.llama.model import LlamaModel
+from outrider.llama.tree_context import TIP, TreeContext
 from outrider.processes import tied_to_this_process
 
 TIMEOUT_S = 300.0
 """Seconds that the trial may take; a file of several gigabytes is read whole."""
+MEMORY_BYTES = 8 << 30
+"""Address space that the trial may take, beside that of the file and twice that for its weights in another form."""
+TOKENS = 4
+"""Tokens that are decoded."""
 EXIT_REFUSED = 2
 EXIT_NO_LIBRARY = 3
 
 
 def try_draft(file: Path, name: str = "--draft") -> str:
-    """Open a GGUF file and decode a token of it in a child process. Raises ModelRefused, which names the file.
+    """Open a GGUF file and decode a few tokens with it in a child process. Raises ModelRefused, which names the file.
 
     Return why it could not be tried here; "" if it was. name: what named the file, for messages.
     """
@@ -44,20 +53,53 @@ def try_draft(file: Path, name: str = "--draft") -> str:
     raise ModelRefused(f"{name} {file}: no token can be decoded with it: {said[0]}; download or export it again")
 
 
+def survived(file: Path, name: str) -> None:
+    """Try a file that came over the network, once for each version of llama.cpp: a file beside it says so.
+
+    The file's name must be of its content, as in an ArtifactStore. Raises ModelRefused, or ImportError without
+    llama-cpp-python. name: what to call the file, for messages.
+    """
+    try:
+        version = importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""  # the trial says what is missing
+    marker = file.with_name(f"{file.name}.tried")
+    with contextlib.suppress(OSError):
+        if version and marker.read_text() == version:
+            return
+    if missing := try_draft(file, name):
+        raise ImportError(missing)
+    with contextlib.suppress(OSError):  # it is tried again next time
+        atomic_files.write(marker, version.encode())
+
+
+def _limit(file: Path) -> None:
+    """Bound this process, so that a file which asks for too much ends it alone. Raises OSError without the file."""
+    memory = MEMORY_BYTES + 3 * file.stat().st_size
+    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, int(TIMEOUT_S)), (resource.RLIMIT_CORE, 0)):
+        _, hard = resource.getrlimit(kind)
+        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (bounded, hard))
+
+
 def _decode(file: Path) -> None:
-    """Decode the vocabulary's first token. Raises ModelRefused, ImportError."""
-    with LlamaModel.load(file) as model, TextContext(model, length=1, batch=1) as reader:
-        (logits,) = reader.read([0])
-        if not np.isfinite(logits).any():
-            raise ModelRefused("its first logits are no numbers")
+    """Decode the vocabulary's first token a few times, as a prompt and as a tree. Raises ModelRefused, ImportError."""
+    with LlamaModel.load(file) as model:
+        room = min(2 * TOKENS, model.n_ctx_train)
+        with TreeContext(model, n_ctx=room, max_sequences=TOKENS, batch=TOKENS) as context:
+            rows = [context.reset([0] * min(TOKENS, room - 1))]
+            rows += context.decode([TIP], [0])[1] if room > 1 else []
+    if not all(np.isfinite(row).any() for row in rows):
+        raise ModelRefused("its logits are no numbers")
 
 
 if __name__ == "__main__":
     try:
+        _limit(Path(sys.argv[1]))
         _decode(Path(sys.argv[1]))
     except ImportError as missing:
         print(missing, file=sys.stderr)
         raise SystemExit(EXIT_NO_LIBRARY) from None
-    except OutriderError as refused:
+    except (OutriderError, OSError, MemoryError) as refused:
         print(refused, file=sys.stderr)
         raise SystemExit(EXIT_REFUSED) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +11,7 @@ import grpc
 import pytest
 from system import Failed
 
-from outrider.core.errors import BadRequest, OutriderError, PermissionDenied, Unauthenticated
+from outrider.core.errors import BadRequest, Killed, OutriderError, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, Attach
 from outrider.wire import codecs
 from outrider.wire.channels import channel
@@ -87,6 +89,31 @@ async def test_a_ticket_opens_its_own_session_and_epochs_alone(system):
     error = await RawOpen(session.primary, session.session_id, epoch=session.primary.epoch_last + 1).refusal()
     assert isinstance(error, PermissionDenied)
     assert "attach.epoch" in str(error)
+
+
+async def test_no_ticket_of_a_killed_session_attaches_at_any_verifier(settled):
+    session = await opened_session(settled)
+    async with channel(settled.cluster.address) as link:
+        order = coordinator_pb2.KillSessionRequest(session_id=session.session_id)
+        await coordinator_pb2_grpc.AdminStub(link).KillSession(order)
+    await asyncio.sleep(2.5)  # two reports
+    for grant in (session.primary, session.standby):
+        for epoch in (grant.epoch_first, grant.epoch_first + 1):
+            assert isinstance(await RawOpen(grant, session.session_id, epoch=epoch).refusal(), Killed)
+
+
+async def test_the_ticket_of_a_closed_session_serves_for_a_report_at_most(settled):
+    session = await opened_session(settled)
+    async with channel(settled.cluster.address) as link:
+        order = coordinator_pb2.CloseSessionRequest(session_id=session.session_id, ticket=session.primary.ticket)
+        await coordinator_pb2_grpc.CoordinatorStub(link).CloseSession(order)
+    begun = time.monotonic()
+    for epoch in (session.primary.epoch_first, session.primary.epoch_first + 1):
+        raw = RawOpen(session.primary, session.session_id, epoch=epoch, max_tokens=3_000)
+        error = await raw.refusal()
+        assert isinstance(error, PermissionDenied)
+        assert "open a new one" in str(error)
+    assert time.monotonic() - begun < 8.0
 
 
 # --- bounds

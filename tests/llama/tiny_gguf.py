@@ -33,22 +33,34 @@ def vocabulary() -> tuple[list[str], list[int]]:
     return normal + SPECIAL + padding, [int(kind) for kind in types]
 
 
-def write_tiny_llama(path: Path, *, seed: int = 0, nan: bool = False, template: str = TEMPLATE) -> Path:
-    """Write a file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds."""
+def write_tiny_llama(
+    path: Path,
+    *,
+    seed: int = 0,
+    nan: bool = False,
+    template: str = TEMPLATE,
+    layers: int = LAYERS,
+    epsilon: float = 1e-5,
+    rope: int = HEAD_DIM,
+) -> Path:
+    """Write a file of about 400 kB. `nan` damages one weight in a way that only a check of the tensors finds.
+
+    layers, epsilon, rope: what the header says, whatever the tensors are.
+    """
     tokens, types = vocabulary()
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(FFN)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(HEAD_DIM)
     writer.add_value_length(HEAD_DIM)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(rope)
+    writer.add_layer_norm_rms_eps(epsilon)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
