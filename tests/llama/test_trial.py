@@ -90,7 +90,7 @@ def test_a_file_of_the_network_is_tried_once(draft: Path, monkeypatch: pytest.Mo
 def test_one_that_was_refused_is_tried_again(tmp_path: Path) -> None:
     hostile = write_tiny_llama(tmp_path / "draft.gguf", nan=True)
     for _ in range(2):
-        with pytest.raises(ModelRefused, match="^the draft of acme "):
+        with pytest.raises(ModelRefused, match=r"^the draft of acme "):
             survived(hostile, "the draft of acme")
 
 
