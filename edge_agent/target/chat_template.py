@@ -30,7 +30,7 @@ _TOOLS_TEXT = (
 class LocalTemplate:
     """Renders messages in this process by a template in the dialect of Hugging Face's tokenizers.
 
-    `variables` are bos_token and the like. A template that knows nothing of tools gets tools, calls and results as text.
+    variables: bos_token and the like. A template that knows nothing of tools gets tools, calls and results as text.
     One that refuses messages in which users, or systems, speak twice in a row gets these joined.
     """
 
