@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ class Claims:
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
     api_key_id: str = ""
     """Id of the API key that opened or resumed the session; empty if none was needed."""
-    key_id: str = ""
+    key_id: str = field(default="", compare=False)
     """Id of the key that signed the ticket, which `verify` fills in."""
 
     def owns(self, epoch: int) -> bool:
@@ -164,7 +164,7 @@ def verify(
     """
     signed = _parse(ticket)
     _check_signature(signed, public_keys)
-    claims = replace(_claims_from_proto(signed.claims), key_id=signed.key_id)
+    claims = _claims_from_proto(signed.claims, signed.key_id)
     if audience is not None and claims.audience != audience:
         raise PermissionDenied(
             f"the ticket is for verifier {claims.audience!r}, this is {audience!r}; present it at the address it came"
@@ -241,7 +241,7 @@ def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
     return coordinator_pb2.TicketClaims(**(same | converted), recording=recording)
 
 
-def _claims_from_proto(raw: bytes) -> Claims:
+def _claims_from_proto(raw: bytes, key_id: str) -> Claims:
     """Read claims that are signed, so that their values need no check."""
     try:
         proto = coordinator_pb2.TicketClaims.FromString(raw)
@@ -252,6 +252,7 @@ def _claims_from_proto(raw: bytes) -> Claims:
         proto,
         limits=limits_from_proto(proto.limits),
         target=target_from_proto(proto.target),
+        key_id=key_id,
         keep_s=max(0.0, proto.recording.keep_s),
         keep_prompts=proto.recording.keep_s > 0.0 and proto.recording.prompts,
     )
