@@ -43,6 +43,7 @@ from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
+from outrider.wire.writes import write_within
 
 log = logging.getLogger(__name__)
 
@@ -119,27 +120,30 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
-        limit_s = self._config.fetch_timeout_s
-        end = time.monotonic() + limit_s
         async with aborting(context):
             if self._downloads >= self._config.max_downloads:
                 raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=RETRY_FULL_S)
             self._downloads += 1
             try:
-                for data in self._catalogue.read(request.hash, request.offset):
-                    if time.monotonic() > end:
-                        raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
-                    await self._write_chunk(data, context)
+                unread = await self._send(request, context)
             finally:
                 self._downloads -= 1
+            if unread is not None:
+                await unread
+                limit_s = self._config.chunk_timeout_s
+                raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
 
-    async def _write_chunk(self, data: bytes, context: Context) -> None:
-        """Write the next bytes of a download. Raises Unavailable if the device does not take them in time."""
-        limit_s = self._config.chunk_timeout_s
-        try:
-            await asyncio.wait_for(context.write(session_pb2.ArtifactChunk(data=data)), limit_s)
-        except TimeoutError:
-            raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset") from None
+    async def _send(self, request: session_pb2.FetchArtifactRequest, context: Context) -> asyncio.Future[None] | None:
+        """Write the chunks of an artifact. Return the write of one that the device does not take in time, else None."""
+        limit_s = self._config.fetch_timeout_s
+        end = time.monotonic() + limit_s
+        for data in self._catalogue.read(request.hash, request.offset):
+            if time.monotonic() > end:
+                raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
+            chunk = session_pb2.ArtifactChunk(data=data)
+            if (unread := await write_within(context, chunk, self._config.chunk_timeout_s)) is not None:
+                return unread
+        return None
 
     async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         stream: SessionStream | None = None

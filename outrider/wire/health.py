@@ -20,6 +20,7 @@ from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.channels import WATCHERS
 from outrider.wire.peers import host_of
 from outrider.wire.status import aborting
+from outrider.wire.writes import write_within
 
 WATCHERS_OF_HOST = 8
 """The same of one host."""
@@ -45,13 +46,23 @@ class HealthServicer(health.aio.HealthServicer):
         """Write the status of a service now and at each change, until the time of a watch is over."""
         async with aborting(context):
             with self._watching(host_of(context.peer())):
-                end, told = time.monotonic() + WATCH_S, None
-                while time.monotonic() < end:
-                    status = self._server_status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-                    if status != told:
-                        await self._tell(context, status)
-                        told = status
-                    await asyncio.sleep(POLL_S)
+                unread = await self._tell(request.service, context)
+            if unread is not None:
+                await unread
+                raise Unavailable(f"the status was not read within {WRITE_S} s; watch again")
+
+    async def _tell(self, service: str, context: _Context) -> asyncio.Future[None] | None:
+        """Write the status and its changes. Return the write of one that is not taken in time, else None at the end."""
+        end, told = time.monotonic() + WATCH_S, None
+        while time.monotonic() < end:
+            status = self._server_status.get(service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+            if status != told:
+                told = status
+                answer = health_pb2.HealthCheckResponse(status=status)
+                if (unread := await write_within(context, answer, WRITE_S)) is not None:
+                    return unread
+            await asyncio.sleep(POLL_S)
+        return None
 
     @contextlib.contextmanager
     def _watching(self, host: str) -> Iterator[None]:
@@ -69,10 +80,3 @@ class HealthServicer(health.aio.HealthServicer):
             self._watchers[host] -= 1
             if not self._watchers[host]:
                 del self._watchers[host]
-
-    async def _tell(self, context: _Context, status: int) -> None:
-        """Write a status. Raises Unavailable if it is not taken in time."""
-        try:
-            await asyncio.wait_for(context.write(health_pb2.HealthCheckResponse(status=status)), WRITE_S)
-        except TimeoutError:
-            raise Unavailable(f"the status was not read within {WRITE_S} s; watch again") from None

@@ -10,7 +10,7 @@ import pytest
 from scripted_engine import until
 
 from cloud_verifier.front.registration import RegistryClient, directives_of
-from outrider.core.errors import PermissionDenied, Unauthenticated, Unavailable
+from outrider.core.errors import Killed, PermissionDenied, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.wire import channels
 from outrider.wire.status import abort
@@ -32,7 +32,7 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
         self.directives: list[pb.SessionDirective] = []
         self.release_serial = 0
         self.refuse_reports: Exception | None = None
-        self.killed: list[str] = []
+        self.revocations: list[pb.Revocation] = []
         self.drain = False
 
     async def Register(self, request, context):
@@ -51,7 +51,8 @@ class Registry(coordinator_pb2_grpc.RegistryServicer):
             public_keys=self.keys,
             directives=self.directives,
             release_serial=self.release_serial,
-            killed=self.killed,
+            revocations=self.revocations,
+            revocations_seen=len(self.revocations),
             drain=self.drain,
         )
 
@@ -239,10 +240,17 @@ async def test_a_report_brings_what_operators_have_ordered(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
         answer = await made.report(pb.ReportRequest())
-        assert (list(answer.killed), answer.drain) == ([], False)
-        registry.killed, registry.drain = ["s", "t"], True
-        answer = await made.report(pb.ReportRequest())
-        assert (list(answer.killed), answer.drain) == (["s", "t"], True)
+        assert not answer.drain
+        ticket_bytes = registry.trust(Signer.generate()).sign(claims())
+        await made.report(pb.ReportRequest())
+        assert (await made.authorise(ticket_bytes)).session_id == "s"
+        registry.revocations, registry.drain = [pb.Revocation(session_id="s", until_unix=time.time() + 60)], True
+        assert (await made.report(pb.ReportRequest())).drain
+        assert registry.reports[-1].revocations_seen == 0
+        with pytest.raises(Killed):
+            await made.authorise(ticket_bytes)
+        await made.report(pb.ReportRequest())
+        assert registry.reports[-1].revocations_seen == 1
         registry.refuse_reports = Unauthenticated("not now")
         assert not (await made.report(pb.ReportRequest())).drain
 

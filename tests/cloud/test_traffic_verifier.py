@@ -79,6 +79,13 @@ class Device:
         *,
         keep_prompts: bool = False,
     ) -> Stream:
+        ticket = self.ticket(session_id, keep_s, keep_prompts=keep_prompts)
+        attach = Attach(epoch=1, prompt=PROMPT, tokens=received, max_tokens=max_tokens, ignore_eos=True)
+        stream = Stream(self._stub.Session(metadata=ticket_metadata(ticket)))
+        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach)))
+        return stream
+
+    def ticket(self, session_id: str, keep_s: float = 0.0, *, keep_prompts: bool = False) -> bytes:
         claims = Claims(
             session_id,
             "acme",
@@ -93,10 +100,7 @@ class Device:
             keep_s=keep_s,
             keep_prompts=keep_prompts,
         )
-        attach = Attach(epoch=1, prompt=PROMPT, tokens=received, max_tokens=max_tokens, ignore_eos=True)
-        stream = Stream(self._stub.Session(metadata=ticket_metadata(self._signer.sign(claims))))
-        await stream.send(open=codecs.open_to_proto(codecs.Open(session_id, attach)))
-        return stream
+        return self._signer.sign(claims)
 
 
 class Reading:
@@ -141,7 +145,9 @@ async def cluster(model: Path, traffic: Path) -> AsyncIterator[tuple[Registry, P
         channels.channel(address) as channel,
     ):
         stub = session_pb2_grpc.VerifierStub(channel)
-        described = await stub.Describe(session_pb2.DescribeRequest())
+        anybody = Device(stub, signer, session_pb2.TargetIdentity(name="t", weights_hash="w", tokenizer_hash="k"))
+        metadata = ticket_metadata(anybody.ticket("describing"))
+        described = await stub.Describe(session_pb2.DescribeRequest(), metadata=metadata)
         yield registry, process, Device(stub, signer, described.target)
 
 

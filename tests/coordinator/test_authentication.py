@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.api.authentication import Authenticator
+from coordinator.api.authentication import Authenticator, Caller
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -75,7 +75,7 @@ async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
 
 async def test_on_loopback_everybody_is_the_default_tenant():
     access = Authenticator(CoordinatorConfig())
-    assert await access.tenant(()) == "default"
+    assert await access.tenant(()) == Caller("default")
     access.check_verifier(())
     access.check_operator(())
 
@@ -117,8 +117,8 @@ def test_a_missing_tenants_file_is_refused_by_name(tmp_path):
 async def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):
     monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '{"initech": "initech-key-0123456789"}')
     access = Authenticator(CoordinatorConfig(tenants_file=tenants_file))
-    assert await access.tenant(bearing("initech-key-0123456789")) == "initech"
-    assert await access.tenant(bearing(GLOBEX)) == "globex"
+    assert (await access.tenant(bearing("initech-key-0123456789"))).name == "initech"
+    assert (await access.tenant(bearing(GLOBEX))).name == "globex"
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic x", ACME, "Bearer " + "x" * 10_000])
