@@ -34,7 +34,7 @@ WRITE_S = 5.0
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class HealthServicer(health.aio.HealthServicer):
+class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package has no types
     """Keeps the status of services. A bounded number of peers may watch it, for a bounded time."""
 
     def __init__(self) -> None:
