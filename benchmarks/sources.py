@@ -20,7 +20,7 @@ head, are measured with a file of Medusa's heads (`--medusa`), since none is shi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from edge_agent.drafting.sources.llama import LlamaSource
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.coupling import gumbel, position_key, session_key
+from outrider.core.errors import BadRequest
 from outrider.core.ngram import NgramTable
 from outrider.core.processors import log_softmax
 from outrider.core.sampling import SamplingParams
@@ -211,7 +212,11 @@ class Target:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("sources", __doc__)
     parser.add_argument("--medusa", type=Path, metavar="FILE", help="Medusa's heads for the target, to measure too")
+    parser.add_argument(
+        "--only", action="append", metavar="ARM", help="measure this arm (repeatable) and its sources alone"
+    )
     options = parser.parse_args(argv)
+    chosen = _chosen(options.only or MIXTURES.keys() | ARMS.keys() | SERVER_ARMS.keys())
     size: Size = options.size
     each, tokens = size.pick(smoke=1, quick=5, full=16), size.pick(smoke=12, quick=96, full=96)
     lessons, stored = size.pick(smoke=1, quick=6, full=24), size.pick(smoke=8, quick=512, full=4096)
@@ -222,14 +227,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = [*harness.prompts("heldout"), *harness.prompts("quoting")]
     texts = list(_written(target, pair, _first_of_each(prompts, each), tokens))
     taught = list(_written(target, pair, harness.prompts("tuning", lessons), tokens, kind=LESSON))
-    store = built_store(target, pair, stored, tokens)
+    with_store = any("store" in source for arm in chosen for source in {**ARMS, **SERVER_ARMS}[arm])
+    store = built_store(target, pair, stored, tokens) if with_store else NgramTable.build([[0]], least_sequences=1)
     print(f"{len(texts)} texts, {len(taught)} to learn from, {len(store.counts)} n-grams in the store", flush=True)
-    counted = {arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items()}
-    counted |= measure_server(pair, store, taught, texts, options.medusa)
+    counted = {
+        arm: measure(pair, sources, store, taught, texts, target.ends) for arm, sources in ARMS.items() if arm in chosen
+    }
+    counted |= measure_server(pair, store, taught, texts, options.medusa, chosen)
     found = by_arm(counted, texts)
     report(found)
     result = summary(found)
     harness.finish(result | {"arms": _shown(found)}, criteria(result), size)
+
+
+def _chosen(wanted: Collection[str]) -> set[str]:
+    """Return the wanted arms with those of their sources alone. Raises BadRequest for one that does not exist."""
+    arms = {**ARMS, **SERVER_ARMS}
+    if unknown := [arm for arm in wanted if arm not in arms]:
+        raise BadRequest(f"there is no arm {unknown[0]!r}; --only takes one of: {', '.join(arms)}", field="only")
+    return {*wanted, *(source for arm in wanted for source in arms[arm])}
 
 
 def built_store(target: Target, pair: Pair, count: int, tokens: int) -> NgramTable:
@@ -262,8 +278,9 @@ def measure_server(
     lessons: Sequence[TargetText],
     texts: Sequence[TargetText],
     medusa: Path | None = None,
+    chosen: Collection[str] = SERVER_ARMS,
 ) -> dict[str, list[StepCount | None]]:
-    """Let an engine write the texts with each of SERVER_ARMS, after the lessons; return the counts by text.
+    """Let an engine write the texts with each chosen arm, after the lessons; return the counts by text.
 
     Arms whose heads are in no file are left out. A text that the engine writes in another way, as a tie may make it,
     has None. Raises RuntimeError for more than a few of them.
@@ -274,7 +291,7 @@ def measure_server(
     found: dict[str, list[StepCount | None]] = {}
     files = {"server heads": pair.heads, "server medusa": medusa, "server blockwise": medusa}
     for arm, names in SERVER_ARMS.items():
-        if any(files.get(name, model) is None for name in names):
+        if arm not in chosen or any(files.get(name, model) is None for name in names):
             continue
         found[arm], others = [None] * len(texts), 0
         for temperature in SETTINGS.values():
@@ -442,7 +459,7 @@ def summary(found: Mapping[str, Mapping[str, ArmResult]]) -> dict[str, float | N
             both = per_step.get((arm, setting))
             if both is not None and best:
                 ratios.append(both / max(best))
-    singles = {arm: per_step[arm, "T=0.8"] for arm in ("ngram", "ngram_store", "draft", "narrow")}
+    singles = {arm: per_step.get((arm, "T=0.8")) for arm in ("ngram", "ngram_store", "draft", "narrow")}
     heads = per_step.get(("server heads", "T=0.8"))
     return {**singles, "heads": heads, "mixture_over_best": round(min(ratios), 3) if ratios else None}
 

@@ -10,6 +10,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
+from outrider.core.errors import BadRequest
 from outrider.core.ngram import NgramTable
 from outrider.core.sampling import SamplingParams
 
@@ -62,3 +63,14 @@ def test_a_repetitive_text_counts_apart() -> None:
     result = ArmResult({"code": StepCount(1, 10, 5, 8)}, StepCount(1, 90, 10, 80))
     assert result.shown["all"] == {"texts": 1, "tokens_per_step": 2.0, "nodes_per_step": 1.6}
     assert result.shown["repetitive"]["tokens_per_step"] == 9.0
+
+
+def test_an_arm_alone_is_measured_beside_its_sources_and_one_that_is_not_there_is_refused() -> None:
+    assert sources._chosen(["draft, server heads+ngram"]) == {
+        "draft, server heads+ngram",
+        "draft",
+        "server heads",
+        "server ngram",
+    }
+    with pytest.raises(BadRequest, match="there is no arm 'drafts'"):
+        sources._chosen(["drafts"])
