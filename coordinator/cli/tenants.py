@@ -37,8 +37,8 @@ async def revoke(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))
     document = json_views.tenant(answer.tenant)
     text = (
-        f"{options.tenant}: revoked; its key opens no more sessions."
-        f" `outrider sessions list --tenant {options.tenant}` shows those that go on"
+        f"{options.tenant}: revoked; its key opens no more sessions, and those that it opened end with their verifiers'"
+        " next report"
     )
     notice = ""
     if document["configured"]:

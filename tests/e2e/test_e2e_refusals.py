@@ -109,7 +109,7 @@ async def test_the_ticket_of_a_closed_session_serves_for_a_report_at_most(settle
         await coordinator_pb2_grpc.CoordinatorStub(link).CloseSession(order)
     begun = time.monotonic()
     for epoch in (session.primary.epoch_first, session.primary.epoch_first + 1):
-        raw = RawOpen(session.primary, session.session_id, epoch=epoch, max_tokens=3_000)
+        raw = RawOpen(session.primary, session.session_id, epoch=epoch, max_tokens=2_000)
         error = await raw.refusal()
         assert isinstance(error, PermissionDenied)
         assert "open a new one" in str(error)
