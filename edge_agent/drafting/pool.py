@@ -72,8 +72,6 @@ class DraftOptions:
     """The n-gram store in use, for the n-gram sources of all drafts together."""
     budget: CpuBudget | None = None
     """CPU time of all drafts together; None is no cap."""
-    signed_only: bool = False
-    """Whether the verifiers' own draft, which nobody has signed, is left out."""
 
 
 @dataclass

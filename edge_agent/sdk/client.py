@@ -128,7 +128,6 @@ class AsyncClient:
             budget=CpuBudget(settings.cpu_share, settings.draft_threads),
             context=settings.draft_context,
             ngram=settings.ngram,
-            signed_only=bool(settings.release_keys),
         )
         self._artifacts = ArtifactCache(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, target)

@@ -139,8 +139,6 @@ class BundleLoader:
         ref = description.artifact("draft")
         if ref is None:
             return self._without_model("the verifier offers no draft", logging.INFO)
-        if self.draft_options.signed_only:
-            return self._without_model("the verifier's own draft is not signed, and release keys are set", logging.INFO)
         try:
             await asyncio.to_thread(library)  # before anything is fetched in vain
         except ImportError as error:

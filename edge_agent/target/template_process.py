@@ -81,6 +81,8 @@ class TemplateProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start a child, which answers when it has read the template. Raises ModelRefused for one that is no text."""
+        from edge_agent.target import jinja  # noqa: F401  # raises ImportError that names the extra
+
         self._end()
         template = {"source": self._template.text, "special_tokens": self._template.special_tokens}
         command = [sys.executable, "-m", __name__]

@@ -30,6 +30,10 @@ def user(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_ends_in_time_and_within_the_memory(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "RENDER_S", 2.0)
@@ -50,22 +54,24 @@ def test_the_next_rendering_after_one_without_end_is_as_before(monkeypatch: pyte
 
 
 def test_one_child_renders_all_messages_and_ends_with_its_template() -> None:
+    before = children()
     template = ChatTemplate(PLAIN)
     assert template.render(user("a")) == "a"
-    [child] = psutil.Process().children()
+    [child] = children() - before
     begun = time.perf_counter()
     assert [template.render(user(str(number))) for number in range(50)] == [str(number) for number in range(50)]
     assert time.perf_counter() - begun < 2.0
-    assert [one.pid for one in psutil.Process().children()] == [child.pid]
+    assert children() - before == {child}
     del template
     gc.collect()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_child_that_was_killed_is_replaced() -> None:
+    before = children()
     template = ChatTemplate(PLAIN)
     template.render(user("a"))
-    [child] = psutil.Process().children()
+    [child] = children() - before
     os.kill(child.pid, 9)
     child.wait()
     assert template.render(user("b")) == "b"
