@@ -82,9 +82,7 @@ def _job(options: argparse.Namespace) -> Job:
         chosen,
         target_plan=_within(chosen.target_plan, options.target_minutes),
         warm_plan=_within(chosen.warm_plan, options.warm_minutes),
-        heads=replace(
-            chosen.heads, kind=options.heads_kind, minutes=options.heads_minutes or chosen.heads.minutes
-        ),
+        heads=replace(chosen.heads, kind=options.heads_kind, minutes=options.heads_minutes or chosen.heads.minutes),
         distil=replace(
             chosen.distil,
             generate_minutes=options.generate_minutes or chosen.distil.generate_minutes,
