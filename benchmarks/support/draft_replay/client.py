@@ -195,7 +195,9 @@ class Player:
         self._bundle: TargetBundle | None = None
 
     async def __aenter__(self) -> Player:
-        async with AsyncClient(verifier=self._where.verifier, draft=None, settings=self._settings) as plain:
+        where = self._where  # only with a ticket of its coordinator's does a verifier describe its target
+        given = {"coordinator": where.coordinator} if where.coordinator else {"verifier": where.verifier}
+        async with AsyncClient(**given, draft=None, settings=self._settings) as plain:
             self._bundle = await plain.prepare()
         return self
 
