@@ -196,8 +196,10 @@ class Player:
 
     async def __aenter__(self) -> Player:
         where = self._where  # only with a ticket of its coordinator's does a verifier describe its target
-        given = {"coordinator": where.coordinator} if where.coordinator else {"verifier": where.verifier}
-        async with AsyncClient(**given, draft=None, settings=self._settings) as plain:
+        coordinator, verifier = where.coordinator or None, None if where.coordinator else where.verifier
+        async with AsyncClient(
+            coordinator=coordinator, verifier=verifier, draft=None, settings=self._settings
+        ) as plain:
             self._bundle = await plain.prepare()
         return self
 
