@@ -343,7 +343,7 @@ _SILENT = frozenset({"UNAVAILABLE"})
 """The ending for nodes that came too late to be an offence: the device is then ended for its silence."""
 
 ATTACKS: Mapping[Attack, frozenset[str]] = {
-    MaliciousClient.garbage: _REFUSED,
+    MaliciousClient.garbage: _REFUSED | {"UNAUTHENTICATED"},
     MaliciousClient.garbage_midway: _REFUSED | NO_PLACE,
     MaliciousClient.garbage_on_tcp: frozenset({OK, "ConnectionResetError", "BrokenPipeError"}),
     MaliciousClient.flood: NO_PLACE | {OK},
@@ -359,7 +359,7 @@ ATTACKS: Mapping[Attack, frozenset[str]] = {
     MaliciousClient.never_reads: NO_PLACE | {OK},
     MaliciousClient.huge_prompt: _REFUSED | NO_PLACE,
     MaliciousClient.all_the_room: NO_PLACE | {OK},
-    MaliciousClient.no_open: _REFUSED,
+    MaliciousClient.no_open: _REFUSED | {"UNAUTHENTICATED"},
     MaliciousClient.half_open: frozenset({OK}),
     MaliciousClient.after_the_end: NO_PLACE | {OK, ENDED_BEFORE},
     MaliciousClient.epoch_after_epoch: NO_PLACE | {OK},

@@ -34,7 +34,7 @@ def test_every_error_is_documented_with_its_status_and_what_a_device_does_next()
     ("field", "bound"),
     [
         ("open.session_id", messages.MAX_SESSION_ID),
-        ("open.ticket", codecs.MAX_TICKET_BYTES),
+        ("outrider-ticket-bin", codecs.MAX_TICKET_BYTES),
         ("open.vocabulary_hash", codecs.MAX_HASH_BYTES),
         ("attach.prompt", messages.MAX_PROMPT_TOKENS),
         ("attach.max_tokens", messages.MAX_GENERATED_TOKENS),
