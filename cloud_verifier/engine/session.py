@@ -144,8 +144,8 @@ DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """What one source says of a node."""
+class _SourceNode:
+    """Describes a node of the merged tree as one of its sources proposes it."""
 
     acceptance: NodeAcceptance
     """Of the source's nodes."""
@@ -178,8 +178,10 @@ class PendingNodes:
         self._offered: dict[str, tuple[TokenTree, Mapping[int, int]]] = {}
         """Tree and kinds of nodes by the verifier's source, for one step."""
         self._merged: TokenTree | None = None
-        self._claims: dict[int, dict[str, _Claim]] = {}
+        self._proposed: dict[int, dict[str, _SourceNode]] = {}
         """Who proposed each node of the merged tree, by the name of the source."""
+        self._firsts: dict[int, dict[str, int]] = {}
+        """First child that each source proposes at a node of the merged tree, by the id of that node and the source."""
         self._ranked: list[tuple[float, int]] | None = None
         """(probability of acceptance, id), ancestors first; None after a change."""
         self._outside: set[int] = set()
@@ -221,7 +223,8 @@ class PendingNodes:
         device = self._protocol.tree
         ranked = self._within_window(self._acceptance.ranked(device), directive)
         allowed = {node for _, node in ranked[: self.most(directive)]}
-        merged, claims = TokenTree(device.position), dict[int, dict[str, _Claim]]()
+        merged, proposed = TokenTree(device.position), dict[int, dict[str, _SourceNode]]()
+        firsts = dict[int, dict[str, int]]()
         offered = {DEVICE: (device, None), **trees}
         for name, (tree, kinds) in offered.items():
             own = self._acceptance if name == DEVICE else self._by_source[name]
@@ -235,35 +238,32 @@ class PendingNodes:
                 if same is None:
                     same = merged.add(node.id if name == DEVICE else -1 - len(merged), parent, node.token).id
                 ids[node.id] = same
-                claims.setdefault(same, {})[name] = _Claim(own, order, found[node.id])
-        self._offered, self._merged, self._claims = dict(trees), merged, claims
-        estimates = {node: max(self._probability(node, name) for name in own) for node, own in claims.items()}
+                proposed.setdefault(same, {})[name] = _SourceNode(own, order, found[node.id])
+                if order == 0:
+                    firsts.setdefault(parent, {})[name] = same
+        self._offered, self._merged, self._proposed, self._firsts = dict(trees), merged, proposed, firsts
+        estimates = {node: max(self._probability(node, name) for name in own) for node, own in proposed.items()}
         best = ranked_by(merged, estimates)
         self._ranked = best if self._capabilities.trees else _best_path(merged, best)
 
     def _probability(self, node: int, name: str) -> float:
         """Return the probability of a merged node by one of its sources, in the light of what others propose."""
-        claim = self._claims[node][name]
+        one = self._proposed[node][name]
         ratios = (
-            claim.acceptance.ratio_beside(other, claim.order, agrees) for other, agrees in self._others(node, name)
+            one.acceptance.ratio_beside(other, one.order, agrees) for other, agrees in self._others(node, name)
         )
-        return min(MAX_PROBABILITY, claim.estimate * math.prod(ratios))
+        return min(MAX_PROBABILITY, one.estimate * math.prod(ratios))
 
     def _others(self, node: int, name: str) -> list[tuple[str, bool]]:
         """Return the other sources that propose children where `name` proposes a merged node, and whether that node is
         their first one."""
-        siblings = self.tree.children(self.tree[node].parent).values()
-        return [
-            (other, child == node)
-            for child in siblings
-            for other, claim in self._claims[child].items()
-            if claim.order == 0 and other != name
-        ]
+        firsts = self._firsts.get(self.tree[node].parent, {})
+        return [(other, first == node) for other, first in firsts.items() if other != name]
 
     def withdraw(self) -> None:
         """Drop the nodes of the verifier's sources."""
         if self._merged is not None:
-            self._offered, self._merged, self._claims, self._ranked = {}, None, {}, None
+            self._offered, self._merged, self._proposed, self._firsts, self._ranked = {}, None, {}, {}, None
 
     def changed(self) -> None:
         """Rank anew: the device's nodes or its window have changed."""
@@ -284,8 +284,8 @@ class PendingNodes:
         if self._merged is None:
             count, accepted = len(batch.ids), len(path)
             return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
-        everyone = [tuple(self._claims[node]) for node in batch.ids]
-        walked = [tuple(self._claims[node]) for node in path]
+        everyone = [tuple(self._proposed[node]) for node in batch.ids]
+        walked = [tuple(self._proposed[node]) for node in path]
         names = dict.fromkeys([*self._offered, *(name for names in everyone for name in names)])
         return {
             name: SourceOutcome(
@@ -300,7 +300,7 @@ class PendingNodes:
     def _without_device(self, batch: TreeBatch, verified: Verified) -> int:
         """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
         path = (batch.ids[row - 1] for row in verified.rows)
-        return sum(1 for _ in takewhile(lambda node: tuple(self._claims.get(node, (DEVICE,))) != (DEVICE,), path))
+        return sum(1 for _ in takewhile(lambda node: tuple(self._proposed.get(node, (DEVICE,))) != (DEVICE,), path))
 
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
         """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
@@ -322,10 +322,10 @@ class PendingNodes:
             if self._merged is None or parent is None:
                 return
             for proposed, node in self._merged.children(parent).items():
-                for name, claim in self._claims[node].items():
+                for name, one in self._proposed[node].items():
                     for other, agrees in self._others(node, name):
                         accepted = proposed == token
-                        claim.acceptance.observe_beside(other, claim.order, agrees, claim.estimate, accepted)
+                        one.acceptance.observe_beside(other, one.order, agrees, one.estimate, accepted)
             parent = self._merged.children(parent).get(token)
 
     def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:

@@ -10,6 +10,7 @@ On its standard streams a message is JSON behind its length, 8 bytes little-endi
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
@@ -25,6 +26,7 @@ from typing import IO, Any
 
 from edge_agent.target.chat_template import LocalTemplate, Message
 from outrider.core.errors import BadRequest, ModelRefused
+from outrider.processes import bound_resources
 
 RENDER_S = 5.0
 """Seconds in which a rendering must end; honest ones take milliseconds."""
@@ -66,12 +68,12 @@ class TemplateProcess:
     def _answer(self, request: bytes) -> dict[str, Any]:
         started = self._child is None or self._child.poll() is not None
         child = self._start() if started or self._child is None else self._child
-        assert child.stdin is not None and child.stdout is not None
+        requests, answers = _streams(child)
         try:
             if started:
-                _read_message(child.stdout, START_S)
-            child.stdin.write(_LENGTH.pack(len(request)) + request)
-            return _read_message(child.stdout, RENDER_S)
+                _read_message(answers, START_S)
+            requests.write(_LENGTH.pack(len(request)) + request)
+            return _read_message(answers, RENDER_S)
         except TimeoutError:
             raise ModelRefused(f"the target's chat template takes longer than {RENDER_S:g} s") from None
         except (EOFError, OSError):
@@ -91,8 +93,8 @@ class TemplateProcess:
         )
         self._ends = weakref.finalize(self, _end, child)
         first = json.dumps(template).encode()
-        assert child.stdin is not None
-        child.stdin.write(_LENGTH.pack(len(first)) + first)
+        requests, _ = _streams(child)
+        requests.write(_LENGTH.pack(len(first)) + first)
         return child
 
     def _end(self) -> None:
@@ -101,11 +103,17 @@ class TemplateProcess:
         self._child = self._ends = None
 
 
+def _streams(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    """Return the streams on which a child reads requests and writes answers."""
+    if child.stdin is None or child.stdout is None:
+        raise RuntimeError("the child was started without pipes")
+    return child.stdin, child.stdout
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            stream.close()
+    for stream in _streams(child):
+        stream.close()
     child.wait()
 
 
@@ -143,10 +151,7 @@ def _error(answer: Mapping[str, Any]) -> Exception:
 
 def _serve() -> None:
     """Render what comes on standard input until it ends."""
-    for kind, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 32)):
-        _, hard = resource.getrlimit(kind)
-        bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (bounded, bounded))
+    bound_resources({resource.RLIMIT_AS: MEMORY_BYTES, resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 32})
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     given = _next(requests)
     if given is None:
@@ -154,7 +159,7 @@ def _serve() -> None:
     template = LocalTemplate(given["source"], variables=given["special_tokens"])
     _write(answers, {})
     while (request := _next(requests)) is not None:
-        signal.alarm(int(RENDER_S + START_S))  # if the parent has ended, nobody else ends what has no end
+        signal.alarm(math.ceil(2 * RENDER_S))  # if the parent has ended, nobody else ends what has no end
         answer: dict[str, Any]
         try:
             answer = {"text": template.render(request["messages"], request["variables"])}
