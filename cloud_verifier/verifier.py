@@ -27,8 +27,9 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire.channels import bind, check_bind, is_loopback, server
+from outrider.wire.frames import add_verifier
 from outrider.wire.health import HealthServicer
-from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2, session_pb2_grpc
+from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class VerifierProcess:
         port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
+        add_verifier(self._startup, grpc_server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         if config.reflection:
             from grpc_reflection.v1alpha import reflection  # few servers need it

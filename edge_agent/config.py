@@ -111,9 +111,17 @@ class EdgeSettings(BaseSettings):
     """Requests that run at the same time; further ones wait."""
     silence_s: float = Field(default=1.5, gt=0.0)
     """Seconds of silence after which a verifier counts as dead: three heartbeats, which come every 0.5 s whatever its
-    engine does. A false alarm costs a second prefill on another verifier, never a token."""
+    engine does. The round trip is added. A false alarm costs a second prefill on another verifier, never a token."""
+    checksum: bool = True
+    """Send a checksum with every message of a session, and check those that come. TLS finds changed bytes by itself."""
+    padding: Literal["auto", "off", "buckets", "constant"] = "auto"
+    """Pad the messages of a session, since their sizes tell how many tokens were accepted: in buckets, or all to one
+    size. auto: buckets, except with a verifier on this machine."""
     offline_after_s: float = Field(default=5.0, ge=0.0)
     """Seconds that a session without progress looks for a verifier before the draft goes on alone, if `offline` is
     draft_only."""
-    resume_budget_s: float = Field(default=30.0, ge=0.0)
-    """Seconds that a session without progress looks for a verifier, or for room in the cluster, before it fails."""
+    resume_budget_s: float | None = Field(default=None, ge=0.0)
+    """Seconds that a session without progress looks for a verifier before it fails; without it, as long as the
+    request's timeout allows."""
+    open_budget_s: float = Field(default=30.0, ge=0.0)
+    """Seconds that a request looks for room in the cluster, or tries again before its first token."""

@@ -42,14 +42,19 @@ class EngineHost:
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
         self._heard = False
         """Whether the engine has sent any event."""
-        self._quiet_s = 0.0
-        """Seconds that this process has run without an event of the engine."""
+        self._quiet_s = self._stuck_s = 0.0
+        """Seconds that this process has run without any event of the engine, and without one that its loop sent."""
         self.stats = pb.EngineStats()
         """The engine's last statistics, at most a quarter of a second old while it runs."""
         self.on_recorded: Callable[[pb.EngineEvent], None] = lambda event: None
         """Called with the tokens of recorded sessions; the last ones come after the commit that ends a session."""
         self.ended = asyncio.Event()
         """Set when the engine process is gone, whether asked to go or not."""
+
+    @property
+    def quiet_ms(self) -> int:
+        """Return for how long the engine's process has given no sign of life, in milliseconds."""
+        return round(1000 * self._quiet_s)
 
     async def start(self) -> pb.EngineReady:
         """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
@@ -150,7 +155,9 @@ class EngineHost:
             while True:
                 event = await ipc.read_event(reader)
                 self._heard, self._quiet_s = True, 0.0
-                self._deliver(event)
+                if not event.HasField("alive"):
+                    self._stuck_s = 0.0
+                    self._deliver(event)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except DecodeError as error:
@@ -168,10 +175,11 @@ class EngineHost:
         """
         limit_s = self._config.engine_silence_s
         tick_s = min(TICK_S, limit_s / 4)
-        while self._quiet_s < limit_s:
+        while self._stuck_s < limit_s:
             await asyncio.sleep(tick_s)
             if self._ready.done():
                 self._quiet_s += tick_s
+                self._stuck_s += tick_s
         log.error("the engine process has been silent for %g s (engine_silence_s); killing it", limit_s)
         self._kill()
         self._engine_gone()

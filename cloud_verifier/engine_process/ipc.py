@@ -7,6 +7,7 @@ import contextlib
 import select
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 
 from google.protobuf.message import Message
@@ -31,7 +32,7 @@ async def read_event(reader: asyncio.StreamReader) -> pb.EngineEvent:
 
 
 class EngineEnd:
-    """Receives requests and sends events for the engine process's synchronous loop."""
+    """Receives requests and sends events for the engine process's synchronous loop. Any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.closed = False
@@ -40,6 +41,7 @@ class EngineEnd:
         self._buffer = bytearray()
         self._unsent = b""
         """The rest of a frame that the socket took in part; it goes out before anything else."""
+        self._sending = threading.Lock()
 
     def receive(self, timeout_s: Callable[[], float | None]) -> Iterator[pb.EngineRequest]:
         """Yield all requests that have come.
@@ -62,8 +64,9 @@ class EngineEnd:
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         if events:
-            self._sock.sendall(b"".join([self._unsent, *map(frame, events)]))
-            self._unsent = b""
+            with self._sending:
+                self._sock.sendall(b"".join([self._unsent, *map(frame, events)]))
+                self._unsent = b""
 
     def offer(self, event: pb.EngineEvent) -> bool:
         """Send an event if that needs no waiting; return whether it was sent. Raises ConnectionError without a front.
@@ -71,12 +74,13 @@ class EngineEnd:
         A socket that is writable has most of its buffer free (Linux: three quarters), so an offered event leaves room
         for commits.
         """
-        if self._unsent or not select.select([], [self._sock], [], 0.0)[1]:
-            return False
-        data = frame(event)
-        with contextlib.suppress(BlockingIOError):
-            self._unsent = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
-            return True
+        with self._sending:
+            if self._unsent or not select.select([], [self._sock], [], 0.0)[1]:
+                return False
+            data = frame(event)
+            with contextlib.suppress(BlockingIOError):
+                self._unsent = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+                return True
         return False
 
 

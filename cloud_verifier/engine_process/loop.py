@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +28,7 @@ from outrider.wire.v1 import engine_pb2 as pb
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+ALIVE_INTERVAL_S = 0.25
 COMPILING_POLL_S = 2e-3
 """How often an idle engine looks whether a grammar is compiled, in seconds."""
 
@@ -268,4 +271,13 @@ def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineRea
     gc.collect()
     gc.freeze()  # looking through what was loaded would delay steps
     end.send([pb.EngineEvent(ready=ready)])
+    threading.Thread(target=_tell_alive, args=(end,), name="alive", daemon=True).start()
     EngineLoop(engine, end).run()
+
+
+def _tell_alive(end: EngineEnd) -> None:
+    """Tell the front that this process runs until the front has gone: a long step is no reason to leave it."""
+    with contextlib.suppress(ConnectionError):
+        while not end.closed:
+            end.send([pb.EngineEvent(alive=pb.Alive())])
+            time.sleep(ALIVE_INTERVAL_S)

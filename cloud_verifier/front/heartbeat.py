@@ -32,7 +32,8 @@ class Heartbeat:
         self._pinged_at = -math.inf
         self._sent: dict[int, float] = {}
         """nonce -> time of each ping without an answer"""
-        self._nonce = 0
+        self._nonce = self._heard = 0
+        """The nonces of the last ping, and of the last one that was answered."""
         self._lost = False
         """Whether the session was given up: no sign of life brings it back."""
 
@@ -43,8 +44,11 @@ class Heartbeat:
         """Return the seconds until the next ping is due, at least 0."""
         return max(0.0, self._pinged_at + self._interval_s - self._clock())
 
-    def ping(self) -> Ping:
-        """Begin the next ping. Raises Unavailable if the device has been silent for too long."""
+    def ping(self, engine_quiet_ms: int = 0) -> Ping:
+        """Begin the next ping, which tells the device what was heard of it, and for how long the engine was quiet.
+
+        Raises Unavailable if the device has been silent for too long.
+        """
         now = self._clock()
         if self._lost or now - self._alive_at > self._silence_s:
             raise Unavailable(f"the device has been silent for {self._silence_s} s; attach again")
@@ -52,7 +56,7 @@ class Heartbeat:
         self._pinged_at = self._sent[self._nonce] = now
         while len(self._sent) > MAX_PINGS:
             del self._sent[min(self._sent)]
-        return Ping(self._nonce, self.rtt_ms)
+        return Ping(self._nonce, self.rtt_ms, self._heard, engine_quiet_ms)
 
     def pong(self, nonce: int) -> float | None:
         """Take an answer, update `rtt_ms` and return this round trip in milliseconds; None if no such ping is open.
@@ -63,6 +67,7 @@ class Heartbeat:
         sent = self._sent.pop(nonce, None)
         if sent is None:
             return None
+        self._heard = max(self._heard, nonce)
         self.sign_of_life()
         sample_ms = 1000.0 * (self._alive_at - sent)
         self.rtt_ms, self._last_sample_ms = min(sample_ms, self._last_sample_ms), sample_ms

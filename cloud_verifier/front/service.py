@@ -14,7 +14,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
@@ -160,9 +159,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             async with contextlib.aclosing(stream.messages(requests, self._on_first_rtt, release)) as messages:
                 async for message in messages:
                     yield message
-        except DecodeError:
-            failure = BadRequest("a message on the stream cannot be parsed, must be a ClientMessage")
-            await abort(context, failure)
         except Exception as error:
             failure = error
             await abort(context, error)

@@ -148,7 +148,7 @@ class SessionStream:
         """Yield what is due beside commits. Raises Unavailable if the device has been silent for too long."""
         ping_due = self.heartbeat.until_ping_s() <= 0
         if ping_due:
-            yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(self.heartbeat.ping()))
+            yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(self.heartbeat.ping(self._host.quiet_ms)))
             self._update_engine(self._directives.lapse())
         load = self._host.stats.verifier
         if self._directives.changed or (ping_due and self._directives.outdated(load.step_ms, load.min_acceptance)):

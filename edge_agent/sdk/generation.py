@@ -44,8 +44,11 @@ class Deadline:
         return left
 
     @contextlib.asynccontextmanager
-    async def enforced(self, *, first_token: bool) -> AsyncIterator[None]:
-        """Cancel the body when the time is over, and raise TimedOut. first_token: no token has come yet."""
+    async def enforced(self, *, first_token: bool, why: Callable[[], str] = str) -> AsyncIterator[None]:
+        """Cancel the body when the time is over, and raise TimedOut.
+
+        first_token: no token has come yet. why: returns what went wrong last, if anything did.
+        """
         seconds, field, what = self._timeout.total, "total", "the request took longer than"
         first = self._timeout.first_token
         if first_token and first is not None and (seconds is None or first < seconds):
@@ -58,13 +61,15 @@ class Deadline:
             if not scope.expired() or seconds is None:
                 raise
             message = f"{what} {seconds:g} s; allow more with timeout=Timeout({field}=SECONDS)"
+            if cause := why():
+                message += f". Last of all: {cause}"
             raise TimedOut(message, seconds=seconds, first_token=field == "first_token") from None
 
 
 class Generation:
     """One request that is placed at a verifier, drafted for, and turned into text.
 
-    A try that fails before the first token is repeated up to `retries` times within `resume_budget_s`; a session that
+    A try that fails before the first token is repeated up to `retries` times within `open_budget_s`; a session that
     fails later resumes elsewhere by itself, and needs no further try. Where the request allows it, the draft model goes
     on alone once no verifier can be reached.
 
@@ -183,7 +188,7 @@ class Generation:
         pause_s = max(error.retry_after_s, backoff_s(failures, _FIRST_PAUSE_S, _MAX_PAUSE_S, jitter=0.25))
         may_help = isinstance(error, _RETRIED) and not (isinstance(error, Unavailable) and error.waited)
         may_help = may_help and not self._received and not self._is_offline
-        in_time = elapsed_s + pause_s <= self._sessions.settings.resume_budget_s
+        in_time = elapsed_s + pause_s <= self._sessions.settings.open_budget_s
         if not may_help or not in_time or failures > self.request.retries:
             raise error
         log.info("try %d of %d in %.1f s: %s", failures + 1, self.request.retries + 1, pause_s, error)
@@ -225,7 +230,10 @@ class CompletionStream:
 
     async def next(self) -> Chunk | None:
         """Wait for the next chunk; None at the end. Call `aclose` to leave before it."""
-        async with self._pulling, self._generation.deadline.enforced(first_token=not self._taken):
+        enforced = self._generation.deadline.enforced(
+            first_token=not self._taken, why=lambda: self.statistics.attach_failure
+        )
+        async with self._pulling, enforced:
             chunk = await anext(self._chunks, None)
         if chunk is not None:
             self._taken.append(chunk)

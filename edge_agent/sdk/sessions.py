@@ -106,9 +106,15 @@ class Sessions:
                 siblings=self.settings.siblings,
                 announced=release,
                 on_release_notice=self.on_release_notice,
+                on_silence=self._renew,
+                checksum=self.settings.checksum,
+                padding=self.settings.padding,
+                timeout=self._channels.timeout,
             )
-            offline_after_s = math.inf if request.offline == "raise" else self.settings.offline_after_s
-            route = self.route(placement, min(self.settings.resume_budget_s, offline_after_s))
+            budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
+            if request.offline == "draft_only":
+                budget_s = min(budget_s, self.settings.offline_after_s)
+            route = self.route(placement, budget_s)
             driver = SessionDriver(session, draft, route, self.dial, options, statistics)
             self._drivers.add(driver)
             stack.callback(self._drivers.discard, driver)
@@ -119,9 +125,10 @@ class Sessions:
     async def artifacts(self) -> AsyncIterator[ArtifactClient]:
         """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
         placement = await self.place()
-        budget_s = min(self.settings.resume_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
+        budget_s = min(self.settings.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
+        route, timeout = self.route(placement, budget_s), self._channels.timeout
         try:
-            yield ArtifactClient(self.route(placement, budget_s), lambda target: self.dial(target, bulk=True))
+            yield ArtifactClient(route, lambda target: self.dial(target, bulk=True), timeout=timeout)
         finally:
             if placement is not None:
                 self.close_session(placement)
@@ -159,11 +166,17 @@ class Sessions:
 
     def coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
-        return CoordinatorClient(channel, self._api_key, self._tasks.in_background, self._coordinator_address)
+        return CoordinatorClient(
+            channel, self._api_key, self._tasks.in_background, self._coordinator_address, self._channels.timeout
+        )
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to a verifier. bulk: one apart, for downloads."""
         return self._channels.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
+
+    def _renew(self, target: AttachTarget) -> None:
+        """Have the next attach at this verifier use another connection."""
+        self._channels.renew(self._reroute.get(target.address, target.address), tls=target.tls)
 
     def cancel(self) -> None:
         """End all sessions: what they deliver ends as cancelled."""
@@ -182,7 +195,7 @@ class Sessions:
         """Open a session at the coordinator; None without one."""
         if not self._coordinator_address:
             return None
-        wait_s = self.settings.resume_budget_s
+        wait_s = self.settings.open_budget_s
         placement = await self.coordinator().open(
             self._target, prompt_tokens, wait_s=wait_s, draft_release=draft_release, traffic_class=traffic_class
         )

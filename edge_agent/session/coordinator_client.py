@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import OutriderError, Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
@@ -78,7 +79,9 @@ class CoordinatorClient:
         api_key: str | None,
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         address: str = "",
+        timeout: AdaptiveTimeout | None = None,
     ) -> None:
+        self._timeout = timeout or AdaptiveTimeout()
         self._in_background = in_background
         self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
         self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
@@ -150,6 +153,8 @@ class CoordinatorClient:
         except Unavailable as unreachable:
             # The coordinator may have just restarted: a channel that failed does not reconnect until its back-off ends.
             begun = time.monotonic()
+            if self._timeout.has_expired:
+                raise  # it has been waited for; another try waits for longer
             try:
                 return await self._open_once(request, timeout=RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
@@ -175,9 +180,14 @@ class CoordinatorClient:
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
+        defaults = {"timeout": self._timeout.of(_TIMEOUT_S), "metadata": self._metadata}
         try:
-            return await method(request, **{"timeout": _TIMEOUT_S, "metadata": self._metadata, **options})
+            answer = await method(request, **{**defaults, **options})
+            self._timeout.answered()
+            return answer
         except grpc.RpcError as error:
+            if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
+                self._timeout.expired()
             raise error_from_rpc(error, self._peer, _ADVICE) from error
 
 

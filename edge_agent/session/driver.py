@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import grpc
 
 from edge_agent.drafting.draft_session import DraftSession
+from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Received, ReleaseNotice, VerifierStream
+from edge_agent.session.stream import Received, ReleaseNotice, VerifierSilent, VerifierStream
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.telemetry import logs, traces
+from outrider.wire.channels import is_loopback
 from outrider.wire.codecs import Open, Opened, Ping
+from outrider.wire.frames import Framing
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,12 @@ class DriverOptions:
     """The draft release for which the session was opened, as its ticket says."""
     on_release_notice: Callable[[int], None] = lambda _: None
     """Receives the serial of a ReleaseNotice."""
+    on_silence: Callable[[AttachTarget], None] = lambda _: None
+    """Receives the target of an attach that ended with VerifierSilent."""
+    checksum: bool = True
+    padding: Literal["auto", "off", "buckets", "constant"] = "auto"
+    """How messages are padded; auto: in buckets, except on this machine."""
+    timeout: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
 
 
 class SessionDriver:
@@ -121,10 +131,7 @@ class SessionDriver:
         before = self._session.progress
         self._statistics.attached(target.address)
         try:
-            link, silence_s = self._dial(target), self._options.silence_s
-            async with VerifierStream(
-                link, silence_s, self._statistics, target.peer, target.advice, ticket=target.ticket
-            ) as stream:
+            async with self._stream_to(target) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())
@@ -132,10 +139,28 @@ class SessionDriver:
             if self._session.finished:
                 return
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
+            self._statistics.attach_failure = str(error)
+            if isinstance(error, VerifierSilent):
+                self._options.on_silence(target)
             self._route.failed(error, progressed=self._session.progress > before)
         finally:
             self._stream = None
             self._pacing.close()
+
+    def _stream_to(self, target: AttachTarget) -> VerifierStream:
+        options, padding = self._options, self._options.padding
+        if padding == "auto":
+            padding = "off" if is_loopback(target.address) else "buckets"
+        return VerifierStream(
+            self._dial(target),
+            options.silence_s,
+            self._statistics,
+            target.peer,
+            target.advice,
+            ticket=target.ticket,
+            framing=Framing(options.checksum, padding),
+            timeout=options.timeout,
+        )
 
     def _open(self, stream: VerifierStream, target: AttachTarget) -> None:
         """Send Open before the draft reads the prompt, so that the verifier reads it meanwhile.

@@ -56,6 +56,8 @@ class Statistics:
     """Streams opened to another verifier than the one before."""
     address: str = ""
     """Address of the verifier that was attached last."""
+    attach_failure: str = ""
+    """Why the last stream ended, until a later one brings tokens."""
     rtt_ms: float = 0.0
     """Round trip that the verifier measured last; 0 where it has not."""
     appends: int = 0
@@ -94,6 +96,7 @@ class Statistics:
         if self.first_token_s is None:
             self.first_token_s, self._first_tokens = now, count
         self.last_token_s = now
+        self.attach_failure = ""
         self.tokens += count
         self.accepted += accepted
         self.proposed += proposed

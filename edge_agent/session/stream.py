@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
 
+from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.statistics import Statistics
-from outrider.core.errors import Unavailable
+from outrider.core.errors import BadRequest, Damaged, OutriderError, Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.codecs import Open, Opened, Ping
-from outrider.wire.status import error_from_rpc
+from outrider.wire.frames import METHOD, Frames, Framing
+from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
-from outrider.wire.v1 import session_pb2_grpc
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,25 @@ _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
 """Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
+UNPADDED = Framing()
+_ENGINE_S = 0.5
+"""Additional time for which a verifier's engine may be quiet: the verifier measures it every 0.25 s."""
+_UNHEARD_PONGS = 3
+"""As many answers to pings must be missing at the verifier: after a pause of this device the older ones are late."""
+_RETIRED_S = 600.0
+"""Time for which sessions may go on over a connection that takes no new ones."""
 
 
 class Channels:
     """A pool that opens channels on demand and closes them together. tls: the authorities to trust with TLS."""
 
     def __init__(self, tls: ClientTls | None, *, insecure: bool) -> None:
+        self.timeout = AdaptiveTimeout()
+        """What the calls over these channels wait by."""
         self._tls = tls
         self._insecure = insecure
         self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
+        self._retired: set[asyncio.Task[None]] = set()
 
     def get(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to an address. Raises BadRequest for plain text to another machine, unless `insecure`.
@@ -57,7 +70,17 @@ class Channels:
             self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk)
         return self._open[key]
 
+    def renew(self, address: str, *, tls: bool) -> None:
+        """Have the next call to an address open a connection of its own: one direction of the present one may be dead,
+        which gRPC does not notice while the other one brings data."""
+        if (former := self._open.pop((address, tls, False), None)) is not None:
+            closing = asyncio.create_task(former.close(_RETIRED_S))
+            self._retired.add(closing)
+            closing.add_done_callback(self._retired.discard)
+
     async def close(self) -> None:
+        for closing in self._retired:
+            closing.cancel()
         for opened in self._open.values():
             await opened.close()
         self._open.clear()
@@ -71,7 +94,8 @@ class VerifierStream:
     """The stream of one attach, which sends in order without making the caller wait, and answers pings.
 
     Use it as a context manager. peer, advice: as for `error_from_rpc`. Raises core errors: Unavailable for a stream
-    that broke, VerifierSilent for silence.
+    that broke, Damaged if its bytes did not come as they were sent, VerifierSilent for silence of the verifier or its
+    engine, or if the verifier hears nothing from here.
     """
 
     def __init__(
@@ -83,19 +107,29 @@ class VerifierStream:
         advice: str = "",
         *,
         ticket: bytes = b"",
+        framing: Framing = UNPADDED,
+        timeout: AdaptiveTimeout | None = None,
     ) -> None:
-        self._stub = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+        self._begin: Any = channel.stream_stream(METHOD)
+        self._framing = framing
+        self._frames = Frames(pb.ServerMessage, framing, optional=True)
+        self._timeout = timeout or AdaptiveTimeout()
         self._silence_s = silence_s
         self._statistics = statistics
         self._peer, self._advice = peer, advice
         self._ticket = ticket
-        self._allowed_s = silence_s + _CONNECT_S
-        self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
+        self._answered = False
+        """Whether the verifier has sent anything."""
+        self._allowed_s = self._timeout.of(silence_s + _CONNECT_S)
+        self._pongs: deque[tuple[int, float]] = deque()
+        """(nonce, time) of the answers to pings that the verifier has not confirmed"""
+        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._call: Any = None
         self._pump: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Session(metadata=(*call_metadata(), *ticket_metadata(self._ticket)))
+        metadata = (*call_metadata(), *ticket_metadata(self._ticket), *self._framing.metadata())
+        self._call = self._begin(metadata=metadata)
         pump = self._pump = asyncio.create_task(self._write())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
         self._call.add_done_callback(lambda _: pump.cancel())
@@ -126,12 +160,16 @@ class VerifierStream:
         self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
 
     async def receive(self) -> Received:
-        """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends."""
-        message = await self._read()
-        if message is grpc.aio.EOF:
+        """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends, Damaged
+        for bytes that the verifier did not send."""
+        data = await self._read()
+        if data is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
-        self._statistics.bytes_down += message.ByteSize()
-        self._allowed_s = self._silence_s
+        self._statistics.bytes_down += len(data)
+        if not self._answered:
+            self._answered, self._allowed_s = True, self._silence_s
+            self._timeout.answered()
+        message = self._frames.decode(data)
         match message.WhichOneof("kind"):
             case "commit":
                 return codecs.commit_from_proto(message.commit)
@@ -141,36 +179,63 @@ class VerifierStream:
                 return codecs.directive_from_proto(message.directive)
             case "ping":
                 ping = codecs.ping_from_proto(message.ping)
+                self._check(ping)
                 self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
                 return ping
             case "release":
                 return ReleaseNotice(message.release.serial)
         return None
 
+    def _check(self, ping: Ping) -> None:
+        """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
+        now, rtt_s = time.monotonic(), ping.rtt_ms / 1000
+        if rtt_s:
+            self._timeout.measured(rtt_s)
+        self._allowed_s = self._silence_s + rtt_s
+        if (ping.engine_quiet_ms or 0) > 1000 * (self._silence_s + _ENGINE_S):
+            raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
+        if ping.heard is None:
+            return
+        while self._pongs and self._pongs[0][0] <= ping.heard:
+            self._pongs.popleft()
+        if len(self._pongs) >= _UNHEARD_PONGS and now - self._pongs[0][1] > self._allowed_s:
+            raise VerifierSilent(f"{self._peer} hears nothing from here: it has answered pings of up to {ping.heard}")
+        self._pongs.append((ping.nonce, now))
+
     async def _read(self) -> Any:
         try:
             async with asyncio.timeout(self._allowed_s):
                 return await self._call.read()
         except TimeoutError:
-            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s} s") from None
+            if not self._answered:
+                self._timeout.expired()
+            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._peer, self._advice) from error
+            raise self._error(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._call.done() and task is not None and not task.cancelling():
                 raise Unavailable("the stream was cancelled by the connection") from None
             raise
 
+    def _error(self, error: grpc.RpcError) -> OutriderError:
+        """Return the error that ended the stream; what gRPC itself finds wrong with a message was damaged."""
+        core = error_from_rpc(error, self._peer, self._advice)
+        named = ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
+        unserved = getattr(error, "code", lambda: None)() is grpc.StatusCode.UNIMPLEMENTED
+        return Damaged(f"gRPC: {core}") if isinstance(core, BadRequest) and not named and not unserved else core
+
     def _put(self, message: pb.ClientMessage) -> None:
-        self._statistics.bytes_up += message.ByteSize()
-        self._outbox.put_nowait(message)
+        data = self._frames.encode(message)
+        self._statistics.bytes_up += len(data)
+        self._outbox.put_nowait(data)
 
     async def _write(self) -> None:
         """Write what was sent, in order. An error here ends reading too, and is raised there."""
         # Any Exception: a stream that ends meanwhile makes done_writing raise an error that grpc does not export.
         with contextlib.suppress(Exception):
-            while (message := await self._outbox.get()) is not None:
-                await self._call.write(message)
+            while (data := await self._outbox.get()) is not None:
+                await self._call.write(data)
             await self._call.done_writing()
 
     async def _farewell(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 from pydantic import TypeAdapter, ValidationError
 
+from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.stream import VerifierSilent
 from edge_agent.target.artifact_cache import ArtifactRef
@@ -62,9 +63,11 @@ class ArtifactClient:
         *,
         describe_s: float = DESCRIBE_S,
         chunk_s: float = CHUNK_S,
+        timeout: AdaptiveTimeout | None = None,
     ) -> None:
         self._route = route
         self._dial = dial
+        self._timeout = timeout or AdaptiveTimeout()
         self._describe_s = describe_s
         self._chunk_s = chunk_s
         self._verifier: session_pb2_grpc.VerifierStub | None = None
@@ -113,10 +116,13 @@ class ArtifactClient:
     @contextlib.asynccontextmanager
     async def _answering(self, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
+        within_s = self._timeout.of(within_s)
         try:
             async with asyncio.timeout(within_s):
                 yield
+            self._timeout.answered()
         except TimeoutError:
+            self._timeout.expired()
             raise VerifierSilent(f"{self._target.peer} has been silent for {within_s:g} s") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target.peer, self._target.advice) from error

@@ -43,8 +43,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 RECONNECT_FIRST_MS = 100
 RECONNECT_MAX_MS = 500
-CONNECT_TIMEOUT_MS = 5_000
-"""The time of one attempt to connect: TCP and TLS take three to four round trips."""
+CONNECT_TIMEOUT_MS = 20_000
+"""The time of one attempt to connect: TCP and TLS take three to four round trips, of some seconds by satellite."""
 MAX_CONCURRENT_RPCS = 4_096
 """Further calls are refused with RESOURCE_EXHAUSTED before they cost anything."""
 WATCHERS = 64

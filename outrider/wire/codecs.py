@@ -93,6 +93,10 @@ class Ping:
     nonce: int
     rtt_ms: float = 0.0
     """Round trip by the pings so far; 0 if it is not known."""
+    heard: int | None = None
+    """The greatest nonce of a Pong that has come; None from a verifier that does not say."""
+    engine_quiet_ms: int | None = None
+    """Time for which the engine's process has given no sign of life; None from a verifier that does not say."""
 
 
 def built(cls: type[T], message: Message, **converted: Any) -> T:
@@ -310,7 +314,9 @@ def ping_to_proto(ping: Ping) -> pb.Ping:
 
 def ping_from_proto(message: pb.Ping) -> Ping:
     between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
-    return Ping(message.nonce, message.rtt_ms)
+    heard = message.heard if message.HasField("heard") else None
+    quiet_ms = message.engine_quiet_ms if message.HasField("engine_quiet_ms") else None
+    return Ping(message.nonce, message.rtt_ms, heard, quiet_ms)
 
 
 def draft_in_use_from_proto(message: pb.DraftInUse) -> str:

@@ -34,6 +34,7 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.Draining: Code.UNAVAILABLE,
+    errors.Damaged: Code.UNAVAILABLE,
     errors.TimedOut: Code.DEADLINE_EXCEEDED,
     errors.ModelRefused: Code.FAILED_PRECONDITION,
     errors.InternalError: Code.INTERNAL,

@@ -42,7 +42,7 @@ async def channels() -> AsyncIterator[Channels]:
 @pytest.fixture
 def edge_settings() -> EdgeSettings:
     """Return the settings of `client`; a module may have its own."""
-    return EdgeSettings(resume_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
+    return EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
 
 
 @pytest.fixture

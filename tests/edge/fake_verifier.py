@@ -21,6 +21,7 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
 from outrider.wire.codecs import Open, Opened
+from outrider.wire.frames import add_verifier
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -91,7 +92,7 @@ class FakeVerifier:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = server()
-        session_pb2_grpc.add_VerifierServicer_to_server(_Servicer(self), self._server)
+        add_verifier(_Servicer(self), self._server)
         self.address = f"127.0.0.1:{bind(self._server, address)}"
         await self._server.start()
 

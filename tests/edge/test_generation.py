@@ -28,7 +28,7 @@ from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
 from outrider.wire.ticket import Target
 
-SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5, resume_budget_s=1.0)
+SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5, resume_budget_s=1.0, open_budget_s=1.0)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class ScriptedSessions:
     """Run sessions of which so many fail, each after so many tokens; the draft model could write alone."""
 
     def __init__(self, times: int, error: Exception, *, after: int = 0, within_s: float = 30.0) -> None:
-        self.settings = EdgeSettings(resume_budget_s=within_s)
+        self.settings = EdgeSettings(open_budget_s=within_s)
         self.drafts = SimpleNamespace(
             pool=SimpleNamespace(name="", release="", has_model=True, generate_offline=self.alone)
         )
@@ -221,7 +221,7 @@ async def test_where_the_draft_may_write_alone_only_verifiers_that_are_there_are
 
 
 async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifier, tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"resume_budget_s": 20.0})
+    settings = SETTINGS.model_copy(update={"resume_budget_s": 20.0, "open_budget_s": 20.0})
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as client:
         await client.prepare()
         verifier.script.refuse = NotFound("a session that is not known yet")

@@ -21,7 +21,7 @@ from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serve, serving
 
 LOCAL = "127.0.0.1:0"
-IMPATIENT = EdgeSettings(resume_budget_s=0.2)
+IMPATIENT = EdgeSettings(resume_budget_s=0.2, open_budget_s=0.2)
 
 
 def of_another_vocabulary(draft: Path) -> Script:

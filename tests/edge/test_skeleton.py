@@ -69,7 +69,7 @@ async def verifier() -> AsyncIterator[Listening]:
 
 @pytest.fixture
 async def client(verifier: Listening, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    settings = EdgeSettings(resume_budget_s=0.5)
+    settings = EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as made:
         yield made
 
@@ -220,7 +220,7 @@ def test_the_blocking_client_gives_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_title_that_the_length_cut_off_is_no_point(tmp_path: Path) -> None:
-    settings = EdgeSettings(resume_budget_s=0.5)
+    settings = EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
     async with (
         Listening(script("1. Boil the water\n2. Add" + " the tea" * 40)) as verifier,
         AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings, retries=0) as client,

@@ -191,7 +191,7 @@ class Player:
         self._release = release
         self._taught = recorded.calibrators()
         self._where = where
-        self._settings = EdgeSettings(resume_budget_s=where.wait_s, cache_dir=scratch)
+        self._settings = EdgeSettings(resume_budget_s=where.wait_s, open_budget_s=where.wait_s, cache_dir=scratch)
         self._bundle: TargetBundle | None = None
 
     async def __aenter__(self) -> Player:

@@ -63,7 +63,7 @@ class Quit(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineEvent(_message.Message):
-    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress", "recorded")
+    __slots__ = ("session_id", "epoch", "commit", "failure", "stats", "ready", "progress", "recorded", "alive")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class EngineEvent(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     commit: _session_pb2.Commit
@@ -80,7 +81,12 @@ class EngineEvent(_message.Message):
     ready: EngineReady
     progress: EngineProgress
     recorded: RecordedTokens
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., recorded: _Optional[_Union[RecordedTokens, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., recorded: _Optional[_Union[RecordedTokens, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RecordedTokens(_message.Message):
     __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "proposed_depths", "draft_release")

@@ -19,32 +19,40 @@ FINISH_LENGTH: Finish
 FINISH_CANCELLED: Finish
 
 class ClientMessage(_message.Message):
-    __slots__ = ("append", "open", "cancel", "pong", "draft")
+    __slots__ = ("append", "open", "cancel", "pong", "draft", "padding", "checksum")
     APPEND_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     append: Append
     open: Open
     cancel: Cancel
     pong: Pong
     draft: DraftInUse
-    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draft: _Optional[_Union[DraftInUse, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    checksum: int
+    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draft: _Optional[_Union[DraftInUse, _Mapping]] = ..., padding: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("commit", "opened", "directive", "ping", "release")
+    __slots__ = ("commit", "opened", "directive", "ping", "release", "padding", "checksum")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     opened: Opened
     directive: Directive
     ping: Ping
     release: ReleaseNotice
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    checksum: int
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ..., padding: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "bias_id", "bias", "grammar", "typical")
@@ -231,12 +239,16 @@ class Directive(_message.Message):
     def __init__(self, window_nodes: _Optional[int] = ..., window_depth: _Optional[int] = ..., nodes_per_step: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., draft_wait_ms: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ("nonce", "rtt_ms")
+    __slots__ = ("nonce", "rtt_ms", "heard", "engine_quiet_ms")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_QUIET_MS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     rtt_ms: float
-    def __init__(self, nonce: _Optional[int] = ..., rtt_ms: _Optional[float] = ...) -> None: ...
+    heard: int
+    engine_quiet_ms: int
+    def __init__(self, nonce: _Optional[int] = ..., rtt_ms: _Optional[float] = ..., heard: _Optional[int] = ..., engine_quiet_ms: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ("nonce",)
