@@ -225,7 +225,7 @@ def report(
     places, slots, rest_s = left
     for line in (*findings.notes, *findings.long_pauses()):
         print(line)
-    for name, counter in (("ERROR", journal.errors), ("WARNING", journal.warnings)):
+    for name, counter in (("ERROR", journal.errors), ("WARNING", journal.warnings), ("gRPC's core", journal.grpc)):
         for kind, count in counter.most_common(40):
             print(f"{name}, {count} times: {kind}")
     for kind in journal.errors:

@@ -152,7 +152,7 @@ class Server:
     async def until_ready(self) -> None:
         """Wait until it serves. Raises TimeoutError."""
         async with asyncio.timeout(START_S):
-            while not self.running:
+            while not self.running:  # noqa: ASYNC110  # its process may end and come back meanwhile
                 await asyncio.sleep(0.05)
 
     def set_clock(self, offset_s: float) -> None:
@@ -188,7 +188,7 @@ class RedisServer(Server):
                 *tied_to_this_process(), *self.command, stdout=log, stderr=log, start_new_session=True
             )
         async with asyncio.timeout(10.0):
-            while not await self.say("PING"):
+            while not await self.say("PING"):  # noqa: ASYNC110  # another process answers it
                 await asyncio.sleep(0.02)
         self.ready = True
 

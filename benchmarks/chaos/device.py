@@ -12,36 +12,16 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from edge_agent.sdk.client import AsyncClient
-from edge_agent.sdk.sessions import Sessions
-from edge_agent.session.failover import AttachTarget
 from outrider.core.errors import OutriderError
 from outrider.telemetry.logs import configure
 from outrider.wire.channels import ClientTls
 
 NOTABLE_S = 0.5
 """Waits for a chunk that are reported, from so many seconds on."""
-
-
-class CountedSessions(Sessions):
-    """Counts the attaches at each verifier's address."""
-
-    attaches: Counter[str] = Counter()
-
-    def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
-        if target.epoch and not bulk:
-            self.attaches[target.address] += 1
-        return super().dial(target, bulk=bulk)
-
-
-class CountedClient(AsyncClient):
-    _sessions_type = CountedSessions
 
 
 class Device:
@@ -75,8 +55,7 @@ class Device:
                     if chunk is None:
                         break
                     tokens += chunk.token_ids
-                    while time.monotonic() < self._slow_until:
-                        await asyncio.sleep(0.05)
+                    await asyncio.sleep(max(0.0, self._slow_until - now))
                     began = time.monotonic()
         except Exception as error:
             waits.append((began, time.monotonic()))
@@ -110,12 +89,9 @@ async def serve(device: Device) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def main() -> None:
-    options = json.loads(sys.argv[1])
-    with open(options["log"], "ab") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    configure("json", "device")
-    async with CountedClient(
+async def run(options: dict[str, Any]) -> None:
+    """Serve until the input ends. options: as `Device.start` of benchmarks.chaos.sessions gives them."""
+    async with AsyncClient(
         coordinator=options["coordinator"],
         reroute=options["reroute"],
         tls=ClientTls(Path(options["ca"])),
@@ -125,5 +101,13 @@ async def main() -> None:
         await serve(Device(client))
 
 
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    with Path(options["log"]).open("ab") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    configure("json", "device")
+    asyncio.run(run(options))
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -51,7 +51,8 @@ class FaultKind:
     """A kind of fault.
 
     hold_s: shortest and longest time until it is undone. leaves_verifier: whether every session can reach a verifier
-    all the while. refuses: whether no session can be opened meanwhile, because the control plane is gone.
+    all the while. refuses: whether no session can be opened meanwhile, because the control plane is gone, or the
+    device's own disk is full.
     """
 
     name: str
@@ -270,10 +271,11 @@ def bytes_broken(how: str, *, up: bool, tls: bool) -> Inject:
         (link.flip if how == "flip" else link.lose)(up=up)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAMPER_S):
-                while link.tampered == before:
+                while link.tampered == before:  # noqa: ASYNC110  # bytes come when they come
                     await asyncio.sleep(0.02)
         link.disarm()
-        yield Struck(f"{device.name} to {name}{'' if link.tampered > before else ', nothing came by'}", device.number)
+        missed = "" if link.tampered > before else ", nothing came by"
+        yield Struck(f"{device.name} to {name}{missed}", device.number)
 
     return fault
 
@@ -431,7 +433,7 @@ def _kinds() -> Iterable[FaultKind]:
     yield FaultKind("round trip of 4 s", changed_link(rtt_ms=FAR_MS), (10.0, 14.0), weight=0.3)
     yield FaultKind("disk full, verifier", disk_full(verifier), (1.5, 6.0))
     yield FaultKind("disk full, coordinator", disk_full(coordinator), (0.5, 4.0))
-    yield FaultKind("disk full, device", device_without_disk, (3.0, 6.0), weight=0.4)
+    yield FaultKind("disk full, device", device_without_disk, (1.0, 3.0), refuses=True, weight=0.3)
     yield FaultKind("clock off, verifier", clock_off(verifier), (1.0, 6.0))
     yield FaultKind("clock off, coordinator", clock_off(coordinator), (1.0, 6.0))
     yield FaultKind("clock off, device", clock_off(_device), (1.0, 6.0))

@@ -20,7 +20,7 @@ MOST_MINUTES = 30.0
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault that was injected. Times are on the monotonic clock; device: the only one it concerns, if there is one."""
+    """A fault that was injected, with monotonic times. device: the only one that it concerns, if there is one."""
 
     kind: str
     what: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _VARIES = re.compile(r"[0-9a-f]{8,}|\d+(\.\d+)?")
 _RAW = ("Traceback", "Error", "Assertion", "Fatal", "core dumped")
-_GRPC = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")
+_GRPC = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 """How lines of gRPC's own core begin: their level and the time."""
 
 
@@ -24,6 +24,8 @@ class Journal:
     folder: Path | None = None
     errors: Counter[str] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
+    grpc: Counter[str] = field(default_factory=Counter)
+    """Lines of gRPC's own core, which says what arrived broken; they are no defect of ours."""
     examples: dict[str, str] = field(default_factory=dict)
     """The first line of each kind, as it was written."""
 
@@ -37,6 +39,8 @@ class Journal:
             level, message = entry["level"], f"{entry['logger']}: {entry['message']}"
         except (ValueError, KeyError, TypeError):
             level, message = _level_of(line), line
+            if _GRPC.match(line):
+                self._count(self.grpc, name, message, line)
         if level in ("ERROR", "CRITICAL"):
             self._count(self.errors, name, message, line)
         elif level == "WARNING":
@@ -55,6 +59,4 @@ class Journal:
 
 def _level_of(line: str) -> str:
     """Return the level of a line that is none of the product's; "" for one that says nothing."""
-    if core := _GRPC.match(line):
-        return {"I": "", "W": "WARNING"}.get(core[1], "ERROR")
-    return "ERROR" if any(word in line for word in _RAW) else ""
+    return "ERROR" if any(word in line for word in _RAW) and not _GRPC.match(line) else ""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Sequence
 
 from benchmarks.support.network_link import MAX_CHUNK_BYTES, Link
 from benchmarks.support.network_proxy import DelayProxy
 from outrider.core.addresses import split_address
 
+IN_USE_S = 0.3
+LEAST_BYTES = 40
+"""Bytes of a chunk that may carry a message of a session; pings of an idle connection are shorter."""
 MOST_LOST = 64
 """Bytes that are lost at once, at most."""
 
@@ -22,13 +27,14 @@ class FaultyProxy(DelayProxy):
         self.tampered = 0
         """Chunks that were changed."""
         self._draw = random.Random(seed)
+        self._passed = -math.inf
         self._armed: dict[bool, str] = {}
         self._swallowed: set[bool] = set()
 
     @property
     def in_use(self) -> bool:
-        """Return whether it has connections now."""
-        return bool(self._connections)
+        """Return whether something has just passed."""
+        return time.monotonic() - self._passed < IN_USE_S
 
     def flip(self, *, up: bool) -> None:
         """Flip one bit of the next chunk in this direction."""
@@ -53,6 +59,8 @@ class FaultyProxy(DelayProxy):
 
     async def _read(self, reader: asyncio.StreamReader, most: int, *, up: bool) -> bytes:
         while data := await super()._read(reader, most, up=up):
+            if len(data) >= LEAST_BYTES:
+                self._passed = time.monotonic()
             if up not in self._swallowed and (passed := self._tamper(data, up)):
                 return passed
         return b""

@@ -42,5 +42,5 @@ def schedule(rates: Sequence[FaultRate], count: int, seed: int) -> list[PlannedF
     for rate in chosen:
         low, high = map(math.log, rate.hold_s)
         hold_s = math.exp(draw.uniform(low, high))
-        plan.append(PlannedFault(rate.name, draw.uniform(0.3, 1.5), hold_s, draw.getrandbits(32)))
+        plan.append(PlannedFault(rate.name, draw.uniform(0.2, 0.8), hold_s, draw.getrandbits(32)))
     return plan

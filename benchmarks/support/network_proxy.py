@@ -231,7 +231,7 @@ class DelayProxy:
             await asyncio.gather(releasing, return_exceptions=True)
 
     async def _read(self, reader: asyncio.StreamReader, most: int, *, up: bool) -> bytes:
-        """Return the next bytes of one direction, b"" at the end. A reset counts as the end: both take the link's time to arrive."""
+        """Return a direction's next bytes, b"" at the end. A reset counts as the end: both take the link's time."""
         try:
             return await reader.read(most)
         except OSError:
