@@ -189,13 +189,17 @@ class DelayProxy:
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
             try:
                 await self._until(-math.inf)
-                far_reader, far_writer = await asyncio.open_connection(*self._target, limit=MAX_CHUNK_BYTES)
+                far_reader, far_writer = await self._dial()
                 writers.append(far_writer)
                 far_writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BYTES)
                 with contextlib.closing(far_writer):
                     await self._couple((reader, far_writer), (far_reader, writer))
             finally:
                 del self._connections[task]
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open the connection to the target for one that was accepted. Raises OSError."""
+        return await asyncio.open_connection(*self._target, limit=MAX_CHUNK_BYTES)
 
     async def _couple(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         """Carry bytes both ways until one side ends."""
@@ -214,7 +218,7 @@ class DelayProxy:
         try:
             while data:
                 await self._until(lane.room_at(self.link))
-                data = await self._read(reader, self.link.chunk_bytes(up=up))
+                data = await self._read(reader, self.link.chunk_bytes(up=up), up=up)
                 if up:
                     self.bytes_up += len(data)
                 else:
@@ -226,8 +230,8 @@ class DelayProxy:
             releasing.cancel()
             await asyncio.gather(releasing, return_exceptions=True)
 
-    async def _read(self, reader: asyncio.StreamReader, most: int) -> bytes:
-        """Return the next bytes, b"" at the end. A reset counts as the end: both take the link's time to arrive."""
+    async def _read(self, reader: asyncio.StreamReader, most: int, *, up: bool) -> bytes:
+        """Return a direction's next bytes, b"" at the end. A reset counts as the end: both take the link's time."""
         try:
             return await reader.read(most)
         except OSError:

@@ -32,7 +32,13 @@ MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
 SESSIONS_AT_ONCE = 256
 """Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
-_AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
+_AWAY = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.ClusterDownError,
+    exceptions.OutOfMemoryError,
+)
 _AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "TRYAGAIN", "MISCONF")
 
 
