@@ -106,7 +106,7 @@ class Sessions:
                 siblings=self.settings.siblings,
                 announced=release,
                 on_release_notice=self.on_release_notice,
-                on_silence=self._renew,
+                on_silence=self._channels.retire,
                 checksum=self.settings.checksum,
                 padding=self.settings.padding,
                 timeout=self._channels.timeout,
@@ -128,7 +128,12 @@ class Sessions:
         budget_s = min(self.settings.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
         route, timeout = self.route(placement, budget_s), self._channels.timeout
         try:
-            yield ArtifactClient(route, lambda target: self.dial(target, bulk=True), timeout=timeout)
+            yield ArtifactClient(
+                route,
+                lambda target: self.dial(target, bulk=True),
+                timeout=timeout,
+                on_silence=self._channels.retire,
+            )
         finally:
             if placement is not None:
                 self.close_session(placement)
@@ -167,16 +172,17 @@ class Sessions:
     def coordinator(self) -> CoordinatorClient:
         channel = self._channels.get(self._coordinator_address, tls=self._tls)
         return CoordinatorClient(
-            channel, self._api_key, self._tasks.in_background, self._coordinator_address, self._channels.timeout
+            channel,
+            self._api_key,
+            self._tasks.in_background,
+            self._coordinator_address,
+            self._channels.timeout,
+            self._channels.retire,
         )
 
     def dial(self, target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to a verifier. bulk: one apart, for downloads."""
         return self._channels.get(self._reroute.get(target.address, target.address), tls=target.tls, bulk=bulk)
-
-    def _renew(self, target: AttachTarget) -> None:
-        """Have the next attach at this verifier use another connection."""
-        self._channels.renew(self._reroute.get(target.address, target.address), tls=target.tls)
 
     def cancel(self) -> None:
         """End all sessions: what they deliver ends as cancelled."""

@@ -70,7 +70,7 @@ class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
     in_background: starts a coroutine without waiting for it, and ignores its core errors. address: the coordinator's,
-    for messages.
+    for messages. on_timeout: called with the channel if it has not answered in time.
     """
 
     def __init__(
@@ -80,7 +80,10 @@ class CoordinatorClient:
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         address: str = "",
         timeout: AdaptiveTimeout | None = None,
+        on_timeout: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
+        self._channel = channel
+        self._on_timeout = on_timeout
         self._timeout = timeout or AdaptiveTimeout()
         self._in_background = in_background
         self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
@@ -188,6 +191,7 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
                 self._timeout.expired()
+                self._on_timeout(self._channel)
             raise error_from_rpc(error, self._peer, _ADVICE) from error
 
 

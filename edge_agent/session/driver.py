@@ -50,8 +50,8 @@ class DriverOptions:
     """The draft release for which the session was opened, as its ticket says."""
     on_release_notice: Callable[[int], None] = lambda _: None
     """Receives the serial of a ReleaseNotice."""
-    on_silence: Callable[[AttachTarget], None] = lambda _: None
-    """Receives the target of an attach that ended with VerifierSilent."""
+    on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
+    """Receives the channel of an attach that ended with VerifierSilent."""
     checksum: bool = True
     padding: Literal["auto", "off", "buckets", "constant"] = "auto"
     """How messages are padded; auto: in buckets, except on this machine."""
@@ -131,7 +131,8 @@ class SessionDriver:
         before = self._session.progress
         self._statistics.attached(target.address)
         try:
-            async with self._stream_to(target) as stream:
+            link = self._dial(target)
+            async with self._stream_over(link, target) as stream:
                 self._open(stream, target)
                 while not self._session.finished:
                     self._handle(await stream.receive())
@@ -141,18 +142,18 @@ class SessionDriver:
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
             self._statistics.attach_failure = str(error)
             if isinstance(error, VerifierSilent):
-                self._options.on_silence(target)
+                self._options.on_silence(link)
             self._route.failed(error, progressed=self._session.progress > before)
         finally:
             self._stream = None
             self._pacing.close()
 
-    def _stream_to(self, target: AttachTarget) -> VerifierStream:
+    def _stream_over(self, link: grpc.aio.Channel, target: AttachTarget) -> VerifierStream:
         options, padding = self._options, self._options.padding
         if padding == "auto":
             padding = "off" if is_loopback(target.address) else "buckets"
         return VerifierStream(
-            self._dial(target),
+            link,
             options.silence_s,
             self._statistics,
             target.peer,

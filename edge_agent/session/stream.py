@@ -67,14 +67,14 @@ class Channels:
         key = (address, tls, bulk)
         if key not in self._open:
             trusted = (self._tls or ClientTls()) if tls else None
-            self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk)
+            self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
         return self._open[key]
 
-    def renew(self, address: str, *, tls: bool) -> None:
-        """Have the next call to an address open a connection of its own: one direction of the present one may be dead,
-        which gRPC does not notice while the other one brings data."""
-        if (former := self._open.pop((address, tls, False), None)) is not None:
-            closing = asyncio.create_task(former.close(_RETIRED_S))
+    def retire(self, silent: grpc.aio.Channel) -> None:
+        """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices
+        late, and not at all while data comes in one direction."""
+        for key in [key for key, opened in self._open.items() if opened is silent]:
+            closing = asyncio.create_task(self._open.pop(key).close(_RETIRED_S))
             self._retired.add(closing)
             closing.add_done_callback(self._retired.discard)
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 DESCRIBE_S = 3.0
 """Seconds for connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
 CHUNK_S = 10.0
-"""Seconds for connecting and each chunk of 256 KiB. A dead connection is noticed earlier (wire.channels)."""
+"""Seconds for connecting and each chunk of 256 KiB."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,16 @@ class ArtifactClient:
         describe_s: float = DESCRIBE_S,
         chunk_s: float = CHUNK_S,
         timeout: AdaptiveTimeout | None = None,
+        on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
+        """on_silence: called with the channel to a verifier that did not answer in time."""
         self._route = route
         self._dial = dial
         self._timeout = timeout or AdaptiveTimeout()
+        self._on_silence = on_silence
         self._describe_s = describe_s
         self._chunk_s = chunk_s
+        self._channel: grpc.aio.Channel | None = None
         self._verifier: session_pb2_grpc.VerifierStub | None = None
         self._target = AttachTarget("", 0)
         """The present verifier, once there is one."""
@@ -123,6 +127,8 @@ class ArtifactClient:
             self._timeout.answered()
         except TimeoutError:
             self._timeout.expired()
+            if self._channel is not None:
+                self._on_silence(self._channel)
             raise VerifierSilent(f"{self._target.peer} has been silent for {within_s:g} s") from None
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target.peer, self._target.advice) from error
@@ -131,8 +137,8 @@ class ArtifactClient:
         """Return the verifier that answered last, or the next one on the route."""
         if self._verifier is None:
             self._target = await self._route.next()
-            channel = self._dial(self._target)
-            self._verifier = session_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+            self._channel = self._dial(self._target)
+            self._verifier = session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
         return self._verifier
 
     def _leave(self, error: OutriderError) -> None:

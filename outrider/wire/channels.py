@@ -26,10 +26,12 @@ PING_EVERY_MS = 2_000
 """A client pings a silent server this often."""
 PING_TIMEOUT_MS = 2_000
 """A server that does not answer a ping for so long is dead; failover waits for at most the sum of both."""
+FAR_PING_TIMEOUT_MS = 12_000
+"""The same from a device, which may be seconds away. That a verifier is silent shows in its sessions before."""
 SERVER_PING_EVERY_MS = 10_000
 """A server pings less often: a device that has vanished costs it only memory."""
-SERVER_PING_TIMEOUT_MS = 5_000
-"""It is longer, since phones pause their radios."""
+SERVER_PING_TIMEOUT_MS = 12_000
+"""It is longer, since phones pause their radios, and may be far away."""
 MIN_PING_INTERVAL_MS = 1_000
 """Pings more frequent than this are abuse; below PING_EVERY_MS with room for jitter."""
 LOOKAHEAD_BYTES = 65_536
@@ -59,6 +61,10 @@ _Options = tuple[tuple[str, int | str], ...]
 _DEVICE: _Options = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", DEVICE_LOOKAHEAD_BYTES),
+)
+_FAR: _Options = (
+    ("grpc.keepalive_timeout_ms", FAR_PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", FAR_PING_TIMEOUT_MS),
 )
 _BOUNDS: _Options = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -119,10 +125,11 @@ class ClientTls:
 
 
 def channel(
-    address: str, *, tls: ClientTls | None = None, insecure: bool = False, bulk: bool = False
+    address: str, *, tls: ClientTls | None = None, insecure: bool = False, bulk: bool = False, far: bool = False
 ) -> grpc.aio.Channel:
-    """Return a channel to `host:port`. bulk: for downloads, reads ahead as far as the link allows.
+    """Return a channel to `host:port`.
 
+    bulk: for downloads, reads ahead as far as the link allows. far: for a device, whose round trip may be seconds.
     Raises BadRequest for a plain connection to another machine, unless `insecure`.
     """
     import grpc
@@ -130,6 +137,8 @@ def channel(
     split_address(address)
     check_bind(address, tls, insecure)
     options = _CLIENT if bulk else (*_CLIENT, *_DEVICE)
+    if far:
+        options = (*options, *_FAR)
     if is_loopback(address):
         options = (*options, ("grpc.enable_http_proxy", 0))
     if tls is None:

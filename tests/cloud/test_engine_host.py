@@ -138,6 +138,20 @@ async def test_an_engine_that_hangs_is_killed_and_its_sessions_end_with_an_error
         await host.stop()
 
 
+async def test_an_engine_whose_process_is_frozen_shows_so_within_two_seconds_and_an_idle_one_does_not(config):
+    host = EngineHost(config)
+    try:
+        await host.start()
+        await asyncio.sleep(1.5)
+        assert host.quiet_ms < 1_000
+        os.kill(host._process.pid, signal.SIGSTOP)
+        await until(lambda: host.quiet_ms >= 1_500)
+        os.kill(host._process.pid, signal.SIGCONT)
+        await until(lambda: host.quiet_ms < 1_000)
+    finally:
+        await host.stop()
+
+
 async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(config, tmp_path):
     host = EngineHost(config.model_copy(update={"model": tmp_path}))
     try:

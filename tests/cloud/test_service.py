@@ -797,10 +797,40 @@ async def test_a_hung_engine_is_given_up_and_its_streams_end_with_an_error(tmp_p
         assert running.host.ended.is_set()
 
 
-async def keep_reporting(engine) -> None:
+async def keep_reporting(engine, **kind) -> None:
     while True:
-        engine.send(stats=engine_pb2.EngineStats())
+        engine.send(**(kind or {"stats": engine_pb2.EngineStats()}))
         await asyncio.sleep(0.05)
+
+
+async def test_pings_tell_a_device_that_the_engines_process_is_silent_and_that_its_answers_were_heard(tmp_path):
+    async with front(tmp_path, ping_interval_s=0.05) as running:
+        stream = await running.open()
+        ping = await next_ping(stream)
+        assert ping.engine_quiet_ms <= 1_000 and ping.heard == 0
+        await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
+        await until(lambda: running.host.quiet_ms >= 1_000)  # it has sent nothing since it was ready
+        while (ping := await next_ping(stream)).engine_quiet_ms < 1_000:
+            pass
+        assert ping.heard == 1
+        running.engine.send(alive=engine_pb2.Alive())
+        while (ping := await next_ping(stream)).engine_quiet_ms >= 1_000:
+            pass
+
+
+async def next_ping(stream) -> session_pb2.Ping:
+    while (message := await stream.read(pings=True)).WhichOneof("kind") != "ping":
+        pass
+    return message.ping
+
+
+async def test_an_engine_that_only_says_that_it_runs_is_given_up_too(tmp_path):
+    async with front(tmp_path, engine_silence_s=0.4) as running:
+        stream = await running.open()
+        reporting = asyncio.create_task(keep_reporting(running.engine, alive=engine_pb2.Alive()))
+        assert isinstance(await stream.refusal(), Unavailable)
+        assert running.host.ended.is_set() and running.host.quiet_ms < 400
+        reporting.cancel()
 
 
 async def test_silence_is_counted_while_the_front_itself_runs(tmp_path):

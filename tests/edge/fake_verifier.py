@@ -44,6 +44,8 @@ class Script:
     rtt_ms: float = 0.0
     """Round trip in its pings."""
     ping_s: float = 0.1
+    engine_quiet_ms: int = 0
+    """What its pings tell of the engine."""
     vocabulary_size: int = 4096
     tokenizer_json: bytes = b""
     artifacts: dict[str, bytes] = field(default_factory=dict)
@@ -145,6 +147,7 @@ class _Live:
         self.out: asyncio.Queue[pb.ServerMessage | OutriderError | None] = asyncio.Queue()
         self.news = asyncio.Event()
         self.last_commit = time.monotonic()
+        self.heard = 0
 
     def fail(self, error: OutriderError) -> None:
         self.out.put_nowait(error)
@@ -168,6 +171,7 @@ class _Live:
                             self.commit(commit)
                     case "pong":
                         self.verifier.pongs += 1
+                        self.heard = message.pong.nonce
                     case "draft":
                         said = (self.opening.session_id, len(self.session.committed), message.draft.release)
                         self.verifier.in_use.append(said)
@@ -228,7 +232,9 @@ class _Live:
         while True:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
-            self.send(pb.ServerMessage(ping=pb.Ping(nonce=nonce, rtt_ms=self.verifier.script.rtt_ms)))
+            script = self.verifier.script
+            ping = codecs.Ping(nonce, script.rtt_ms, self.heard, script.engine_quiet_ms)
+            self.send(pb.ServerMessage(ping=codecs.ping_to_proto(ping)))
 
     def commit(self, commit: Commit) -> None:
         self.send(pb.ServerMessage(commit=codecs.commit_to_proto(commit)))
