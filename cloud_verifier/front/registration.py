@@ -22,7 +22,7 @@ from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
-from outrider.core.text import counted
+from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import error_from_rpc
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
 FIRST_RETRY_S, RETRY_S = 0.1, 1.5  # the first pause and the longest one; up to half is taken off at random
-REMIND_S = 60.0
-"""Seconds between two lines about reports that still fail."""
 MAX_WAITING = 256
 """Tickets with unknown keys that wait for a report at a time; further ones are refused at once."""
 SOONEST = 0.1
@@ -68,14 +66,11 @@ class RegistryClient:
         """Serial of the draft releases by the last report's answer (ReleaseNotice); 0 if there are none."""
         self._hurried = asyncio.Event()
         """Set when the next report must not wait for its interval."""
-        self._undelivered = 0
-        """Reports that failed since the last one that was delivered."""
+        self._failure = RepeatedFailure(log, "the coordinator takes reports again")
         self._waiting = 0
         """Tickets with unknown keys that wait for a report."""
         self._keys_asked_at = float("-inf")
         """Time of the last report that was hurried for an unknown key, by the monotonic clock."""
-        self._reminded_at = 0.0
-        """Time of the last line about them, by the monotonic clock."""
         self._reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the next report has been answered."""
 
@@ -120,31 +115,15 @@ class RegistryClient:
         try:
             answer = await self._report(request)
             self._counters.reports += 1
-            self._delivered()
+            self._failure.worked()
             return answer
         except OutriderError as error:
             self._counters.reports_failed += 1
-            self._not_delivered(error)
+            self._failure.failed("report not delivered: %s; trying again every %g s", error, self._interval_s)
             return pb.ReportResponse()
         finally:
             self._counters.report_s.add(time.perf_counter() - begun)
             waiting.set_result(None)
-
-    def _not_delivered(self, error: OutriderError) -> None:
-        """Log the first failure in a row, and then, every minute, how many there were."""
-        self._undelivered += 1
-        if self._undelivered == 1:
-            log.warning("report not delivered: %s; trying again every %g s", error, self._interval_s)
-        elif time.monotonic() - self._reminded_at >= REMIND_S:
-            log.warning("%d reports in a row not delivered; the last: %s", self._undelivered, error)
-        else:
-            return
-        self._reminded_at = time.monotonic()
-
-    def _delivered(self) -> None:
-        if self._undelivered:
-            log.info("the coordinator takes reports again, after %s", counted(self._undelivered, "failed report"))
-        self._undelivered = 0
 
     async def pause(self) -> None:
         """Return when the next report is due: after the interval, or sooner after `hurry`."""

@@ -19,6 +19,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.traffic.passage import NO_PROMPT, Passage
 from cloud_verifier.traffic.passage_builder import PassageBuilder, RecordingCounts, Redact, load_hook
 from outrider.core.errors import BadRequest
+from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire.v1 import engine_pb2 as pb
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class TrafficRecorder:
         """(session id, epoch) -> a session that is recorded, or has ended a moment ago"""
         self._ended: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._passages = PassageBuilder(redact, self.counts, prompt_tokens)
+        self._failure = RepeatedFailure(log, "the traffic log is written again")
         self._jobs: queue.Queue[tuple[RecordedSession, pb.RecordedTokens] | None] = queue.Queue(BACKLOG)
         self._thread = Thread(target=self._work, name="traffic", daemon=True)
         self._thread.start()
@@ -146,8 +148,9 @@ class TrafficRecorder:
                 self.counts.recorded += len(passage)
                 self._writer.add(passage)
             self._writer.flush()
+            self._failure.worked()
         except Exception as error:
-            log.warning("%d tokens are not yet in the traffic log: %r", self._writer.pending, error)
+            self._failure.failed("%d tokens are not yet in the traffic log: %r", self._writer.pending, error)
             if final or self._writer.pending > UNWRITTEN * self._flush_tokens:
                 lost = self._writer.drop()
                 self.counts.recorded -= lost

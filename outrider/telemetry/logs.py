@@ -10,7 +10,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,6 +21,8 @@ REQUEST_HEADER = "x-request-id"
 """The name of the request's id in the metadata of calls and in HTTP headers."""
 MAX_ID = 128
 """Characters of an id from outside; a longer one, or one with other characters than `_ID`, is ignored."""
+REMIND_S = 60.0
+"""Seconds between two lines about the same failure, as long as it lasts."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
@@ -68,6 +71,33 @@ def request_metadata() -> tuple[tuple[str, str], ...]:
     """Return metadata for calls that serve the current request, so that the server's logs name it, too."""
     request = request_id.get()
     return ((REQUEST_HEADER, request),) if request else ()
+
+
+class RepeatedFailure:
+    """Logs the first of many failures in a row, then a count a minute, then that it works again."""
+
+    def __init__(self, log: logging.Logger, again: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """again: what is logged when it works again, such as "reports are taken again"."""
+        self._log, self._again, self._clock = log, again, clock
+        self._count = 0
+        self._logged_at = 0.0
+
+    def failed(self, message: str, *arguments: object) -> None:
+        """Note a failure. message, arguments: as those of a logger."""
+        self._count += 1
+        if self._count == 1:
+            self._log.warning(message, *arguments)
+        elif self._clock() - self._logged_at >= REMIND_S:
+            self._log.warning(f"{message} (%d times in a row)", *arguments, self._count)
+        else:
+            return
+        self._logged_at = self._clock()
+
+    def worked(self) -> None:
+        """Note a success."""
+        if self._count:
+            self._log.info("%s, after %d failures", self._again, self._count)
+        self._count = 0
 
 
 def configure(form: LogFormat, process: str, level: int | str = logging.INFO) -> None:

@@ -13,7 +13,7 @@ from edge_agent.session.failover import NextAttach, next_attach
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES, SamplingParams
-from outrider.wire import channels, codecs
+from outrider.wire import channels, codecs, frames
 from outrider.wire.status import CODES
 
 TEXT = text_of("docs/protocol.md")
@@ -85,4 +85,6 @@ def test_what_is_said_of_the_transport_is_so():
     assert f"at {pace:.0f} messages a second after a burst of {burst}" in TEXT
     device = EdgeSettings.model_fields
     assert f"{device['silence_s'].default} s" in TEXT
-    assert f"after {device['resume_budget_s'].default:.0f} s without progress" in TEXT
+    assert device["resume_budget_s"].default is None
+    assert f"to have {frames.LEAST_BUCKET} bytes or" in TEXT
+    assert f"multiple of {frames.LARGEST_BUCKET:,}; or a multiple of {frames.CONSTANT}" in TEXT
