@@ -62,6 +62,11 @@ class Running:
         while len(self.tokens) < count:
             assert await self._next(), f"ended with {len(self.tokens)} tokens, before {count}"
 
+    async def until_attached(self) -> None:
+        """Wait for the first attach."""
+        while not self.attaches:
+            assert await self._next(), "ended before it was attached"
+
     async def until_attaches(self, count: int) -> None:
         """Wait for the first token after the attach number `count`."""
         while len(self.attaches) < count:

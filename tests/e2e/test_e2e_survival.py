@@ -17,6 +17,7 @@ GREEDY = {"max_tokens": 240, "ignore_eos": True}
 SAMPLED = {**GREEDY, "temperature": 0.8, "top_p": 0.95, "seed": 11}
 LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
 EARLY = 40
+SHORT = 5
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,19 @@ async def test_a_verifier_killed_outright_costs_nothing_but_a_moment(settled, de
     assert done["attaches"] >= 2
     assert running.attaches[-1] != victim.address
     assert min(at for at in running.times if at > killed) - killed < 5.0
+
+
+async def test_a_verifier_killed_at_any_step_of_a_short_output_changes_no_token(settled, device, expected):
+    options = {**SAMPLED, "max_tokens": SHORT}
+    whole = await undisturbed(settled, device, expected, options)
+    for received in range(SHORT):
+        running = await device.begin(settled.here, PROMPT, **options)
+        await running.until_attached()
+        await running.until_tokens(received)
+        settled.verifier_at(running.attaches[-1]).signal_group(signal.SIGKILL)
+        settled.replace_in_background()
+        assert (await running.done())["tokens"] == whole, f"killed after {received} tokens"
+        await settled.settled()
 
 
 async def test_also_while_the_coordinator_does_not_answer(settled, device, expected):
