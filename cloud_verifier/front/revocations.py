@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
-from outrider.core.errors import Killed, PermissionDenied, Unauthenticated
+from outrider.core.errors import Killed, OutriderError, PermissionDenied, Unauthenticated
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -12,10 +13,13 @@ CLOCK_SKEW_S = 5.0
 """Seconds for which a ticket is taken after its expiry, since clocks differ."""
 MAX_REVOCATIONS = 131_072
 """Revocations that are remembered, with sessions that their devices have closed; the oldest are forgotten first."""
-_KILLED = Killed("an operator has ended the session; it is not to be resumed")
-_KEY = Unauthenticated("the API key that opened the session was revoked; open a new session with a valid one")
-_SIGNER = Unauthenticated("the key that signed the ticket was revoked; open a new session")
-_CLOSED = PermissionDenied("the device has closed the session; open a new one")
+_REFUSALS: Mapping[str, tuple[type[OutriderError], str]] = {
+    "session_id": (Killed, "an operator has ended the session; it is not to be resumed"),
+    "api_key_id": (Unauthenticated, "the API key that opened the session was revoked; open a new one with a valid key"),
+    "key_id": (Unauthenticated, "the key that signed the ticket was revoked; open a new session"),
+    "closed": (PermissionDenied, "the device has closed the session; open a new one"),
+}
+"""What has ended -> the error that refuses the ticket, and its text."""
 
 
 class Revocations:
@@ -47,14 +51,10 @@ class Revocations:
 
     def check(self, claims: Claims) -> None:
         """Raise Killed, PermissionDenied or Unauthenticated if the ticket of these claims is valid no longer."""
-        for kind, name, error in (
-            ("session_id", claims.session_id, _KILLED),
-            ("api_key_id", claims.api_key_id, _KEY),
-            ("key_id", claims.key_id, _SIGNER),
-            ("closed", claims.session_id, _CLOSED),
-        ):
-            if (kind, name) in self._until:
-                raise type(error)(str(error))
+        for kind, (error, text) in _REFUSALS.items():
+            name = claims.session_id if kind == "closed" else getattr(claims, kind)
+            if name and (kind, name) in self._until:
+                raise error(text)
 
     def _add(self, key: tuple[str, str], until_unix: float) -> None:
         self._until[key] = max(until_unix, self._until.pop(key, 0.0))

@@ -111,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")
         command.add_argument("--draft-minutes", type=float, help="time of each draft's distillation")
         command.add_argument("--heads-minutes", type=float, help="training time of the heads")
-        command.add_argument("--heads-kind", choices=("eagle", "medusa"), default="eagle")
+        text = "eagle: one layer that drafts token after token (default); medusa: a head for each position"
+        command.add_argument("--heads-kind", choices=("eagle", "medusa"), default="eagle", help=text)
     run.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all by default")
     decay = commands.add_parser("decay", help="finish a running training early, with its decay")
     decay.add_argument("--work", type=Path, required=True)

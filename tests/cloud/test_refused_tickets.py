@@ -42,7 +42,10 @@ def test_a_revoked_ticket_is_refused_until_no_ticket_needs_it(kind: str, name: s
 
 def test_a_session_without_an_api_key_is_none_of_a_revoked_keys() -> None:
     known = Revocations()
+    known.learn(answer(api_key_id=""), 500.0)
     known.learn(answer(api_key_id="a"), 500.0)
+    with pytest.raises(Unauthenticated):
+        known.check(CLAIMS)
     known.check(replace(CLAIMS, api_key_id=""))
 
 

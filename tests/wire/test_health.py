@@ -10,8 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.errors import Overloaded
 from outrider.wire import channels, health
-from outrider.wire.health import HealthServicer
-from outrider.wire.peers import host_of
+from outrider.wire.health import HealthServicer, host_of
 from outrider.wire.status import error_from_rpc
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
