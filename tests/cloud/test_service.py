@@ -14,6 +14,7 @@ from cloud_verifier.front import directives
 from cloud_verifier.front.revocations import Revocations
 from outrider.core.errors import (
     BadRequest,
+    Damaged,
     Draining,
     Fenced,
     Killed,
@@ -25,6 +26,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.wire.frames import LEAST_BUCKET, METHOD, Frames, Framing
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -109,6 +111,27 @@ async def test_bytes_that_are_no_message_end_a_live_stream_as_a_bad_request(plai
     assert type(await stream.refusal()) is BadRequest
     assert "Traceback" not in caplog.text
     await plain.engine.asked("stop")
+
+
+async def test_a_message_that_was_changed_on_the_way_ends_the_stream_with_the_advice_to_attach_again(plain):
+    framing = Framing(padding="buckets")
+    device = Frames(session_pb2.ServerMessage, framing, optional=True)
+    call = plain.channel.stream_stream(METHOD)(metadata=framing.metadata())
+    attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
+    await call.write(device.encode(session_pb2.ClientMessage(open=session_pb2.Open(session_id="s", attach=attach))))
+    opened = await call.read()
+    assert device.decode(opened).HasField("opened") and len(opened) == LEAST_BUCKET
+    append = bytearray(
+        device.encode(session_pb2.ClientMessage(append=session_pb2.Append(first_id=1, up=[0], token=[5])))
+    )
+    append[append.index(5, 4)] = 6  # another token, well within the bounds
+    await call.write(bytes(append))
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    error = error_from_rpc(ended.value)
+    assert type(error) is Damaged and "attach again" in str(error)
+    assert not [request for request in plain.engine.requests if request.HasField("append")]
 
 
 async def test_an_open_out_of_bounds_is_refused_by_field_value_and_bound(plain):

@@ -60,6 +60,8 @@ class Script:
     max_sequence: int = 8192
     refuse: OutriderError | None = None
     """The answer to Open."""
+    older: bool = False
+    """Speak the protocol of before checksums, padding, and pings that tell of the verifier."""
 
 
 class FakeVerifier:
@@ -94,7 +96,8 @@ class FakeVerifier:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = server()
-        add_verifier(_Servicer(self), self._server)
+        add = session_pb2_grpc.add_VerifierServicer_to_server if self.script.older else add_verifier
+        add(_Servicer(self), self._server)
         self.address = f"127.0.0.1:{bind(self._server, address)}"
         await self._server.start()
 
@@ -233,7 +236,8 @@ class _Live:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
             script = self.verifier.script
-            ping = codecs.Ping(nonce, script.rtt_ms, self.heard, script.engine_quiet_ms)
+            told = (None, None) if script.older else (self.heard, script.engine_quiet_ms)
+            ping = codecs.Ping(nonce, script.rtt_ms, *told)
             self.send(pb.ServerMessage(ping=codecs.ping_to_proto(ping)))
 
     def commit(self, commit: Commit) -> None:

@@ -128,6 +128,24 @@ async def test_a_verifier_whose_engine_is_silent_is_left(channels: Channels) -> 
         assert "engine" in session.failures[0]
 
 
+@pytest.mark.parametrize("older_first", [True, False])
+async def test_a_session_goes_from_a_verifier_of_the_previous_version_to_a_newer_one_and_back(
+    channels: Channels, older_first: bool
+) -> None:
+    script = Script(target, step_s=0.01, ping_s=0.05, older=older_first)
+    async with FakeVerifier(script) as verifier, FaultyProxy(verifier.address, link=Link()) as proxy:
+        session = Session(proxy, channels, tokens=150)
+        got = []
+        async for token in session.tokens():
+            got.append(token)
+            if len(got) in (50, 100):
+                await verifier.kill()
+                script.older = not script.older
+                await verifier.start(verifier.address)
+        assert got == continuation(PROMPT, 150)
+        assert session.statistics.attaches >= 3 and verifier.pongs > 5
+
+
 @pytest.mark.slow
 async def test_a_session_attaches_and_runs_at_a_round_trip_of_four_seconds(channels: Channels) -> None:
     async with behind_a_proxy(Script(target, step_s=0.05, rtt_ms=1000 * FAR_S), rtt_s=FAR_S) as proxy:
