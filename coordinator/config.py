@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from coordinator import DEFAULT_STATE_DIR
+from coordinator.records import TenantLimits
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Address, Flag
@@ -21,6 +22,9 @@ from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
 """Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
+MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
+MAX_TOKENS = 1_000_000_000
+"""Bounds of tenants' limits."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
 
@@ -57,6 +61,19 @@ class CoordinatorConfig(BaseSettings):
     admin_token: SecretStr | None = None
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
+
+    tenant_max_places: int = Field(0, ge=0, le=MAX_PLACES)
+    """The most places that one tenant's sessions hold at once; 0 is no limit. This and the next three are for tenants
+    whose callers show a key, and hold where `outrider tenants set` says nothing else. While others wait, a tenant with
+    more places than they have gets no further one in any case."""
+    tenant_opens_per_minute: int = Field(6_000, ge=0, le=MAX_OPENS)
+    """The most sessions that one tenant opens in a minute, or at once after a minute without any; 0 is no limit. It
+    bounds what a flood costs the coordinator, and the memory of Redis."""
+    tenant_tokens_per_minute: int = Field(0, ge=0, le=MAX_TOKENS)
+    """Tokens per minute that one tenant may have generated; 0 is no limit. Beyond it no session is opened until the
+    average is kept again; live sessions finish."""
+    tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
+    """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
@@ -161,6 +178,16 @@ class CoordinatorConfig(BaseSettings):
     def limits(self) -> SessionLimits:
         """Return the limits of every session, which its tickets carry."""
         return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """Return the limits of tenants for whom an operator has set no others."""
+        return TenantLimits(
+            self.tenant_max_places,
+            self.tenant_opens_per_minute,
+            self.tenant_tokens_per_minute,
+            self.tenant_max_streams,
+        )
 
     @property
     def ticket_ms(self) -> int:

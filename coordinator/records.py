@@ -155,6 +155,32 @@ class Revocation:
 
 
 @dataclass(frozen=True)
+class TenantLimits:
+    """The most that one tenant may use; 0 is no limit."""
+
+    max_places: int = 0
+    """Places on verifiers at once."""
+    opens_per_minute: int = 0
+    """Sessions that are opened; as many at once after a minute without any."""
+    tokens_per_minute: int = 0
+    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
+    max_streams: int = 0
+    """Streams at once at one verifier."""
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """What a tenant uses at present."""
+
+    places: int = 0
+    """Places that its sessions hold."""
+    opens: float = 0.0
+    """Sessions opened that count against the limit of a minute, or in about the last minute if there is none."""
+    tokens: float = 0.0
+    """Tokens generated that count so."""
+
+
+@dataclass(frozen=True)
 class ReportReply:
     """The facts that a verifier's report finds in the store."""
 

@@ -148,7 +148,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
     async def Report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
-        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, request.revocations_seen)
+        tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
+        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen)
         serial = await self.releases.sample(verifier_id, sessions if reply is not None else ())
         return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial, self.handlers.config.limits)
 

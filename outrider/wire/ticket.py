@@ -77,6 +77,8 @@ class Claims:
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
     api_key_id: str = ""
     """Id of the API key that opened or resumed the session; empty if none was needed."""
+    max_streams: int = 0
+    """The most streams that its tenant may have at the verifier; 0: any number."""
     key_id: str = field(default="", compare=False)
     """Id of the key that signed the ticket, which `verify` fills in."""
 
