@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from coordinator import DEFAULT_STATE_DIR
-from coordinator.records import TenantLimits
+from coordinator.records import MAX_OPENS, MAX_PLACES, MAX_STREAMS, MAX_TOKENS, TenantLimits
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Address, Flag
@@ -22,9 +22,6 @@ from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
 """Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
-MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
-MAX_TOKENS = 1_000_000_000
-"""Bounds of tenants' limits."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
 

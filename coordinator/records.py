@@ -15,6 +15,9 @@ MAX_DRAFT_WAIT_MS = 60_000.0
 """Draft wait of a pinned window."""
 MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
+MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
+MAX_TOKENS = 1_000_000_000
+"""Bounds of tenants' limits."""
 VERIFIER_STATES = ("serving", "cordoned", "draining")
 
 

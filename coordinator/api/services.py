@@ -203,7 +203,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
-        tenant, key = await self.tenants.create(request.name)
+        tenant, key = await self.tenants.create(request.name, admin_codec.limits_from_proto(request.limits))
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
@@ -215,6 +215,12 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
         )
+
+    @_rpc
+    async def SetTenantLimits(self, request: pb.SetTenantLimitsRequest, caller: Caller) -> pb.SetTenantLimitsResponse:
+        limits = admin_codec.limits_from_proto(request.limits)
+        tenant = await self.tenants.set_limits(request.name, limits, afresh=request.defaults)
+        return pb.SetTenantLimitsResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:

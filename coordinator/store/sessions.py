@@ -89,7 +89,9 @@ class SessionStore:
         """
         [placed] = await self._store.call("session", [("HGET", keys.session(session_id), "verifier")])
         verifier_ids = {served_by, placed} - {"", None}
-        await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, keep_ms, keys.TENANT_PLACES])
+        await self._store.run(
+            "close", _session_keys(session_id, verifier_ids), [session_id, keep_ms, keys.TENANT_PLACES]
+        )
 
     async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
         """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
