@@ -197,6 +197,8 @@ class ReportReply:
     """The number by which it names the last of them."""
     drain: bool = False
     """An operator wants the reporting instance to drain."""
+    contended_unix: float = 0.0
+    """Seconds by the store's clock, if tenants wait for a place at the verifier's target; else 0."""
 
 
 @dataclass(frozen=True)

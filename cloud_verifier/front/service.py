@@ -8,7 +8,9 @@ import functools
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.artifacts import Catalogue, Downloads
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.revocations import Revocations
@@ -57,6 +59,12 @@ RETRY_FULL_S = 1.0
 """Seconds after which a device may ask again that was refused because all sessions are taken."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
+CONTENDED_S = 3.0
+"""Seconds after the coordinator's last word on it for which tenants are taken to wait for places."""
+RECENT_S = 10.0
+"""Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
+_fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
+"""The tenant of a call with one request, as `admit` found before it was read."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
@@ -94,7 +102,11 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
-        self._downloads = 0
+        self._downloads = Downloads(config.max_downloads)
+        self._contention = (-math.inf, 0.0)
+        """When the coordinator last said that tenants wait for places (monotonic clock), and the store's time then."""
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
@@ -106,7 +118,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     async def admit(self, metadata: Metadata) -> None:
         """Return if a call with this metadata may describe the target and fetch files. Raises what refuses it."""
-        await self._authorise(ticket_of(metadata))
+        claims = await self._authorise(ticket_of(metadata))
+        _fetching.set(claims.tenant if claims else ANONYMOUS_TENANT)
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
@@ -121,25 +134,24 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
-            if self._downloads >= self._config.max_downloads:
-                raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=RETRY_FULL_S)
-            self._downloads += 1
-            try:
-                unread = await self._send(request, context)
-            finally:
-                self._downloads -= 1
+            tenant = _fetching.get()
+            with self._downloads.place(tenant):
+                unread = await self._send(request, context, tenant)
             if unread is not None:
                 await unread
                 limit_s = self._config.chunk_timeout_s
                 raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
 
-    async def _send(self, request: session_pb2.FetchArtifactRequest, context: Context) -> asyncio.Future[None] | None:
+    async def _send(
+        self, request: session_pb2.FetchArtifactRequest, context: Context, tenant: str
+    ) -> asyncio.Future[None] | None:
         """Write the chunks of an artifact. Return the write of one that the device does not take in time, else None."""
         limit_s = self._config.fetch_timeout_s
         end = time.monotonic() + limit_s
         for data in self._catalogue.read(request.hash, request.offset):
             if time.monotonic() > end:
                 raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
+            self._downloads.check(tenant)
             chunk = session_pb2.ArtifactChunk(data=data)
             if (unread := await write_within(context, chunk, self._config.chunk_timeout_s)) is not None:
                 return unread
@@ -201,6 +213,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 self._release_place(stream)
                 ended += 1
         return ended > 0
+
+    def contended(self, store_unix: float) -> None:
+        """Keep places for the sessions that the coordinator places, while tenants wait for some.
+
+        store_unix: the time by the store's clock if they do, else 0.
+        """
+        self._contention = (time.monotonic(), store_unix) if store_unix else (-math.inf, 0.0)
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -281,6 +300,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self._recorder.end(stream.session_id, stream.epoch)
         if stream.close():
             self.streams.pop(stream.session_id, None)
+            self._ended.pop(stream.session_id, None)
+            self._ended[stream.session_id] = now = time.monotonic()
+            while next(iter(self._ended.values())) < now - RECENT_S:
+                self._ended.popitem(last=False)
             self._left.set()
 
     async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims]:
@@ -320,6 +343,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
+        self._refuse_beyond_share(claims)
         return first.open.attach, claims
 
     async def _authorised(self, ticket: bytes) -> Claims | None:
@@ -355,6 +379,30 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise Overloaded(
                 f"all {bound} sessions of this verifier are taken; try again, or ask the coordinator for another",
                 retry_after_s=RETRY_FULL_S,
+            )
+
+    def _refuse_beyond_share(self, claims: Claims) -> None:
+        """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
+        tenants wait for one. A session that is live here, or was a moment ago, may attach again in any case."""
+        if claims.session_id in self.streams:
+            return
+        tenant, most = claims.tenant, claims.max_streams
+        if most and sum(stream.claims.tenant == tenant for stream in self.streams.values()) >= most:
+            raise Overloaded(
+                f"tenant {tenant} has all the {most} streams that it may have at one verifier; try again once one has"
+                " ended",
+                retry_after_s=RETRY_FULL_S,
+            )
+        now, (said_at, store_unix) = time.monotonic(), self._contention
+        passed_s = now - said_at
+        kept = (
+            claims.place_until_unix >= store_unix + passed_s
+            or self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
+        )
+        if passed_s < CONTENDED_S and not kept:
+            raise Overloaded(
+                "no place is kept for this session, and tenants wait for places; resume it at the coordinator",
+                retry_after_s=0.0,
             )
 
     def _salt(self, claims: Claims) -> str:

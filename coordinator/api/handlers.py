@@ -186,17 +186,18 @@ class Handlers:
         raise placement.refusal(fleet, request, alive)
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
-        epoch, primary, standby, max_streams = placed
+        epoch, primary, standby = placed.epoch, placed.primary, placed.standby
         logs.note(session=claims.session_id)
         # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
         level = logging.DEBUG if quiet else logging.INFO
         log.log(level, "placed on %s with epochs from %d", primary.verifier_id, epoch)
-        claims = replace(claims, max_streams=max_streams)
+        claims = replace(claims, max_streams=placed.max_streams, place_until_unix=0.0)
+        kept = replace(claims, place_until_unix=placed.until_unix)
         self.counters.placed["resume" if claims.epoch_last else "open", "yes" if standby else "no"] += 1
         expires_unix = time.time() + self.config.ticket_ttl_s
         return OpenedSession(
             session_id=claims.session_id,
-            primary=self._grant(claims, primary, epoch, expires_unix),
+            primary=self._grant(kept, primary, epoch, expires_unix),
             standby=self._grant(claims, standby, epoch + self.config.epoch_span, expires_unix) if standby else None,
             expires_unix=expires_unix,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator import placement
 from coordinator.config import CoordinatorConfig
@@ -22,9 +22,18 @@ from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.wire.ticket import Claims
 
-Placement = tuple[int, VerifierRegistration, VerifierRegistration | None, int]
-"""First epoch of the primary's range, which the standby's range follows directly; the primary; the standby; the most
-streams that the tenant may have at a verifier (0: any number)."""
+
+class Placement(NamedTuple):
+    """Where a session was placed."""
+
+    epoch: int
+    """The first of the primary's range, which the standby's range follows directly."""
+    primary: VerifierRegistration
+    standby: VerifierRegistration | None
+    max_streams: int
+    """The most streams that the tenant may have at a verifier; 0: any number."""
+    until_unix: float
+    """When the place is given back if no device attaches, in seconds by the store's clock."""
 
 
 class SessionStore:
@@ -74,12 +83,13 @@ class SessionStore:
             if reply[1] == -1:
                 raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
-        epoch, primary, record, standby, standby_record, max_streams = reply
-        return (
+        epoch, primary, record, standby, standby_record, max_streams, ends = reply
+        return Placement(
             int(epoch),
             redis_codec.registration_from_reply(primary, record),
             redis_codec.registration_from_reply(standby, standby_record) if standby else None,
             int(max_streams),
+            int(ends) / 1000,
         )
 
     async def close(self, session_id: str, served_by: str, *, keep_ms: int) -> None:

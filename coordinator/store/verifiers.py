@@ -52,7 +52,14 @@ class VerifierStore:
         ids = [session.session_id for session in sessions]
         tenants = sorted({*tokens, *(session.tenant for session in sessions)} - {""})
         arguments = [verifier_id, instance, lease_ms, seen, revocations.AT_ONCE, config.session_ms]
-        arguments += [limits.opens_per_minute, limits.tokens_per_minute, quotas.USE_MS, len(tenants), len(fields)]
+        arguments += [
+            limits.opens_per_minute,
+            limits.tokens_per_minute,
+            quotas.USE_MS,
+            len(tenants),
+            len(fields),
+            keys.WAITING,
+        ]
         arguments += [*fields, *(part for name in tenants for part in (name, tokens.get(name, 0)))]
         number = {name: i + 1 for i, name in enumerate(tenants)}
         arguments += [part for one in sessions for part in (one.session_id, number.get(one.tenant, 0))]
@@ -62,7 +69,7 @@ class VerifierStore:
         known, *found = await self._store.run("report", touched, arguments)
         if not known:
             return None
-        drain, closed, written_revocations, facts = found
+        drain, closed, written_revocations, facts, contended_ms = found
         workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
@@ -77,7 +84,7 @@ class VerifierStore:
                 touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
             await self._store.run("record_telemetry", touched, written)
         revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
-        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain))
+        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain), int(contended_ms) / 1000)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

@@ -295,7 +295,7 @@ async def test_a_flood_that_is_refused_leaves_nothing_in_redis(tenants, refused)
 
     def sizes() -> tuple[int, int]:
         store = tenants.store
-        return store.dbsize(), sum(store.memory_usage(key) for key in store.keys())
+        return store.dbsize(), sum(store.memory_usage(key) for key in store.scan_iter())
 
     before = sizes()
     for outcome in await asyncio.gather(*(tenants.open("acme") for _ in range(200)), return_exceptions=True):
@@ -325,7 +325,7 @@ async def test_where_nobody_needs_a_key_there_are_no_limits(start, redis, refuse
     assert coordinator.read(opened[0].primary).max_streams == 0
     assert "full" in str(await refused(coordinator.open()))
     store = redis_client.Redis.from_url(redis.url, decode_responses=True)
-    assert not [key for key in store.keys() if "tenant" in key or "waiting" in key]
+    assert not [key for key in store.scan_iter() if "tenant" in key or "waiting" in key]
 
 
 def report_of(tokens: dict[str, int], sessions=()) -> pb.ReportRequest:
@@ -348,7 +348,7 @@ def max_min(capacity: int, appetites: list[int]) -> list[int]:
     return shares
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
 def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
     asyncio.run(simulated(redis_of_simulations, capacity, appetites, random.Random(seed)))

@@ -1,20 +1,23 @@
 -- Keep a verifier's telemetry, renew its lease and the placements of its live sessions, count what tenants have had
 -- generated, and tell what operators want.
 -- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET, 4 cordon:<id> STRING, 5 revoked ZSET,
---       6 tenant-limits HASH, then tenant-use:<tenant> HASH and tenant-places:<tenant> ZSET, a pair for each tenant, then
---       closed:<session> STRING and session:<session> HASH, a pair for each live session
+--       6 tenant-limits HASH, then tenant-use:<tenant> HASH and
+--       tenant-places:<tenant> ZSET, a pair for each tenant, then closed:<session> STRING and session:<session> HASH, a
+--       pair for each live session. Beside these: waiting:<weights> ZSET of its target
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, which placements last as well, 4 time of the last revocation that the
 --       verifier knows, 5 most revocations in the reply, 6 ms to keep the record of a session, 7 opens and 8 tokens per
 --       minute of tenants for whom the operator has set nothing else (0 no limit), 9 ms to keep what a tenant uses,
---       10 number of tenants, 11 number of telemetry fields and values, then those, then name and tokens of each tenant,
---       then of each live session its id and the number of its tenant among these (0 none)
+--       10 number of tenants, 11 number of telemetry fields and values, 12 beginning of the key waiting, then
+--       these fields and values, then name and tokens of each tenant, then of each live session its id and the number
+--       of its tenant among these (0 none)
 -- Returns {1, whether this instance shall drain (0 or 1), {ids of sessions that their devices have closed}, {later
 --       revocations with their times}, {tenant, weights hash, draft release and traffic class of each session: '' if it
---       was not placed with a draft}}, or {0} if the lease is lost or another instance holds it: the verifier has to
+--       was not placed with a draft}, the time (ms) if a tenant waits for a place at the target, else '0'}, or {0} if the lease is lost or another instance holds it: the verifier has to
 --       register again.
-local HEAD, KEYS_BEFORE = 11, 6
+local HEAD, KEYS_BEFORE = 12, 6
 local MOST_MINUTES = 61 -- of its limit that a tenant's tokens count at most: it is never kept out for over an hour
-if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
+local known = redis.call('HMGET', KEYS[1], 'instance', 'weights_hash')
+if known[1] ~= ARGV[2] then
   return {0}
 end
 local time = redis.call('TIME')
@@ -90,4 +93,5 @@ local seen = newest[2] and tonumber(ARGV[4]) > tonumber(newest[2]) and '0' or AR
 local revoked = redis.call('ZRANGEBYSCORE', KEYS[5], '(' .. seen, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
 local drain = redis.call('GET', KEYS[4]) == ARGV[2]
 redis.call('PEXPIRE', KEYS[4], 2592000000) -- a cordon is forgotten 30 days after its verifier
-return {1, drain and 1 or 0, ended, revoked, facts}
+local waited = redis.call('ZCOUNT', ARGV[12] .. (known[2] or ''), now_text, '+inf') > 0
+return {1, drain and 1 or 0, ended, revoked, facts, waited and now_text or '0'}

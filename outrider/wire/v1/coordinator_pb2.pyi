@@ -169,7 +169,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id", "max_streams")
+    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id", "max_streams", "place_until_unix")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AUDIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class TicketClaims(_message.Message):
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_UNTIL_UNIX_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     audience: str
@@ -196,7 +197,8 @@ class TicketClaims(_message.Message):
     recording: Recording
     api_key_id: str
     max_streams: int
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ..., max_streams: _Optional[int] = ...) -> None: ...
+    place_until_unix: float
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ..., max_streams: _Optional[int] = ..., place_until_unix: _Optional[float] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("keep_s", "prompts")
@@ -263,7 +265,7 @@ class ReportRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "contended_unix")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +281,7 @@ class ReportResponse(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_UNIX_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
@@ -287,7 +290,8 @@ class ReportResponse(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[str]
     revocations: _containers.RepeatedCompositeFieldContainer[Revocation]
     revocations_seen: int
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ...) -> None: ...
+    contended_unix: float
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., contended_unix: _Optional[float] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("session_id", "api_key_id", "key_id", "until_unix")
