@@ -6,6 +6,7 @@ Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,6 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from coordinator import DEFAULT_STATE_DIR
-from coordinator.records import MAX_OPENS, MAX_PLACES, MAX_STREAMS, MAX_TOKENS, TenantLimits
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Address, Flag
@@ -24,6 +24,23 @@ CLOCKS_DIFFER_S = 3_600.0
 """Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
+MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
+MAX_TOKENS = 1_000_000_000
+"""Bounds of tenants' limits."""
+
+
+@dataclass(frozen=True)
+class TenantLimits:
+    """The most that one tenant may use; 0 is no limit."""
+
+    max_places: int = 0
+    """Places on verifiers at once."""
+    opens_per_minute: int = 0
+    """Sessions that are opened; as many at once after a minute without any."""
+    tokens_per_minute: int = 0
+    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
+    max_streams: int = 0
+    """Streams at once at one verifier."""
 
 
 class CoordinatorConfig(BaseSettings):

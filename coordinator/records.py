@@ -15,9 +15,6 @@ MAX_DRAFT_WAIT_MS = 60_000.0
 """Draft wait of a pinned window."""
 MAX_PER_LEVEL = 16.0
 """Nodes per level of a pinned window."""
-MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
-MAX_TOKENS = 1_000_000_000
-"""Bounds of tenants' limits."""
 VERIFIER_STATES = ("serving", "cordoned", "draining")
 
 
@@ -155,32 +152,6 @@ class Revocation:
     def written(self) -> str:
         """Return it as the store keeps it."""
         return f"{self.kind}:{self.name}"
-
-
-@dataclass(frozen=True)
-class TenantLimits:
-    """The most that one tenant may use; 0 is no limit."""
-
-    max_places: int = 0
-    """Places on verifiers at once."""
-    opens_per_minute: int = 0
-    """Sessions that are opened; as many at once after a minute without any."""
-    tokens_per_minute: int = 0
-    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
-    max_streams: int = 0
-    """Streams at once at one verifier."""
-
-
-@dataclass(frozen=True)
-class TenantUse:
-    """What a tenant uses at present."""
-
-    places: int = 0
-    """Places that its sessions hold."""
-    opens: float = 0.0
-    """Sessions opened that count against the limit of a minute, or in about the last minute if there is none."""
-    tokens: float = 0.0
-    """Tokens generated that count so."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from typing import Literal
 from coordinator.api.authentication import tenant_name
 from coordinator.api.codec import session_id, verifier_id
 from coordinator.api.tenant_keys import Tenant
+from coordinator.config import MAX_OPENS, MAX_PLACES, MAX_STREAMS, MAX_TOKENS
 from coordinator.records import (
     MAX_DRAFT_WAIT_MS,
     MAX_LEVELS,
-    MAX_OPENS,
     MAX_PER_LEVEL,
-    MAX_PLACES,
-    MAX_STREAMS,
-    MAX_TOKENS,
     SessionStatus,
     VerifierStatus,
     Window,
@@ -101,8 +98,8 @@ def session_to_proto(session: SessionStatus) -> pb.SessionStatus:
 
 
 def tenant_to_proto(tenant: Tenant) -> pb.Tenant:
-    parts = {"limits": pb.TenantLimits(**vars(tenant.limits)), "use": pb.TenantUse(**vars(tenant.use))}
-    return pb.Tenant(**(vars(tenant) | parts))  # fields have the same names in both
+    limits, use = pb.TenantLimits(**vars(tenant.limits)), pb.TenantUse(**tenant.use)
+    return pb.Tenant(**(vars(tenant) | {"limits": limits, "use": use}))  # fields have the same names in both
 
 
 def limits_from_proto(limits: pb.TenantLimits) -> dict[str, int]:

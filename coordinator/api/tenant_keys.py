@@ -11,10 +11,11 @@ import logging
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
-from coordinator.config import CoordinatorConfig
-from coordinator.records import Revocation, TenantLimits, TenantUse
+from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.records import Revocation
 from coordinator.store import keys, quotas, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, NotFound
@@ -40,7 +41,8 @@ class Tenant:
     configured: bool = False
     """The tenant has a key by the settings, which is removed there."""
     limits: TenantLimits = field(default_factory=TenantLimits)
-    use: TenantUse = field(default_factory=TenantUse)
+    use: Mapping[str, Any] = field(default_factory=dict)
+    """Its `places`, and the `opens` and `tokens` that count against its limits."""
 
 
 class TenantKeys:

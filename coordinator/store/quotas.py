@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 
-from coordinator.records import TenantLimits, TenantUse
+from coordinator.config import TenantLimits
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded
@@ -62,13 +62,17 @@ async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], 
 
 async def find(
     store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
-) -> dict[str, tuple[TenantLimits, TenantUse]]:
-    """Return limits and use of these tenants. Raises Unavailable."""
+) -> dict[str, tuple[TenantLimits, dict[str, float]]]:
+    """Return limits and use of these tenants. Raises Unavailable.
+
+    The use has the names of pb.TenantUse: what counts against each limit, or roughly that of the last minute where
+    there is none.
+    """
     touched = [key for name in tenants for key in (keys.tenant_use(name), keys.tenant_places(name))]
     arguments = [defaults.opens_per_minute, defaults.tokens_per_minute, *tenants]
     reply = await store.run("tenant_use", [keys.TENANT_LIMITS, *touched], arguments)
     rows = zip(tenants, reply[::4], reply[1::4], reply[2::4], reply[3::4], strict=True)
     return {
-        name: (limits_from(record, defaults), TenantUse(int(places), float(opens), float(tokens)))
+        name: (limits_from(record, defaults), {"places": places, "opens": float(opens), "tokens": float(tokens)})
         for name, record, opens, tokens, places in rows
     }

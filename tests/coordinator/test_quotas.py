@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from peers import DEMO
 
 from coordinator import cli
-from coordinator.config import CoordinatorConfig
-from coordinator.records import PlacementRequest, TenantLimits, VerifierRegistration
+from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.records import PlacementRequest, VerifierRegistration
 from coordinator.store import keys, quotas
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.redis_store import RedisStore
