@@ -238,7 +238,7 @@ class VerifierProcess:
             answer = await self._registry.report(report := _report(service, self._host))
             if answer.known:
                 self._counters.told(report.tenant_tokens)
-            service.contended(answer.contended_unix)
+                service.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)
             for session_id, epoch, directive in directives_of(answer):
                 service.set_directive(session_id, epoch, directive)
             if service.end_revoked(self._registry.revocations, answer.closed):

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -59,8 +59,8 @@ RETRY_FULL_S = 1.0
 """Seconds after which a device may ask again that was refused because all sessions are taken."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
-CONTENDED_S = 3.0
-"""Seconds after the coordinator's last word on it for which tenants are taken to wait for places."""
+TOLD_S = 3.0
+"""Seconds for which what the coordinator last said of tenants holds."""
 RECENT_S = 10.0
 """Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
@@ -103,8 +103,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
         self._downloads = Downloads(config.max_downloads)
-        self._contention = (-math.inf, 0.0)
-        """When the coordinator last said that tenants wait for places (monotonic clock), and the store's time then."""
+        self._held_back: tuple[bool, frozenset[str]] = False, frozenset()
+        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
+        self._told_at = self._store_unix = 0.0
+        """When the coordinator last said so, by the monotonic clock and by that of its store."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
         self._left = asyncio.Event()
@@ -214,12 +216,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 ended += 1
         return ended > 0
 
-    def contended(self, store_unix: float) -> None:
-        """Keep places for the sessions that the coordinator places, while tenants wait for some.
+    def hold_back(self, store_unix: float, everybody: bool, tenants: Collection[str]) -> None:
+        """Let sessions attach only with a place that is kept for them: those of everybody, or of these tenants.
 
-        store_unix: the time by the store's clock if they do, else 0.
+        store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
         """
-        self._contention = (time.monotonic(), store_unix) if store_unix else (-math.inf, 0.0)
+        self._held_back = everybody, frozenset(tenants)
+        self._told_at, self._store_unix = time.monotonic(), store_unix
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -383,7 +386,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     def _refuse_beyond_share(self, claims: Claims) -> None:
         """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
-        tenants wait for one. A session that is live here, or was a moment ago, may attach again in any case."""
+        its tenant may have no new one. A session that is live here, or was a moment ago, may attach again.
+        """
         if claims.session_id in self.streams:
             return
         tenant, most = claims.tenant, claims.max_streams
@@ -393,16 +397,16 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 " ended",
                 retry_after_s=RETRY_FULL_S,
             )
-        now, (said_at, store_unix) = time.monotonic(), self._contention
-        passed_s = now - said_at
-        kept = (
-            claims.place_until_unix >= store_unix + passed_s
-            or self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
-        )
-        if passed_s < CONTENDED_S and not kept:
+        everybody, tenants = self._held_back
+        now = time.monotonic()
+        passed_s = now - self._told_at
+        if passed_s >= TOLD_S or not (everybody or tenant in tenants):
+            return
+        recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
+        if not recent and claims.place_until_unix < self._store_unix + passed_s:
+            why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
             raise Overloaded(
-                "no place is kept for this session, and tenants wait for places; resume it at the coordinator",
-                retry_after_s=0.0,
+                f"no place is kept for this session, and {why}; resume it at the coordinator", retry_after_s=0.0
             )
 
     def _salt(self, claims: Claims) -> str:

@@ -168,7 +168,9 @@ def report_to_proto(
         closed=found.closed,
         revocations=[_revocation_to_proto(one) for one in found.revoked],
         revocations_seen=found.seen,
-        contended_unix=found.contended_unix,
+        store_unix=found.store_unix,
+        contended=found.contended,
+        exhausted_tenants=found.exhausted,
     )
 
 

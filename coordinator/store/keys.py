@@ -29,6 +29,10 @@ TENANT_LIMITS = PREFIX + "tenant-limits"
 TENANT_PLACES = PREFIX + "tenant-places:"
 """Followed by a tenant: ZSET session id -> end of its place on whatever verifier (ms of Redis TIME)."""
 
+EXHAUSTED = PREFIX + "exhausted"
+"""ZSET tenant that has had more tokens generated than its limit -> time when it may open sessions again (ms of Redis
+TIME). It expires after the longest time for which it can be."""
+
 WAITING = PREFIX + "waiting:"
 """Followed by the weights hash of a target: ZSET tenant that was refused a place there -> time until which it is taken
 to wait for one (ms of Redis TIME). It expires then."""

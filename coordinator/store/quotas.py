@@ -56,7 +56,7 @@ async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], 
 
     afresh: the others are the coordinator's again. Raises Unavailable.
     """
-    touched = [keys.TENANTS, keys.TENANT_LIMITS]
+    touched = [keys.TENANTS, keys.TENANT_LIMITS, keys.EXHAUSTED]
     return bool(await store.run("tenant_set", touched, [tenant, int(known), int(afresh), written(limits)]))
 
 

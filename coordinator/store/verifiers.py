@@ -63,13 +63,14 @@ class VerifierStore:
         arguments += [*fields, *(part for name in tenants for part in (name, tokens.get(name, 0)))]
         number = {name: i + 1 for i, name in enumerate(tenants)}
         arguments += [part for one in sessions for part in (one.session_id, number.get(one.tenant, 0))]
-        touched = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED, keys.TENANT_LIMITS]
+        touched = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
+        touched += [keys.TENANT_LIMITS, keys.EXHAUSTED]
         touched += [key(name) for name in tenants for key in (keys.tenant_use, keys.tenant_places)]
         touched += [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
         known, *found = await self._store.run("report", touched, arguments)
         if not known:
             return None
-        drain, closed, written_revocations, facts, contended_ms = found
+        drain, closed, written_revocations, facts, now_ms, contended, exhausted = found
         workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
@@ -84,7 +85,16 @@ class VerifierStore:
                 touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
             await self._store.run("record_telemetry", touched, written)
         revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
-        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain), int(contended_ms) / 1000)
+        return ReportReply(
+            workloads,
+            closed=tuple(closed),
+            revoked=revoked,
+            seen=last,
+            drain=bool(drain),
+            store_unix=int(now_ms) / 1000,
+            contended=bool(contended),
+            exhausted=tuple(exhausted),
+        )
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

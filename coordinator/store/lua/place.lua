@@ -11,8 +11,8 @@
 --       verifier (0 none), 19 ms to keep what it uses, 20 ms after its last report in which a session is running,
 --       21 whether these are the last candidates (0/1), 22 ms for which who gets no place is taken to wait, 23 and 24 the
 --       beginnings of the keys tenant-places and waiting, then for each candidate: verifier id, rtt ms, failed (0/1)
--- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, limit of streams, end of
---       the place (ms)},
+-- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, limit of streams (no
+--       more than of places), end of the place (ms)},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it,
 --      or {0, -3, limit that is reached: tokens, opens, places or share, its value, ms after which to ask again}.
@@ -175,7 +175,11 @@ if has_limits then
   redis.call('HSET', KEYS[4], 'opens', opens + 1)
 end
 
+local streams = limits[STREAMS]
+if limits[PLACES] > 0 and (streams == 0 or limits[PLACES] < streams) then
+  streams = limits[PLACES]
+end
 return {
   epoch, primary.id, redis.call('HGETALL', KEYS[primary.key + 1]),
-  standby and standby.id or '', standby and redis.call('HGETALL', KEYS[standby.key + 1]) or {}, limits[STREAMS], ends,
+  standby and standby.id or '', standby and redis.call('HGETALL', KEYS[standby.key + 1]) or {}, streams, ends,
 }

@@ -1,7 +1,7 @@
 -- Keep a verifier's telemetry, renew its lease and the placements of its live sessions, count what tenants have had
 -- generated, and tell what operators want.
 -- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET, 4 cordon:<id> STRING, 5 revoked ZSET,
---       6 tenant-limits HASH, then tenant-use:<tenant> HASH and
+--       6 tenant-limits HASH, 7 exhausted ZSET, then tenant-use:<tenant> HASH and
 --       tenant-places:<tenant> ZSET, a pair for each tenant, then closed:<session> STRING and session:<session> HASH, a
 --       pair for each live session. Beside these: waiting:<weights> ZSET of its target
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, which placements last as well, 4 time of the last revocation that the
@@ -12,9 +12,10 @@
 --       of its tenant among these (0 none)
 -- Returns {1, whether this instance shall drain (0 or 1), {ids of sessions that their devices have closed}, {later
 --       revocations with their times}, {tenant, weights hash, draft release and traffic class of each session: '' if it
---       was not placed with a draft}, the time (ms) if a tenant waits for a place at the target, else '0'}, or {0} if the lease is lost or another instance holds it: the verifier has to
+--       was not placed with a draft}, the time (ms), whether a tenant waits for a place at the target (0 or 1),
+--       {tenants whose tokens are used up}}, or {0} if the lease is lost or another instance holds it: the verifier has to
 --       register again.
-local HEAD, KEYS_BEFORE = 12, 6
+local HEAD, KEYS_BEFORE, MOST_EXHAUSTED = 12, 7, 256
 local MOST_MINUTES = 61 -- of its limit that a tenant's tokens count at most: it is never kept out for over an hour
 local known = redis.call('HMGET', KEYS[1], 'instance', 'weights_hash')
 if known[1] ~= ARGV[2] then
@@ -46,6 +47,11 @@ local function count_tokens(tenant, key, generated)
   local minutes = math.max(0, now - tonumber(known[3] or now)) / 60000
   local tokens = remaining(known[2], minutes, limit) + generated
   if limit > 0 then tokens = math.min(tokens, MOST_MINUTES * limit) end
+  if limit > 0 and tokens >= limit then
+    redis.call('ZADD', KEYS[7], string.format('%.0f', now + (tokens - limit + 1) * 60000 / limit), tenant)
+  else
+    redis.call('ZREM', KEYS[7], tenant)
+  end
   redis.call('HSET', key, 'opens', remaining(known[1], minutes, opens_limit), 'tokens', tokens, 'at', now_text)
   redis.call('PEXPIRE', key, ARGV[9])
 end
@@ -93,5 +99,8 @@ local seen = newest[2] and tonumber(ARGV[4]) > tonumber(newest[2]) and '0' or AR
 local revoked = redis.call('ZRANGEBYSCORE', KEYS[5], '(' .. seen, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
 local drain = redis.call('GET', KEYS[4]) == ARGV[2]
 redis.call('PEXPIRE', KEYS[4], 2592000000) -- a cordon is forgotten 30 days after its verifier
+redis.call('ZREMRANGEBYSCORE', KEYS[7], '-inf', now_text)
+redis.call('PEXPIRE', KEYS[7], ARGV[9])
+local exhausted = redis.call('ZRANGE', KEYS[7], 0, MOST_EXHAUSTED - 1)
 local waited = redis.call('ZCOUNT', ARGV[12] .. (known[2] or ''), now_text, '+inf') > 0
-return {1, drain and 1 or 0, ended, revoked, facts, waited and now_text or '0'}
+return {1, drain and 1 or 0, ended, revoked, facts, now_text, waited and 1 or 0, exhausted}
