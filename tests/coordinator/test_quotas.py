@@ -254,6 +254,19 @@ async def test_a_place_that_no_device_takes_is_given_back_to_its_tenant(start, r
     await tenants.open("acme")
 
 
+async def test_a_place_that_a_device_has_taken_counts_while_its_session_is_reported(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, attach_grace_ms=1_000, tenant_max_places=1, lease_ms=60_000)
+    await coordinator.join("v1")
+    tenants = Tenants(coordinator, redis)
+    opened = await tenants.open("acme")
+    await coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
+    await asyncio.sleep(1.1)
+    assert (await tenants.shown("acme")).use.places == 1
+    await refused(tenants.open("acme"))
+    await tenants.close("acme", opened)
+    await tenants.open("acme")
+
+
 async def test_the_ticket_carries_the_limit_of_streams(tenants):
     assert tenants.coordinator.read((await tenants.open("acme")).primary).max_streams == 0
     await tenants.limit("acme", max_streams=3)
