@@ -6,6 +6,7 @@ Flags override the environment (OUTRIDER_COORDINATOR_<FIELD>), which overrides t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +24,23 @@ CLOCKS_DIFFER_S = 3_600.0
 """Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
+MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
+MAX_TOKENS = 1_000_000_000
+"""Bounds of tenants' limits."""
+
+
+@dataclass(frozen=True)
+class TenantLimits:
+    """The most that one tenant may use; 0 is no limit."""
+
+    max_places: int = 0
+    """Places on verifiers at once."""
+    opens_per_minute: int = 0
+    """Sessions that are opened; as many at once after a minute without any."""
+    tokens_per_minute: int = 0
+    """Tokens that are generated; once more are, no session is opened until the minute's share of the rest is over."""
+    max_streams: int = 0
+    """Streams at once at one verifier."""
 
 
 class CoordinatorConfig(BaseSettings):
@@ -57,6 +75,19 @@ class CoordinatorConfig(BaseSettings):
     admin_token: SecretStr | None = None
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
+
+    tenant_max_places: int = Field(0, ge=0, le=MAX_PLACES)
+    """The most places that one tenant's sessions hold at once; 0 is no limit. This and the next three are for tenants
+    whose callers show a key, and hold where `outrider tenants set` says nothing else. While others wait, a tenant with
+    more places than they have gets no further one in any case."""
+    tenant_opens_per_minute: int = Field(6_000, ge=0, le=MAX_OPENS)
+    """The most sessions that one tenant opens in a minute, or at once after a minute without any; 0 is no limit. It
+    bounds what a flood costs the coordinator, and the memory of Redis."""
+    tenant_tokens_per_minute: int = Field(0, ge=0, le=MAX_TOKENS)
+    """Tokens per minute that one tenant may have generated; 0 is no limit. Beyond it no session is opened until the
+    average is kept again; live sessions finish."""
+    tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
+    """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
@@ -161,6 +192,16 @@ class CoordinatorConfig(BaseSettings):
     def limits(self) -> SessionLimits:
         """Return the limits of every session, which its tickets carry."""
         return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        """Return the limits of tenants for whom an operator has set no others."""
+        return TenantLimits(
+            self.tenant_max_places,
+            self.tenant_opens_per_minute,
+            self.tenant_tokens_per_minute,
+            self.tenant_max_streams,
+        )
 
     @property
     def ticket_ms(self) -> int:

@@ -168,6 +168,12 @@ class ReportReply:
     """The number by which it names the last of them."""
     drain: bool = False
     """An operator wants the reporting instance to drain."""
+    store_unix: float = 0.0
+    """The time in seconds by the store's clock."""
+    contended: bool = False
+    """Tenants wait for a place at the verifier's target."""
+    exhausted: tuple[str, ...] = ()
+    """Tenants that may open no session since their tokens are used up."""
 
 
 @dataclass(frozen=True)

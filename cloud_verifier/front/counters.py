@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core import errors
@@ -48,17 +48,28 @@ class FrontCounters:
     reports: int = 0
     reports_failed: int = 0
     report_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
+    tenant_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that have gone to devices of each tenant with an API key, and that no report has told yet."""
+
+    def told(self, tenant_tokens: Mapping[str, int]) -> None:
+        """Take off the tokens that a report has told."""
+        for tenant, tokens in tenant_tokens.items():
+            self.tenant_tokens[tenant] -= tokens
+            if not self.tenant_tokens[tenant]:
+                del self.tenant_tokens[tenant]
 
 
 class StreamCounters:
     """Counts what happens on one stream, for itself and into the counts of all streams."""
 
-    def __init__(self, total: FrontCounters, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total: FrontCounters, tenant: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
+        """tenant: whose tokens are counted for the coordinator; "" if nobody's are."""
         self.tokens = 0
         """Tokens that have gone to the device."""
         self.finish = session_pb2.FINISH_NONE
         """The finish of the last Commit that has gone to the device."""
         self._total = total
+        self._tenant = tenant
         self._clock = clock
         self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
         """(last id, time) of the Appends that no Commit has seen yet"""
@@ -72,6 +83,8 @@ class StreamCounters:
     def commit(self, commit: session_pb2.Commit) -> None:
         self.finish = commit.finish
         self.tokens += len(commit.token)
+        if self._tenant:
+            self._total.tenant_tokens[self._tenant] += len(commit.token)
         now = self._clock()
         while self._unseen and self._unseen[0][0] <= commit.seen:
             self._total.append_commit_s.add(now - self._unseen.popleft()[1])

@@ -8,7 +8,9 @@ import functools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.artifacts import Catalogue, Downloads
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.revocations import Revocations
@@ -56,6 +58,12 @@ RETRY_FULL_S = 1.0
 """Seconds after which a device may ask again that was refused because all sessions are taken."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
+TOLD_S = 3.0
+"""Seconds for which what the coordinator last said of tenants holds."""
+RECENT_S = 10.0
+"""Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
+_fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
+"""The tenant of a call with one request, as `admit` found before it was read."""
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
@@ -93,7 +101,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
-        self._downloads = 0
+        self._downloads = Downloads(config.max_downloads)
+        self._held_back: tuple[bool, frozenset[str]] = False, frozenset()
+        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
+        self._told_at = self._store_unix = 0.0
+        """When the coordinator last said so, by the monotonic clock and by that of its store."""
+        self._ended: OrderedDict[str, float] = OrderedDict()
+        """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
@@ -105,7 +119,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     async def admit(self, metadata: Metadata) -> None:
         """Return if a call with this metadata may describe the target and fetch files. Raises what refuses it."""
-        await self._authorise(ticket_of(metadata))
+        claims = await self._authorise(ticket_of(metadata))
+        _fetching.set(claims.tenant if claims else ANONYMOUS_TENANT)
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(
@@ -120,25 +135,24 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
-            if self._downloads >= self._config.max_downloads:
-                raise Overloaded(f"all {self._config.max_downloads} downloads are taken", retry_after_s=RETRY_FULL_S)
-            self._downloads += 1
-            try:
-                unread = await self._send(request, context)
-            finally:
-                self._downloads -= 1
+            tenant = _fetching.get()
+            with self._downloads.place(tenant):
+                unread = await self._send(request, context, tenant)
             if unread is not None:
                 await unread
                 limit_s = self._config.chunk_timeout_s
                 raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
 
-    async def _send(self, request: session_pb2.FetchArtifactRequest, context: Context) -> asyncio.Future[None] | None:
+    async def _send(
+        self, request: session_pb2.FetchArtifactRequest, context: Context, tenant: str
+    ) -> asyncio.Future[None] | None:
         """Write the chunks of an artifact. Return the write of one that the device does not take in time, else None."""
         limit_s = self._config.fetch_timeout_s
         end = time.monotonic() + limit_s
         for data in self._catalogue.read(request.hash, request.offset):
             if time.monotonic() > end:
                 raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
+            self._downloads.check(tenant)
             chunk = session_pb2.ArtifactChunk(data=data)
             if (unread := await write_within(context, chunk, self._config.chunk_timeout_s)) is not None:
                 return unread
@@ -197,6 +211,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 self._release_place(stream)
                 ended += 1
         return ended > 0
+
+    def hold_back(self, store_unix: float, everybody: bool, tenants: Collection[str]) -> None:
+        """Let sessions attach only with a place that is kept for them: those of everybody, or of these tenants.
+
+        store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
+        """
+        self._held_back = everybody, frozenset(tenants)
+        self._told_at, self._store_unix = time.monotonic(), store_unix
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -277,6 +299,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self._recorder.end(stream.session_id, stream.epoch)
         if stream.close():
             self.streams.pop(stream.session_id, None)
+            self._ended.pop(stream.session_id, None)
+            self._ended[stream.session_id] = now = time.monotonic()
+            while next(iter(self._ended.values())) < now - RECENT_S:
+                self._ended.popitem(last=False)
             self._left.set()
 
     async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims]:
@@ -316,6 +342,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
+        self._refuse_beyond_share(claims)
         return first.open.attach, claims
 
     async def _authorised(self, ticket: bytes) -> Claims | None:
@@ -351,6 +378,31 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             raise Overloaded(
                 f"all {bound} sessions of this verifier are taken; try again, or ask the coordinator for another",
                 retry_after_s=RETRY_FULL_S,
+            )
+
+    def _refuse_beyond_share(self, claims: Claims) -> None:
+        """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
+        its tenant may have no new one. A session that is live here, or was a moment ago, may attach again.
+        """
+        if claims.session_id in self.streams:
+            return
+        tenant, most = claims.tenant, claims.max_streams
+        if most and sum(stream.claims.tenant == tenant for stream in self.streams.values()) >= most:
+            raise Overloaded(
+                f"tenant {tenant} has all the {most} streams that it may have at one verifier; try again once one has"
+                " ended",
+                retry_after_s=RETRY_FULL_S,
+            )
+        everybody, tenants = self._held_back
+        now = time.monotonic()
+        passed_s = now - self._told_at
+        if passed_s >= TOLD_S or not (everybody or tenant in tenants):
+            return
+        recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
+        if not recent and claims.place_until_unix < self._store_unix + passed_s:
+            why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
+            raise Overloaded(
+                f"no place is kept for this session, and {why}; resume it at the coordinator", retry_after_s=0.0
             )
 
     def _salt(self, claims: Claims) -> str:

@@ -51,7 +51,7 @@ class SessionStream:
         """Whether its acceptance rule lets draft tokens change the output."""
         self.recorded = record
         """Whether the engine sends the session's tokens for the traffic log."""
-        self.counters = StreamCounters(counters)
+        self.counters = StreamCounters(counters, claims.tenant if claims.api_key_id else "")
         self.heartbeat = Heartbeat(config.ping_interval_s, config.silence_timeout_s)
         self._directives = DirectiveState(config.directive, claims.limits)
         self._inbound = InboundMessages(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from coordinator.api.authentication import tenant_name
 from coordinator.api.codec import session_id, verifier_id
 from coordinator.api.tenant_keys import Tenant
+from coordinator.config import MAX_OPENS, MAX_PLACES, MAX_STREAMS, MAX_TOKENS
 from coordinator.records import (
     MAX_DRAFT_WAIT_MS,
     MAX_LEVELS,
@@ -28,6 +30,12 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 DEFAULT_PAGE = 500
 MAX_PAGE = 1_000
 """Entries of one answer: half a megabyte."""
+_MOST: Mapping[Literal["max_places", "opens_per_minute", "tokens_per_minute", "max_streams"], int] = {
+    "max_places": MAX_PLACES,
+    "opens_per_minute": MAX_OPENS,
+    "tokens_per_minute": MAX_TOKENS,
+    "max_streams": MAX_STREAMS,
+}
 _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
     pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
@@ -90,7 +98,18 @@ def session_to_proto(session: SessionStatus) -> pb.SessionStatus:
 
 
 def tenant_to_proto(tenant: Tenant) -> pb.Tenant:
-    return pb.Tenant(**vars(tenant))  # fields have the same names in both
+    limits, use = pb.TenantLimits(**vars(tenant.limits)), pb.TenantUse(**tenant.use)
+    return pb.Tenant(**(vars(tenant) | {"limits": limits, "use": use}))  # fields have the same names in both
+
+
+def limits_from_proto(limits: pb.TenantLimits) -> dict[str, int]:
+    """Return the limits that are to be set, by their names."""
+    found: dict[str, int] = {}
+    for name, most in _MOST.items():
+        if limits.HasField(name):
+            found[name] = getattr(limits, name)
+            at_most(f"limits.{name}", found[name], most)
+    return found
 
 
 def bounds_from_proto(request: pb.SetWindowBoundsRequest) -> tuple[str, WindowBounds | None]:

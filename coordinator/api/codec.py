@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from coordinator.api.authentication import tenant_name
 from coordinator.records import (
     Grant,
     OpenedSession,
@@ -34,6 +35,7 @@ MAX_RTTS = 256
 MAX_RTT_MS = 60_000.0
 MAX_FAILED = 64
 MAX_CAPACITY = 4_096
+MAX_REPORTED_TOKENS = 2**40
 MAX_EPOCH = 2**52
 """Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
 
@@ -131,6 +133,15 @@ def telemetry_from_proto(request: pb.ReportRequest) -> tuple[VerifierTelemetry, 
     return verifier.with_totals_of(sessions), sessions
 
 
+def tokens_from_proto(request: pb.ReportRequest) -> dict[str, int]:
+    """Return the tokens that were generated since the last report, by tenant."""
+    at_most("entries in tenant_tokens", len(request.tenant_tokens), MAX_LIVE_SESSIONS)
+    for name, tokens in request.tenant_tokens.items():
+        tenant_name(name)
+        at_most("tenant_tokens", tokens, MAX_REPORTED_TOKENS)
+    return dict(request.tenant_tokens)
+
+
 def report_to_proto(
     reply: tuple[ReportReply, Decisions] | None,
     public_keys: Mapping[str, bytes],
@@ -157,6 +168,9 @@ def report_to_proto(
         closed=found.closed,
         revocations=[_revocation_to_proto(one) for one in found.revoked],
         revocations_seen=found.seen,
+        store_unix=found.store_unix,
+        contended=found.contended,
+        exhausted_tenants=found.exhausted,
     )
 
 

@@ -121,21 +121,15 @@ class Handlers:
         instance: int,
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
+        tokens: Mapping[str, int],
         seen: int = 0,
     ) -> tuple[ReportReply, Decisions] | None:
         """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
 
-        seen: the revocations that the verifier knows, as the last reply named them.
+        tokens: generated since its last report, by tenant. seen: the revocations that the verifier knows, as the last
+        reply named them.
         """
-        reply = await self._verifiers.report(
-            verifier_id,
-            instance,
-            verifier,
-            sessions,
-            seen,
-            lease_ms=self.config.lease_ms,
-            ticket_ms=self.config.ticket_ms,
-        )
+        reply = await self._verifiers.report(verifier_id, instance, verifier, sessions, tokens, seen, self.config)
         if reply is None:
             return None
         if not self.config.window_control:
@@ -184,25 +178,26 @@ class Handlers:
         alive = 0
         ranked = placement.candidates(fleet, request, self._draw)
         for among in placement.batches(ranked):
-            placed = await self._sessions.place(
-                claims.session_id, claims.tenant, request, among, claims.epoch_last, self.config
-            )
+            last = among[-1] == ranked[-1]
+            placed = await self._sessions.place(claims, request, among, self.config, last=last)
             if not isinstance(placed, int):
                 return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
             alive += placed
         raise placement.refusal(fleet, request, alive)
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
-        epoch, primary, standby = placed
+        epoch, primary, standby = placed.epoch, placed.primary, placed.standby
         logs.note(session=claims.session_id)
         # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
         level = logging.DEBUG if quiet else logging.INFO
         log.log(level, "placed on %s with epochs from %d", primary.verifier_id, epoch)
+        claims = replace(claims, max_streams=placed.max_streams, place_until_unix=0.0)
+        kept = replace(claims, place_until_unix=placed.until_unix)
         self.counters.placed["resume" if claims.epoch_last else "open", "yes" if standby else "no"] += 1
         expires_unix = time.time() + self.config.ticket_ttl_s
         return OpenedSession(
             session_id=claims.session_id,
-            primary=self._grant(claims, primary, epoch, expires_unix),
+            primary=self._grant(kept, primary, epoch, expires_unix),
             standby=self._grant(claims, standby, epoch + self.config.epoch_span, expires_unix) if standby else None,
             expires_unix=expires_unix,
         )

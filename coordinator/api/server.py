@@ -39,7 +39,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
-        tenants = TenantKeys(store, authenticator.configured, config.state_dir, config.ticket_ms)
+        tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config)

@@ -148,7 +148,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
     async def Report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
-        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, request.revocations_seen)
+        tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
+        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen)
         serial = await self.releases.sample(verifier_id, sessions if reply is not None else ())
         return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial, self.handlers.config.limits)
 
@@ -202,7 +203,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
 
     @_rpc
     async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
-        tenant, key = await self.tenants.create(request.name)
+        tenant, key = await self.tenants.create(request.name, admin_codec.limits_from_proto(request.limits))
         return pb.CreateTenantResponse(tenant=admin_codec.tenant_to_proto(tenant), key=key)
 
     @_rpc
@@ -214,6 +215,12 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
         )
+
+    @_rpc
+    async def SetTenantLimits(self, request: pb.SetTenantLimitsRequest, caller: Caller) -> pb.SetTenantLimitsResponse:
+        limits = admin_codec.limits_from_proto(request.limits)
+        tenant = await self.tenants.set_limits(request.name, limits, afresh=request.defaults)
+        return pb.SetTenantLimitsResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:

@@ -1,4 +1,5 @@
-"""Keep the tenants that operators create while the coordinator runs, in Redis, beside those of the settings.
+"""Keep the tenants that operators create while the coordinator runs, in Redis, beside those of the settings, and the
+limits of all.
 
 Only the hash of a tenant's key is kept; the key itself is returned once, when it is made. Keys are random, with 256
 bits, so neither a plain hash nor the time of a look-up tells anything about one.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
+from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.records import Revocation
-from coordinator.store import keys, revocations
+from coordinator.store import keys, quotas, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, NotFound
 
@@ -38,23 +40,27 @@ class Tenant:
     """Seconds; 0: its key is valid."""
     configured: bool = False
     """The tenant has a key by the settings, which is removed there."""
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    use: Mapping[str, Any] = field(default_factory=dict)
+    """Its `places`, and the `opens` and `tokens` that count against its limits."""
 
 
 class TenantKeys:
     """Keeps the tenants that operators have created. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: RedisStore, configured: Collection[str], state_dir: Path, ticket_ms: int) -> None:
+    def __init__(self, store: RedisStore, configured: Collection[str], config: CoordinatorConfig) -> None:
         """Keep the `configured` names, which are the settings' tenants.
 
-        state_dir: keeps that there are tenants, since callers without a key must not be admitted when Redis has lost
-        them. ticket_ms: milliseconds for which a ticket may be valid.
+        The state directory keeps that there are tenants, since callers without a key must not be admitted when Redis
+        has lost them.
         """
-        self._marker = state_dir.expanduser() / MARKER
+        self._marker = config.state_dir.expanduser() / MARKER
         self._any_created = self._marker.exists()
         self._lost = False
         """Whether there were tenants, and Redis knows none."""
         self._store = store
-        self._ticket_ms = ticket_ms
+        self._ticket_ms = config.ticket_ms
+        self._defaults = config.tenant_limits
         self._configured = configured
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
@@ -77,14 +83,19 @@ class TenantKeys:
             )
         self._lost = self._any_created and not any_created
 
-    async def create(self, name: str) -> tuple[Tenant, str]:
-        """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest."""
+    async def create(self, name: str, limits: Mapping[str, int]) -> tuple[Tenant, str]:
+        """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest.
+
+        limits: its own, by their names. Without any a tenant that was revoked has the same as before.
+        """
         if tenant_name(name) == DEFAULT_TENANT:
             raise BadRequest(f"tenant is {DEFAULT_TENANT}, the tenant of callers without a key; choose another name")
         if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by this coordinator's settings; choose another name")
         key = f"outrider-{secrets.token_urlsafe(32)}"
-        made = await self._store.run("tenant_create", _KEYS, [name, digest(key).hex(), MAX_TENANTS])
+        own = quotas.written(limits) if limits else ""
+        touched, arguments = [*_KEYS, keys.TENANT_LIMITS], [name, digest(key).hex(), MAX_TENANTS, own]
+        made = await self._store.run("tenant_create", touched, arguments)
         if made == "exists":
             raise BadRequest(
                 f"tenant {name} exists, and its key is not kept; `outrider tenants revoke {name}` first for a new one"
@@ -93,7 +104,17 @@ class TenantKeys:
             raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        return Tenant(name, int(made) / 1000), key
+        return Tenant(name, int(made) / 1000, limits=quotas.limits_from(own, self._defaults)), key
+
+    async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> Tenant:
+        """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""
+        configured = tenant_name(name) in self._configured
+        if not await quotas.set_limits(self._store, name, limits, afresh=afresh, known=configured):
+            raise _no_tenant(name)
+        log.info("limits of tenant %s were set by an operator: %s%s", name, dict(limits), " alone" if afresh else "")
+        [written] = await self._store.call("tenant", [("HGET", keys.TENANTS, name)])
+        [tenant] = await self._measured([self._tenant(name, written) if written else Tenant(name, configured=True)])
+        return tenant
 
     async def revoke(self, name: str) -> Tenant:
         """Revoke a tenant's key if it is valid, and the tickets of the sessions that it opened.
@@ -111,7 +132,7 @@ class TenantKeys:
             return self._tenant(name, written)
         if name in self._configured:
             raise BadRequest(f"tenant {name} has its key by the coordinator's settings; remove it there and restart")
-        raise NotFound(f"no tenant {name}; `outrider tenants list` shows them")
+        raise _no_tenant(name)
 
     async def listed(self, after: str, limit: int) -> tuple[list[Tenant], str]:
         """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
@@ -119,7 +140,13 @@ class TenantKeys:
         known = {name: Tenant(name, configured=True) for name in self._configured}
         known |= {name: self._tenant(name, written) for name, written in zip(flat[::2], flat[1::2], strict=True)}
         found = [known[name] for name in sorted(known) if name > after]
-        return found[:limit], found[limit - 1].name if len(found) > limit else ""
+        return await self._measured(found[:limit]), found[limit - 1].name if len(found) > limit else ""
+
+    async def _measured(self, tenants: Sequence[Tenant]) -> list[Tenant]:
+        """Return the tenants with their limits and what they use."""
+        found = await quotas.find(self._store, [tenant.name for tenant in tenants], self._defaults)
+        measured = ((tenant, *found[tenant.name]) for tenant in tenants)
+        return [replace(tenant, limits=limits, use=use) for tenant, limits, use in measured]
 
     def _remember(self) -> None:
         """Keep that callers need a key from now on, whatever becomes of Redis."""
@@ -137,3 +164,7 @@ class TenantKeys:
     def _tenant(self, name: str, written: str) -> Tenant:
         created, revoked, _ = written.split(" ")
         return Tenant(name, int(created) / 1000, int(revoked) / 1000, name in self._configured)
+
+
+def _no_tenant(name: str) -> NotFound:
+    return NotFound(f"no tenant {name}; `outrider tenants list` shows them")

@@ -24,6 +24,8 @@ TOP_SESSIONS = 20
 MAX_RTT_MS = 60_000.0
 MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
+MAX_LIMIT = 2**32 - 1
+"""Limit of a tenant that a request can hold; the coordinator has lower bounds of its own."""
 _BEFORE = "before:"
 """Begins the names of options that stand before the last word of a command, in a namespace."""
 _CONNECTION = ("--coordinator", "--ca", "--tls", "--no-tls", "--insecure", "--no-insecure")
@@ -80,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sessions(_noun(commands, "sessions", "list or show sessions, end one"))
     _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
     _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
-    _add_tenants(_noun(commands, "tenants", "create a tenant and its key, list tenants, revoke one"))
+    _add_tenants(_noun(commands, "tenants", "create a tenant and its key, set its limits, list tenants, revoke one"))
     _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
     return made
 
@@ -218,6 +220,18 @@ def _add_releases(verbs: Any) -> None:
 def _add_tenants(verbs: Any) -> None:
     created = _query(verbs, "create", "tenants.create", "create a tenant; its key is shown once")
     created.add_argument("tenant", metavar="TENANT", help="1 to 64 letters, digits, '.', '_' or '-'")
+    limited = _query(verbs, "set", "tenants.set_limits", "set what it may use; 0 is no limit")
+    limited.add_argument("tenant", metavar="TENANT", help="name of the tenant")
+    text = "have the limits of the coordinator's settings again, but for those that are given here"
+    limited.add_argument("--defaults", action="store_true", help=text)
+    for flag, text in (
+        ("--max-places", "places on verifiers at once"),
+        ("--opens-per-minute", "sessions that it opens in a minute, or at once after one without any"),
+        ("--tokens-per-minute", "tokens generated; above it, it opens no session until the average is kept"),
+        ("--max-streams", "streams at once at one verifier"),
+    ):
+        _option(created, flag, "N", text, "the coordinator's", kind=_number(int, 0, MAX_LIMIT))
+        _option(limited, flag, "N", text, "as it is", kind=_number(int, 0, MAX_LIMIT))
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
     revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")

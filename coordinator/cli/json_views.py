@@ -96,6 +96,8 @@ def tenant(t: pb.Tenant) -> Document:
         "created": moment(t.created_unix),
         "revoked": moment(t.revoked_unix),
         "configured": t.configured,
+        "limits": {field.name: getattr(t.limits, field.name) or None for field in t.limits.DESCRIPTOR.fields},
+        "use": {"places": t.use.places, "opens": round(t.use.opens), "tokens": round(t.use.tokens)},
     }
 
 

@@ -23,6 +23,20 @@ tenant that an operator has created. Does not expire."""
 TENANT_KEYS = PREFIX + "tenant-keys"
 """HASH hash of a key (SHA-256, hex) -> name of its tenant. Does not expire."""
 
+TENANT_LIMITS = PREFIX + "tenant-limits"
+"""HASH name of a tenant -> the limits that an operator has set (coordinator.store.quotas). Does not expire."""
+
+TENANT_PLACES = PREFIX + "tenant-places:"
+"""Followed by a tenant: ZSET session id -> end of its place on whatever verifier (ms of Redis TIME)."""
+
+EXHAUSTED = PREFIX + "exhausted"
+"""ZSET tenant that has had more tokens generated than its limit -> time when it may open sessions again (ms of Redis
+TIME). It expires after the longest time for which it can be."""
+
+WAITING = PREFIX + "waiting:"
+"""Followed by the weights hash of a target: ZSET tenant that was refused a place there -> time until which it is taken
+to wait for one (ms of Redis TIME). It expires then."""
+
 RELEASES = PREFIX + "releases"
 """HASH key of a track (weights hash of a target, for a store with a line's end and the tenant) -> its releases with
 their history, JSON. Does not expire."""
@@ -48,7 +62,8 @@ def cordon(verifier_id: str) -> str:
 
 
 def session(session_id: str) -> str:
-    """Return the key of a HASH, which has a session's tenant, workload, placement and last epoch; it expires."""
+    """Return the key of a HASH, which has a session's tenant, workload, placement, last epoch and last report (ms of
+    Redis TIME); it expires soon if no report has named it."""
     return f"{PREFIX}session:{session_id}"
 
 
@@ -56,6 +71,16 @@ def closed(session_id: str) -> str:
     """Return the key of a STRING. "1": its device has closed the session; kept as long as its tickets are valid.
     "killed": an operator has ended it; kept as long as one of its tickets proves ownership."""
     return f"{PREFIX}closed:{session_id}"
+
+
+def tenant_use(tenant: str) -> str:
+    """Return the key of a HASH, which has what a tenant has opened and generated, and when that was brought up to
+    date; it expires after the longest time for which it can keep sessions from being opened."""
+    return f"{PREFIX}tenant-use:{tenant}"
+
+
+def tenant_places(tenant: str) -> str:
+    return TENANT_PLACES + tenant
 
 
 def telemetry(session_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator import placement
 from coordinator.config import CoordinatorConfig
@@ -17,12 +17,23 @@ from coordinator.records import (
     WindowDecision,
     WorkloadKey,
 )
-from coordinator.store import keys, redis_codec, revocations
+from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
+from outrider.wire.ticket import Claims
 
-Placement = tuple[int, VerifierRegistration, VerifierRegistration | None]
-"""First epoch of the primary's range, which the standby's range follows directly; the primary; the standby."""
+
+class Placement(NamedTuple):
+    """Where a session was placed."""
+
+    epoch: int
+    """The first of the primary's range, which the standby's range follows directly."""
+    primary: VerifierRegistration
+    standby: VerifierRegistration | None
+    max_streams: int
+    """The most streams that the tenant may have at a verifier; 0: any number."""
+    until_unix: float
+    """When the place is given back if no device attaches, in seconds by the store's clock."""
 
 
 class SessionStore:
@@ -33,42 +44,52 @@ class SessionStore:
 
     async def place(
         self,
-        session_id: str,
-        tenant: str,
+        claims: Claims,
         request: PlacementRequest,
         among: Sequence[str],
-        epoch_floor: int,
         config: CoordinatorConfig,
+        *,
+        last: bool,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step.
 
-        Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it.
+        Raises Killed if an operator has ended the session, PermissionDenied if its device has closed it, Overloaded if
+        its tenant may not have another one now.
 
-        Return how many of the candidates are alive if none of them has room. among: verifier ids, in the order of the
-        random draw. epoch_floor: every epoch of the placement is greater.
+        Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
+        greater than their last one. among: verifier ids, in the order of the random draw. last: whether no others are
+        asked after these.
         """
+        session_id, tenant, limits = claims.session_id, claims.tenant, config.tenant_limits
         touched = [keys.session(session_id), keys.closed(session_id)]
+        touched += [keys.TENANT_LIMITS, keys.tenant_use(tenant), keys.tenant_places(tenant)]
         weights, tokenizer = request.weights or ("", "")
         target = "" if request.weights else request.target  # weights bind, names may change
         typical_rtt_ms = placement.typical_rtt_ms(request, config.unknown_rtt_ms)
-        arguments: list[Any] = [session_id, tenant, epoch_floor, config.epoch_span, config.attach_grace_ms]
-        arguments += [config.session_ms, config.load_weight_ms, target, weights, tokenizer]
+        arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
+        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, config.load_weight_ms, target, weights, tokenizer]
         arguments += [request.numerics_class, request.draft, request.traffic]
+        arguments += [int(claims.api_key_id != ""), *vars(limits).values(), quotas.USE_MS, quotas.RUNNING_MS]
+        arguments += [int(last), quotas.WAIT_MS, keys.TENANT_PLACES, keys.WAITING]
         for name in among:
             touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
             arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]
         reply = await self._store.run("place", touched, arguments)
         if not reply[0]:
+            if reply[1] == -3:
+                raise quotas.refusal(tenant, *reply[2:])
             if reply[1] == -2:
                 raise PermissionDenied(f"the device has closed session {session_id}; open a new one")
             if reply[1] == -1:
                 raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
             return int(reply[1])
-        epoch, primary, record, standby, standby_record = reply
-        return (
+        epoch, primary, record, standby, standby_record, max_streams, ends = reply
+        return Placement(
             int(epoch),
             redis_codec.registration_from_reply(primary, record),
             redis_codec.registration_from_reply(standby, standby_record) if standby else None,
+            int(max_streams),
+            int(ends) / 1000,
         )
 
     async def close(self, session_id: str, served_by: str, *, keep_ms: int) -> None:
@@ -78,7 +99,9 @@ class SessionStore:
         """
         [placed] = await self._store.call("session", [("HGET", keys.session(session_id), "verifier")])
         verifier_ids = {served_by, placed} - {"", None}
-        await self._store.run("close", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
+        await self._store.run(
+            "close", _session_keys(session_id, verifier_ids), [session_id, keep_ms, keys.TENANT_PLACES]
+        )
 
     async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
         """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
@@ -88,7 +111,8 @@ class SessionStore:
         verifier_ids = await self.verifiers_of(session_id)
         if verifier_ids:
             await revocations.add(self._store, Revocation("session", session_id), keep_ms=ticket_ms)
-            await self._store.run("kill", _session_keys(session_id, verifier_ids), [session_id, keep_ms])
+            arguments = [session_id, keep_ms, keys.TENANT_PLACES]
+            await self._store.run("kill", _session_keys(session_id, verifier_ids), arguments)
         return verifier_ids
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.config import CoordinatorConfig
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
-from coordinator.store import keys, redis_codec, revocations
+from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
@@ -38,24 +39,38 @@ class VerifierStore:
         instance: int,
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
+        tokens: Mapping[str, int],
         seen: int,
-        *,
-        lease_ms: int,
-        ticket_ms: int,
+        config: CoordinatorConfig,
     ) -> ReportReply | None:
         """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
 
-        seen: the last revocation that the verifier knows. ticket_ms: milliseconds for which a ticket may be valid.
+        tokens: generated since the last report, by tenant. seen: the last revocation that the verifier knows.
         """
+        lease_ms, limits = config.lease_ms, config.tenant_limits
         fields = redis_codec.verifier_telemetry_fields(verifier)
         ids = [session.session_id for session in sessions]
-        arguments = [verifier_id, instance, lease_ms, seen, revocations.AT_ONCE, len(fields), *fields, *ids]
-        touched = [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
-        leased = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
-        known, *found = await self._store.run("report", [*leased, *touched], arguments)
+        tenants = sorted({*tokens, *(session.tenant for session in sessions)} - {""})
+        arguments = [verifier_id, instance, lease_ms, seen, revocations.AT_ONCE, config.session_ms]
+        arguments += [
+            limits.opens_per_minute,
+            limits.tokens_per_minute,
+            quotas.USE_MS,
+            len(tenants),
+            len(fields),
+            keys.WAITING,
+        ]
+        arguments += [*fields, *(part for name in tenants for part in (name, tokens.get(name, 0)))]
+        number = {name: i + 1 for i, name in enumerate(tenants)}
+        arguments += [part for one in sessions for part in (one.session_id, number.get(one.tenant, 0))]
+        touched = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
+        touched += [keys.TENANT_LIMITS, keys.EXHAUSTED]
+        touched += [key(name) for name in tenants for key in (keys.tenant_use, keys.tenant_places)]
+        touched += [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
+        known, *found = await self._store.run("report", touched, arguments)
         if not known:
             return None
-        drain, closed, written_revocations, facts = found
+        drain, closed, written_revocations, facts, now_ms, contended, exhausted = found
         workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
             written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
@@ -69,8 +84,17 @@ class VerifierStore:
                 prior_key = keys.prior(workload or _NO_WORKLOAD)
                 touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
             await self._store.run("record_telemetry", touched, written)
-        revoked, last = revocations.from_reply(written_revocations, seen, ticket_ms)
-        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain))
+        revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
+        return ReportReply(
+            workloads,
+            closed=tuple(closed),
+            revoked=revoked,
+            seen=last,
+            drain=bool(drain),
+            store_unix=int(now_ms) / 1000,
+            contended=bool(contended),
+            exhausted=tuple(exhausted),
+        )
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""

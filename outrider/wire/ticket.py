@@ -77,6 +77,11 @@ class Claims:
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
     api_key_id: str = ""
     """Id of the API key that opened or resumed the session; empty if none was needed."""
+    max_streams: int = 0
+    """The most streams that its tenant may have at the verifier; 0: any number."""
+    place_until_unix: float = 0.0
+    """Seconds by the clock of the coordinators' store, until which a place at the verifier is kept for the device to
+    attach; 0: none is, as at a standby."""
     key_id: str = field(default="", compare=False)
     """Id of the key that signed the ticket, which `verify` fills in."""
 

@@ -225,6 +225,6 @@ async def test_a_download_that_is_cancelled_is_no_error_in_the_log(model, catalo
         call = running.stub.FetchArtifact(draft)
         await call.read()
         call.cancel()
-        await until(lambda: running.service._downloads == 0)
+        await until(lambda: not running.service._downloads)
         await asyncio.sleep(0.1)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -197,7 +197,9 @@ async def test_json_and_yaml_of_status_keep_their_names(busy, outrider):
 async def test_json_of_tenants_windows_and_what_was_done_keeps_its_names(busy, outrider):
     _, out, _ = await outrider("tenants", "create", "acme", "-o", "json")
     made = json.loads(out)
-    assert list(made) == ["name", "state", "created", "revoked", "configured", "key"]
+    assert list(made) == ["name", "state", "created", "revoked", "configured", "limits", "use", "key"]
+    assert list(made["limits"]) == ["max_places", "opens_per_minute", "tokens_per_minute", "max_streams"]
+    assert made["use"] == {"places": 0, "opens": 0, "tokens": 0}
     assert (made["name"], made["state"], made["revoked"], made["configured"]) == ("acme", "active", None, False)
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", made["created"])
     listed = await read(outrider, "tenants", "list")

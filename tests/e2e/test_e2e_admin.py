@@ -139,6 +139,29 @@ async def test_tenants_come_and_go_while_the_cluster_runs(pair, tmp_path, device
         assert time.monotonic() - revoked < 10.0
 
 
+async def test_tokens_beyond_a_tenants_limit_keep_its_next_session_out_until_the_limit_is_lifted(
+    pair, tmp_path, device
+):
+    async with System(tmp_path, pair, count=1) as fresh:
+        await fresh.settled()
+        _, key, _ = await outrider(fresh, "tenants", "create", "acme", "--tokens-per-minute", "20")
+        acme = {**fresh.here, "api_key": key.strip()}
+        await device.run(acme, PROMPT, max_tokens=64, ignore_eos=True)  # a live session finishes
+
+        async def counted() -> int:
+            [listed] = (await asked(fresh, "tenants", "list"))["tenants"]
+            return listed["use"]["tokens"]
+
+        give_up = time.monotonic() + 30.0
+        while await counted() <= 20:
+            assert time.monotonic() < give_up
+        with pytest.raises(Failed, match="more than its 20 tokens per minute") as caught:
+            await device.run(acme, PROMPT, max_tokens=4)
+        assert caught.value.kind == "Overloaded"
+        assert (await outrider(fresh, "tenants", "set", "acme", "--tokens-per-minute", "0"))[0] == 0
+        await device.run(acme, PROMPT, max_tokens=4)
+
+
 async def test_a_drain_moves_sessions_without_a_loss_ends_the_process_and_leaves_its_id_cordoned(cluster, device):
     whole = (await device.run(cluster.here, PROMPT, **OPTIONS))["tokens"]
     running, session = await begun(cluster, device)

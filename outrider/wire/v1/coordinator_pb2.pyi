@@ -169,7 +169,7 @@ class SignedTicket(_message.Message):
     def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id")
+    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id", "max_streams", "place_until_unix")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AUDIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,8 @@ class TicketClaims(_message.Message):
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_UNTIL_UNIX_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant: str
     audience: str
@@ -194,7 +196,9 @@ class TicketClaims(_message.Message):
     traffic_class: str
     recording: Recording
     api_key_id: str
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ...) -> None: ...
+    max_streams: int
+    place_until_unix: float
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ..., max_streams: _Optional[int] = ..., place_until_unix: _Optional[float] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("keep_s", "prompts")
@@ -238,21 +242,30 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen")
+    __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen", "tenant_tokens")
+    class TenantTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     verifier: _telemetry_pb2.VerifierTelemetry
     sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
     revocations_seen: int
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ...) -> None: ...
+    tenant_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +281,9 @@ class ReportResponse(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    STORE_UNIX_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_TENANTS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
@@ -276,7 +292,10 @@ class ReportResponse(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[str]
     revocations: _containers.RepeatedCompositeFieldContainer[Revocation]
     revocations_seen: int
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ...) -> None: ...
+    store_unix: float
+    contended: bool
+    exhausted_tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("session_id", "api_key_id", "key_id", "until_unix")
@@ -429,22 +448,50 @@ class KillSessionResponse(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "created_unix", "revoked_unix", "configured")
+    __slots__ = ("name", "created_unix", "revoked_unix", "configured", "limits", "use")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
     REVOKED_UNIX_FIELD_NUMBER: _ClassVar[int]
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_unix: float
     revoked_unix: float
     configured: bool
-    def __init__(self, name: _Optional[str] = ..., created_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., configured: bool = ...) -> None: ...
+    limits: TenantLimits
+    use: TenantUse
+    def __init__(self, name: _Optional[str] = ..., created_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., configured: bool = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., use: _Optional[_Union[TenantUse, _Mapping]] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("max_places", "opens_per_minute", "tokens_per_minute", "max_streams")
+    MAX_PLACES_FIELD_NUMBER: _ClassVar[int]
+    OPENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    max_places: int
+    opens_per_minute: int
+    tokens_per_minute: int
+    max_streams: int
+    def __init__(self, max_places: _Optional[int] = ..., opens_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., max_streams: _Optional[int] = ...) -> None: ...
+
+class TenantUse(_message.Message):
+    __slots__ = ("places", "opens", "tokens")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    places: int
+    opens: float
+    tokens: float
+    def __init__(self, places: _Optional[int] = ..., opens: _Optional[float] = ..., tokens: _Optional[float] = ...) -> None: ...
 
 class CreateTenantRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "limits")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    limits: TenantLimits
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ...) -> None: ...
 
 class CreateTenantResponse(_message.Message):
     __slots__ = ("tenant", "key")
@@ -471,6 +518,22 @@ class ListTenantsResponse(_message.Message):
     next: str
     anonymous: bool
     def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next: _Optional[str] = ..., anonymous: bool = ...) -> None: ...
+
+class SetTenantLimitsRequest(_message.Message):
+    __slots__ = ("name", "limits", "defaults")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limits: TenantLimits
+    defaults: bool
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[TenantLimits, _Mapping]] = ..., defaults: bool = ...) -> None: ...
+
+class SetTenantLimitsResponse(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: Tenant
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
 
 class RevokeTenantRequest(_message.Message):
     __slots__ = ("name",)

@@ -474,6 +474,11 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
+        self.SetTenantLimits = channel.unary_unary(
+                '/outrider.wire.v1.Admin/SetTenantLimits',
+                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.SerializeToString,
+                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.FromString,
+                _registered_method=True)
         self.RevokeTenant = channel.unary_unary(
                 '/outrider.wire.v1.Admin/RevokeTenant',
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeTenantRequest.SerializeToString,
@@ -547,6 +552,12 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenantLimits(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -626,6 +637,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'SetTenantLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenantLimits,
+                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.FromString,
+                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.SerializeToString,
             ),
             'RevokeTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeTenant,
@@ -847,6 +863,33 @@ class Admin(object):
             '/outrider.wire.v1.Admin/ListTenants',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenantLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.wire.v1.Admin/SetTenantLimits',
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsRequest.SerializeToString,
+            outrider_dot_wire_dot_v1_dot_coordinator__pb2.SetTenantLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,462 @@
+"""Test that tenants share places fairly, and that the limits which operators set hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+from unittest import mock
+
+import grpc
+import pytest
+import redis as redis_client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peers import DEMO
+
+from coordinator import cli
+from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.records import PlacementRequest, VerifierRegistration
+from coordinator.store import keys, quotas
+from coordinator.store.embedded_redis import EmbeddedServer
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.sessions import SessionStore
+from coordinator.store.verifiers import VerifierStore
+from edge_agent.session.coordinator_client import CoordinatorClient
+from outrider.core.errors import BadRequest, NotFound, Overloaded
+from outrider.core.protocol.messages import SessionLimits
+from outrider.wire.ticket import Claims, Target
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
+
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("acme", "bobs", "cyan")}
+
+
+class Tenants:
+    """Open and close sessions as one tenant or another."""
+
+    def __init__(self, coordinator, redis) -> None:
+        self.coordinator = coordinator
+        self.store = redis_client.Redis.from_url(redis.url, decode_responses=True)
+
+    async def open(self, tenant: str):
+        metadata = self.metadata(tenant)
+        return await self.coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=metadata)
+
+    async def resume(self, tenant: str, opened):
+        request = pb.ResumeSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
+        return await self.coordinator.sessions.ResumeSession(request, metadata=self.metadata(tenant))
+
+    async def close(self, tenant: str, opened) -> None:
+        request = pb.CloseSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
+        await self.coordinator.sessions.CloseSession(request, metadata=self.metadata(tenant))
+
+    async def limit(self, tenant: str, *, defaults: bool = False, **limits: int) -> pb.Tenant:
+        request = pb.SetTenantLimitsRequest(name=tenant, limits=pb.TenantLimits(**limits), defaults=defaults)
+        return (await self.coordinator.admin.SetTenantLimits(request)).tenant
+
+    async def shown(self, tenant: str) -> pb.Tenant:
+        listed = await self.coordinator.admin.ListTenants(pb.ListTenantsRequest())
+        return next(one for one in listed.tenants if one.name == tenant)
+
+    def metadata(self, tenant: str):
+        return (("authorization", f"Bearer {KEYS[tenant]}"),)
+
+    def pass_time(self, tenant: str, seconds: float) -> None:
+        """Have what the tenant has used count as if it were so much older."""
+        self.store.hincrby(keys.tenant_use(tenant), "at", -int(1000 * seconds))
+
+
+@pytest.fixture
+async def tenants(start, redis, monkeypatch) -> Tenants:
+    monkeypatch.setattr(quotas, "WAIT_MS", 60_000)  # whatever the machine's speed
+    coordinator = await start(tenant_keys=KEYS, lease_ms=60_000, attach_grace_ms=60_000)
+    await coordinator.join("v1", capacity=4)
+    return Tenants(coordinator, redis)
+
+
+async def test_a_tenant_may_have_every_place_while_nobody_waits(tenants, refused):
+    for _ in range(4):
+        await tenants.open("acme")
+    error = await refused(tenants.open("acme"))
+    assert "full" in str(error)
+
+
+async def test_a_place_that_is_freed_goes_to_the_tenant_that_waits_and_not_to_the_one_that_floods(tenants, refused):
+    taken = [await tenants.open("acme") for _ in range(4)]
+    assert isinstance(await refused(tenants.open("bobs")), Overloaded)
+    await tenants.close("acme", taken[0])
+    for _ in range(20):
+        error = await refused(tenants.open("acme"))
+        assert isinstance(error, Overloaded)
+        assert "tenant acme has 3 places, and a tenant with fewer waits" in str(error)
+        assert error.retry_after_s == 1.0
+    await tenants.open("bobs")
+    await tenants.close("acme", taken[1])
+    assert isinstance(await refused(tenants.open("acme")), Overloaded)  # bobs waits on, with 1 place to 2
+    await tenants.open("bobs")
+
+
+async def test_who_asks_no_more_does_not_wait(tenants, refused, monkeypatch):
+    monkeypatch.setattr(quotas, "WAIT_MS", 200)
+    taken = [await tenants.open("acme") for _ in range(4)]
+    await refused(tenants.open("bobs"))
+    await tenants.close("acme", taken[0])
+    await asyncio.sleep(0.3)
+    await tenants.open("acme")
+
+
+async def test_a_tenant_that_waits_for_another_target_keeps_nobody_from_this_one(tenants, refused):
+    other = type(DEMO)()
+    other.CopyFrom(DEMO)
+    other.name, other.weights_hash = "other", "sha256:other"
+    await tenants.coordinator.join("v2", capacity=1, target=other)
+    for target in ("demo", "demo", "demo", "other"):
+        request = pb.OpenSessionRequest(target=target)
+        await tenants.coordinator.sessions.OpenSession(request, metadata=tenants.metadata("acme"))
+    waiting = pb.OpenSessionRequest(target="other")
+    await refused(tenants.coordinator.sessions.OpenSession(waiting, metadata=tenants.metadata("bobs")))
+    request = pb.OpenSessionRequest(target="demo")
+    await tenants.coordinator.sessions.OpenSession(request, metadata=tenants.metadata("acme"))
+
+
+async def test_a_running_session_moves_whatever_its_tenant_has_used(tenants, refused):
+    running = [await tenants.open("acme") for _ in range(4)]
+    await refused(tenants.open("bobs"))
+    reports = [SessionTelemetry(session_id=one.session_id, tenant="acme") for one in running]
+    await tenants.coordinator.report("v1", reports)
+    await tenants.limit("acme", max_places=1, opens_per_minute=1, tokens_per_minute=1)
+    await tenants.coordinator.registry.Report(report_of({"acme": 10_000}, reports))
+    await tenants.coordinator.join("v1", capacity=8, instance=2)  # the verifier was started anew: nobody has a place
+    for one in running:
+        assert (await tenants.resume("acme", one)).session_id == one.session_id
+    assert isinstance(await refused(tenants.open("acme")), Overloaded)
+
+
+async def test_a_session_that_never_attached_moves_as_a_new_one(tenants, refused):
+    opened = await tenants.open("acme")
+    await tenants.limit("acme", opens_per_minute=1)
+    assert "more than its 1 sessions per minute" in str(await refused(tenants.resume("acme", opened)))
+
+
+async def test_a_burst_beyond_the_rate_is_refused_until_the_time_that_is_named(tenants, refused):
+    await tenants.limit("acme", opens_per_minute=3)
+    for _ in range(3):
+        await tenants.close("acme", await tenants.open("acme"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await tenants.open("acme")
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = await refused(tenants.open("acme"))
+    assert isinstance(error, Overloaded)
+    assert "tenant acme opens more than its 3 sessions per minute; ask again in" in str(error)
+    assert 0 < error.retry_after_s <= 20.0
+    await tenants.open("bobs")
+    tenants.pass_time("acme", error.retry_after_s + 0.01)
+    await tenants.open("acme")
+    assert isinstance(await refused(tenants.open("acme")), Overloaded)
+
+
+async def test_the_sdk_opens_after_the_time_that_it_was_told(tenants, refused):
+    await tenants.limit("acme", opens_per_minute=100)
+    await tenants.open("acme")
+    tenants.store.hset(keys.tenant_use("acme"), "opens", 103)
+    client = CoordinatorClient(tenants.coordinator.channel, KEYS["acme"], lambda work: work.close())
+    with pytest.raises(Overloaded, match="100 sessions per minute"):
+        await client.open("")
+    assert (await client.open("", wait_s=30.0)).session_id
+
+
+async def test_no_session_is_opened_while_the_average_of_tokens_is_above_its_limit(tenants, refused):
+    await tenants.limit("acme", tokens_per_minute=100)
+    live = await tenants.open("acme")
+    report = [SessionTelemetry(session_id=live.session_id, tenant="acme")]
+    for tokens in (60, 240):
+        assert (await tenants.coordinator.registry.Report(report_of({"acme": tokens}, report))).known
+    error = await refused(tenants.open("acme"))
+    assert "tenant acme has had more than its 100 tokens per minute generated" in str(error)
+    assert 100.0 < error.retry_after_s < 122.0
+    await tenants.open("bobs")
+    tenants.pass_time("acme", error.retry_after_s + 0.01)
+    await tenants.open("acme")
+
+
+async def test_verifiers_are_told_who_has_used_its_tokens_up_until_it_has_not(tenants):
+    await tenants.coordinator.join("v2")
+    await tenants.limit("acme", tokens_per_minute=100)
+    assert (await tenants.coordinator.registry.Report(report_of({"acme": 99}))).exhausted_tenants == []
+    for tokens in (300, 0):
+        assert (await tenants.coordinator.registry.Report(report_of({"acme": tokens}))).exhausted_tenants == ["acme"]
+    assert (await tenants.coordinator.report("v2")).exhausted_tenants == ["acme"]
+    tenants.pass_time("acme", 600)
+    assert (await tenants.coordinator.registry.Report(report_of({"acme": 1}))).exhausted_tenants == []
+    await tenants.coordinator.registry.Report(report_of({"acme": 300}))
+    await tenants.limit("acme", tokens_per_minute=0)
+    assert (await tenants.coordinator.report("v2")).exhausted_tenants == []
+
+
+async def test_verifiers_are_told_that_tenants_wait_and_tickets_until_when_a_place_is_kept(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, attach_grace_ms=5_000)
+    await coordinator.join("v1", capacity=2)
+    await coordinator.join("v2", capacity=2)
+    tenants = Tenants(coordinator, redis)
+    opened = [await tenants.open("acme") for _ in range(4)]
+    before = await coordinator.report("v1")
+    assert not before.contended
+    await refused(tenants.open("bobs"))
+    after = await coordinator.report("v1")
+    assert after.contended
+    assert before.store_unix <= after.store_unix < before.store_unix + 60
+    claims = coordinator.read(opened[-1].primary)
+    assert after.store_unix - 60 < claims.place_until_unix <= after.store_unix + 5
+    assert opened[0].HasField("standby")
+    assert coordinator.read(opened[0].standby).place_until_unix == 0.0
+
+
+async def test_tokens_keep_a_tenant_out_for_an_hour_at_most(tenants, refused):
+    await tenants.limit("acme", tokens_per_minute=1)
+    await tenants.coordinator.registry.Report(report_of({"acme": 1_000_000}))
+    error = await refused(tenants.open("acme"))
+    assert error.retry_after_s == 3_600.0
+    assert (await tenants.shown("acme")).use.tokens == pytest.approx(61, abs=1)
+
+
+async def test_a_tenant_has_no_more_places_than_its_limit(tenants, refused):
+    await tenants.limit("acme", max_places=2)
+    opened = [await tenants.open("acme") for _ in range(2)]
+    error = await refused(tenants.open("acme"))
+    assert isinstance(error, Overloaded)
+    assert "all the 2 places" in str(error)
+    assert error.retry_after_s == 1.0
+    await tenants.close("acme", opened[0])
+    await tenants.open("acme")
+    for _ in range(2):
+        await tenants.open("bobs")  # nobody waits: acme is not kept out by others
+
+
+async def test_a_killed_session_gives_its_tenants_place_back(tenants, refused):
+    await tenants.limit("acme", max_places=1)
+    opened = await tenants.open("acme")
+    await refused(tenants.open("acme"))
+    await tenants.coordinator.admin.KillSession(pb.KillSessionRequest(session_id=opened.session_id))
+    await tenants.open("acme")
+
+
+async def test_a_place_that_no_device_takes_is_given_back_to_its_tenant(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, attach_grace_ms=1_000, tenant_max_places=1)
+    await coordinator.join("v1")
+    tenants = Tenants(coordinator, redis)
+    await tenants.open("acme")
+    await refused(tenants.open("acme"))
+    await asyncio.sleep(1.1)
+    await tenants.open("acme")
+
+
+async def test_a_place_that_a_device_has_taken_counts_while_its_session_is_reported(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, attach_grace_ms=1_000, tenant_max_places=1, lease_ms=60_000)
+    await coordinator.join("v1")
+    tenants = Tenants(coordinator, redis)
+    opened = await tenants.open("acme")
+    await coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
+    await asyncio.sleep(1.1)
+    assert (await tenants.shown("acme")).use.places == 1
+    await refused(tenants.open("acme"))
+    await tenants.close("acme", opened)
+    await tenants.open("acme")
+
+
+async def test_the_ticket_carries_the_limit_of_streams(tenants):
+    assert tenants.coordinator.read((await tenants.open("acme")).primary).max_streams == 0
+    await tenants.limit("acme", max_streams=3)
+    opened = await tenants.open("acme")
+    assert tenants.coordinator.read(opened.primary).max_streams == 3
+    assert tenants.coordinator.read((await tenants.resume("acme", opened)).primary).max_streams == 3
+    assert tenants.coordinator.read((await tenants.open("bobs")).primary).max_streams == 0
+    await tenants.limit("bobs", max_places=9, max_streams=30)  # more streams than places are none of its own
+    assert tenants.coordinator.read((await tenants.open("bobs")).primary).max_streams == 9
+
+
+async def test_limits_stay_as_they_are_until_they_are_set_or_the_settings_hold_again(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, tenant_max_places=7, tenant_opens_per_minute=30)
+    tenants = Tenants(coordinator, redis)
+
+    def limits(tenant: pb.Tenant) -> TenantLimits:
+        return TenantLimits(**{name: getattr(tenant.limits, name) for name in quotas.LIMITS})
+
+    assert limits(await tenants.shown("acme")) == TenantLimits(7, 30, 0, 0)
+    await tenants.limit("acme", tokens_per_minute=500, max_places=0)
+    assert limits(await tenants.limit("acme", max_streams=2)) == TenantLimits(0, 30, 500, 2)
+    assert limits(await tenants.shown("acme")) == TenantLimits(0, 30, 500, 2)
+    assert limits(await tenants.shown("bobs")) == TenantLimits(7, 30, 0, 0)
+    assert limits(await tenants.limit("acme", defaults=True, max_streams=5)) == TenantLimits(7, 30, 0, 5)
+    assert isinstance(await refused(tenants.limit("nobody", max_places=1)), NotFound)
+    assert isinstance(await refused(tenants.limit("acme", max_places=1_000_001)), BadRequest)
+
+
+async def test_a_created_tenant_has_its_limits_at_once_and_keeps_them_under_a_new_key(tenants):
+    admin, store = tenants.coordinator.admin, tenants.store
+    request = pb.CreateTenantRequest(name="dora", limits=pb.TenantLimits(max_places=3))
+    assert (await admin.CreateTenant(request)).tenant.limits.max_places == 3
+    await admin.RevokeTenant(pb.RevokeTenantRequest(name="dora"))
+    assert (await admin.CreateTenant(pb.CreateTenantRequest(name="dora"))).tenant.name == "dora"
+    assert (await tenants.shown("dora")).limits.max_places == 3
+    assert store.hget(keys.TENANT_LIMITS, "dora") == "3 - - -"
+
+
+async def test_the_command_sets_limits_and_shows_them_beside_what_is_used(tenants, capsys):
+    async def outrider(*words: str, code: int = 0) -> str:
+        at = ("--coordinator", tenants.coordinator.address)
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(cli.main, [*words, *at])
+        assert ended.value.code == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    said = await outrider("tenants", "set", "acme", "--max-places", "3", "--tokens-per-minute", "500")
+    assert said.split("\n")[0] == (
+        "acme: max places 3, opens per minute 6000, tokens per minute 500, max streams no limit"
+    )
+    opened = await tenants.open("acme")
+    report = [SessionTelemetry(session_id=opened.session_id, tenant="acme")]
+    await tenants.coordinator.registry.Report(report_of({"acme": 400}, report))
+    shown = json.loads(await outrider("tenants", "list", "-o", "json"))["tenants"][0]
+    assert shown["limits"] == {
+        "max_places": 3,
+        "opens_per_minute": 6_000,
+        "tokens_per_minute": 500,
+        "max_streams": None,
+    }
+    assert shown["use"]["places"] == 1
+    assert 300 < shown["use"]["tokens"] <= 400
+    table = await outrider("tenants", "list")
+    assert "1 of 3" in table
+    assert "of 6000" in table
+    assert "no limit is named" in await outrider("tenants", "set", "acme", code=2)
+
+
+async def test_a_flood_that_is_refused_leaves_nothing_in_redis(tenants, refused):
+    for _ in range(4):
+        await tenants.open("acme")
+    await refused(tenants.open("bobs"))
+    await refused(tenants.open("acme"))
+
+    def sizes() -> tuple[int, int]:
+        store = tenants.store
+        return store.dbsize(), sum(store.memory_usage(key) for key in store.scan_iter())
+
+    before = sizes()
+    for outcome in await asyncio.gather(*(tenants.open("acme") for _ in range(200)), return_exceptions=True):
+        assert isinstance(outcome, grpc.aio.AioRpcError)
+    after = sizes()
+    assert after[0] == before[0]
+    assert after[1] <= before[1] + 200  # bytes
+
+
+async def test_what_redis_keeps_of_a_session_without_a_device_expires_within_a_minute(start, redis):
+    coordinator = await start(tenant_keys=KEYS)
+    await coordinator.join("v1")
+    tenants = Tenants(coordinator, redis)
+    opened = await tenants.open("acme")
+    key = keys.session(opened.session_id)
+    assert 0 < tenants.store.pttl(key) <= 60_000
+    await coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
+    assert tenants.store.pttl(key) > 3_600_000
+    await tenants.resume("acme", opened)
+    assert tenants.store.pttl(key) > 3_600_000
+
+
+async def test_where_nobody_needs_a_key_there_are_no_limits(start, redis, refused):
+    coordinator = await start(tenant_opens_per_minute=1, tenant_max_places=1, tenant_max_streams=1)
+    await coordinator.join("v1", capacity=4)
+    opened = [await coordinator.open() for _ in range(4)]
+    assert coordinator.read(opened[0].primary).max_streams == 0
+    assert "full" in str(await refused(coordinator.open()))
+    store = redis_client.Redis.from_url(redis.url, decode_responses=True)
+    assert not [key for key in store.scan_iter() if "tenant" in key or "waiting" in key]
+
+
+def report_of(tokens: dict[str, int], sessions=()) -> pb.ReportRequest:
+    return pb.ReportRequest(verifier_id="v1", instance=1, sessions=sessions, tenant_tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def redis_of_simulations():
+    with EmbeddedServer() as server:
+        yield server
+
+
+def max_min(capacity: int, appetites: list[int]) -> list[int]:
+    """Return what each gets if places are given out one by one, each to the one with the fewest who wants more."""
+    shares = [0] * len(appetites)
+    for _ in range(capacity):
+        hungry = [i for i, appetite in enumerate(appetites) if shares[i] < appetite]
+        if hungry:
+            shares[min(hungry, key=lambda i: shares[i])] += 1
+    return shares
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 8), st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(0, 2**32))
+def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simulations, capacity, appetites, seed):
+    with mock.patch.object(quotas, "WAIT_MS", 600_000):
+        asyncio.run(simulated(redis_of_simulations, capacity, appetites, random.Random(seed)))
+
+
+async def simulated(redis, capacity: int, appetites: list[int], chance: random.Random) -> None:
+    """Let the first tenant take what it wants, then all ask while sessions end, and compare with the fair shares."""
+    config = CoordinatorConfig(lease_ms=600_000, attach_grace_ms=600_000, tenant_opens_per_minute=0)
+    server = redis_client.Redis.from_url(redis.url)
+    server.flushall()
+    held: list[list[str]] = [[] for _ in appetites]
+    async with contextlib.aclosing(closing(RedisStore(redis.url))) as stores:
+        store = await anext(stores)
+        number = itertools.count()
+        sessions, target = SessionStore(store), Target("demo", "w", "t")
+        registration = VerifierRegistration("v1", "127.0.0.1:1", False, target, capacity, 1)
+        await VerifierStore(store).register(registration, 600_000)
+
+        async def opens(i: int) -> bool:
+            claims = Claims(f"s{next(number)}", f"tenant-{i}", "", 0, 0, 0.0, SessionLimits(), target)
+            claims = dataclasses.replace(claims, api_key_id="key")
+            try:
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), ["v1"], config, last=True)
+            except Overloaded:
+                return False
+            if not isinstance(placed, int):
+                held[i].append(claims.session_id)
+            return not isinstance(placed, int)
+
+        async def all_ask() -> None:
+            hungry = [i for i, appetite in enumerate(appetites) for _ in range(appetite - len(held[i]))]
+            chance.shuffle(hungry)
+            for i in hungry:
+                before = [len(one) for one in held]
+                if await opens(i):
+                    assert not any(before[j] < before[i] for j in waiting), (before, i, waiting)
+                else:
+                    waiting.add(i)
+
+        waiting: set[int] = set()
+        while len(held[0]) < appetites[0] and await opens(0):
+            pass
+        for _ in range(8 * capacity):
+            server.delete(keys.WAITING + "w")  # so much time has passed
+            waiting.clear()
+            await all_ask()
+            if live := [(i, name) for i, names in enumerate(held) for name in names]:
+                i, name = chance.choice(live)
+                held[i].remove(name)
+                await sessions.close(name, "v1", keep_ms=60_000)
+            await all_ask()
+        shares = max_min(capacity, appetites)
+        assert sum(map(len, held)) == sum(shares)
+        assert all(abs(len(names) - share) <= 1 for names, share in zip(held, shares, strict=True)), (held, shares)
+
+
+async def closing(store: RedisStore):
+    try:
+        yield store
+    finally:
+        await store.close()
