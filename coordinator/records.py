@@ -168,6 +168,16 @@ class ReportReply:
     """The number by which it names the last of them."""
     drain: bool = False
     """An operator wants the reporting instance to drain."""
+    devices: Mapping[str, DrawnDevice] = field(default_factory=dict)
+    """Devices by session id, of the reported sessions that were placed here."""
+
+
+@dataclass(frozen=True)
+class DrawnDevice:
+    """The random ids by which a session's device is drawn for trials, as it says itself; empty where it has none."""
+
+    for_drafts: str = ""
+    for_stores: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,8 @@ class PlacementRequest:
     """Traffic class; may be empty."""
     prompt_tokens: int = 0
     """Tokens of the prompt; 0 if the session will generate nothing."""
+    device: DrawnDevice = DrawnDevice()
+    """The session's device."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class SessionStore:
         arguments: list[Any] = [session_id, tenant, epoch_floor, config.epoch_span, config.attach_grace_ms]
         arguments += [config.session_ms, config.load_weight_ms, target, weights, tokenizer]
         arguments += [request.numerics_class, request.draft, request.traffic]
+        arguments += [request.device.for_drafts, request.device.for_stores]
         for name in among:
             touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
             arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]

@@ -3,12 +3,13 @@
 --       verifier:<id> HASH, placements:<id> ZSET, cordon:<id> STRING
 -- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch that the caller knows), 4 epochs in a range, 5 ms for which the
 --       place is kept before the device attaches, 6 session ms, 7 load weight ms, 8 target name ('' any),
---       9 weights hash ('' any), 10 tokenizer hash, 11 preferred numerics class ('' none), 12 draft release and
---       13 traffic class ('' leaves what is known of them), then for each candidate: verifier id, rtt ms, failed (0/1)
+--       9 weights hash ('' any), 10 tokenizer hash, 11 preferred numerics class ('' none), 12 draft release,
+--       13 traffic class, and ids by which the device is drawn for trials 14 of drafts and 15 of stores ('' leaves what
+--       is known of these four), then for each candidate: verifier id, rtt ms, failed (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it.
-local HEAD = 13
+local HEAD = 15
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
@@ -86,6 +87,9 @@ redis.call('HSET', KEYS[1], 'tenant', ARGV[2], 'verifier', primary.id, 'standby'
   'weights', primary.weights, 'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
 if ARGV[12] ~= '' then
   redis.call('HSET', KEYS[1], 'draft', ARGV[12], 'traffic', ARGV[13])
+end
+if ARGV[14] ~= '' or ARGV[15] ~= '' then
+  redis.call('HSET', KEYS[1], 'device', ARGV[14], 'store_device', ARGV[15])
 end
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[6]))
 

@@ -5,8 +5,8 @@
 --       verifier knows, 5 most revocations in the reply, 6 number of telemetry fields and values, then those, then the
 --       ids of all live sessions
 -- Returns {1, whether this instance shall drain (0 or 1), {ids of sessions that their devices have closed}, {later
---       revocations with their times}, {tenant, weights hash, draft release and traffic class of each session: '' if it
---       was not placed with a draft}}, or {0} if the lease is lost or another instance holds it: the verifier has to
+--       revocations with their times}, {tenant, weights hash, draft release, traffic class, and ids of the device for
+--       trials of drafts and of stores of each session: '' what it was placed without}}, or {0} if the lease is lost or another instance holds it: the verifier has to
 --       register again.
 if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
   return {0}
@@ -22,6 +22,7 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('ZADD', KEYS[3], lease_end, ARGV[1])
 
+local FACTS = {'tenant', 'weights', 'draft', 'traffic', 'device', 'store_device'}
 local ended, facts = {}, {}
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
 for i = sessions_from, #ARGV do
@@ -33,7 +34,7 @@ for i = sessions_from, #ARGV do
     redis.call('ZREM', KEYS[2], ARGV[i])
     if closed ~= 'killed' then ended[#ended + 1] = ARGV[i] end
   end
-  for _, value in ipairs(redis.call('HMGET', KEYS[at + 1], 'tenant', 'weights', 'draft', 'traffic')) do
+  for _, value in ipairs(redis.call('HMGET', KEYS[at + 1], unpack(FACTS))) do
     facts[#facts + 1] = value or ''
   end
 end
