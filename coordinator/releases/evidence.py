@@ -11,18 +11,18 @@ canary's devices still download. So samples are compared only with those of thei
 nearest ones of the other side, a sample without any is left out, and the bets are on the difference within a group.
 What makes texts harder or easier for both drafts at once moves only the few groups that it cuts in two.
 
-Samples are compared only with those of the same tenant and class, for these differ more than drafts do. What is known of
-a tenant's devices is what they say, so a tenant may lie. Each tenant's classes therefore have a capital of their own, an
-e-value, and of n tenants the f with the greatest capitals are left out. The k-th of those that remain is at most the
-k-th of the honest ones, if at most f lie: so the product of those that remain, which decides, is at most that of
-e-values of independent tenants, an e-value itself (Vovk and Wang, "E-values: calibration, combination and applications",
-arXiv 1912.06116), or below 1.
+Samples are compared only with those of the same tenant and class, for these differ more than drafts do. All that is
+known of them is what a tenant's own devices say, and a tenant may lie. So each tenant has a capital of its own, an
+e-value, and of all tenants the f with the greatest capitals are left out. If at most f lie, the k-th greatest of those
+that remain is at most the k-th greatest of the honest ones. Their product, which decides, is then below 1 or at most
+the product of the honest ones, which is an e-value itself, since tenants are independent (Vovk and Wang, "E-values:
+calibration, combination and applications", arXiv 1912.06116).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -92,17 +92,17 @@ def weigh(samples: Sequence[AcceptanceSample], policy: CanaryPolicy) -> CanaryEv
     differences = {stratum: groups.differences for stratum, groups in strata.items()}
     better = {stratum: _log_capital(d + bound, bound, 1.0 - bound) for stratum, d in differences.items()}
     worse = {stratum: _log_capital(-d - bound, -bound, 1.0 + bound) for stratum, d in differences.items()}
-    taking_part = _taking_part(differences)
+    # All tenants with samples: if only those with enough groups counted, the first ones there could all be liars.
     liars = may_lie(len({tenant for tenant, _ in strata})) if policy.tenants > 1 else 0
     return CanaryEvidence(
         canary_samples=sum(groups.samples[True] for groups in strata.values()),
         stable_samples=sum(groups.samples[False] for groups in strata.values()),
         canary_acceptance=_mean([value for groups in strata.values() for value in groups.canary]),
         stable_acceptance=_mean([value for groups in strata.values() for value in groups.stable]),
-        log_better=_combined(better, taking_part, liars),
-        log_worse=_combined(worse, taking_part, liars),
+        log_better=_combined(better, liars),
+        log_worse=_combined(worse, liars),
         doubt=_doubt(differences, worse, liars, policy),
-        tenants=len(taking_part),
+        tenants=_taking_part(differences),
     )
 
 
@@ -141,20 +141,17 @@ def _log_capital(gains: _Values, even: float, loss: float) -> float:
     return float(np.log1p(stake * gains).sum())
 
 
-def _taking_part(differences: Mapping[_Stratum, _Values]) -> frozenset[str]:
-    """Return the tenants that have enough groups."""
+def _taking_part(differences: Mapping[_Stratum, _Values]) -> int:
+    """Return the number of tenants that have enough groups."""
     groups = Counter(tenant for (tenant, _), values in differences.items() for _ in values)
-    return frozenset(tenant for tenant, count in groups.items() if count >= MIN_GROUPS)
+    return sum(count >= MIN_GROUPS for count in groups.values())
 
 
-def _combined(logs: Mapping[_Stratum, float], taking_part: Collection[str], liars: int) -> float:
-    """Return the evidence over the classes of each tenant, and then over the tenants but the `liars` that show most.
-
-    Tenants that do not take part yet show nothing, and count: else the first ones to take part could be the liars.
-    """
+def _combined(logs: Mapping[_Stratum, float], liars: int) -> float:
+    """Return the evidence over the classes of each tenant, and then over the tenants but the `liars` that show most."""
     by_tenant: defaultdict[str, float] = defaultdict(float)
     for (tenant, _), log in logs.items():
-        by_tenant[tenant] += log if tenant in taking_part else 0.0
+        by_tenant[tenant] += log
     kept = sorted(by_tenant.values())[: max(0, len(by_tenant) - liars)]
     return float(sum(np.logaddexp(np.log(RESERVE), np.log1p(-RESERVE) + log) for log in kept))
 

@@ -71,11 +71,11 @@ class CanaryEvidence:
     canary_acceptance: float = 0.0
     stable_acceptance: float = 0.0
     log_better: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes and all
-    tenants but those that show the most."""
+    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes and
+    all tenants but those that show the most."""
     log_worse: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class of tenants that
-    are not those that show the most."""
+    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class, over
+    all tenants but those that show the most."""
     doubt: str = ""
     """Reason that holds a promotion up: a class in which it looks worse, or too few samples; empty if there is none."""
     tenants: int = 0

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.records import DrawnDevice
 from coordinator.releases.records import (
     AcceptanceSample,
     CanaryEvidence,
@@ -24,7 +25,6 @@ from coordinator.releases.records import (
     Release,
     ReleaseTrack,
 )
-from coordinator.records import DrawnDevice
 from coordinator.store import keys
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.artifacts import atomic_files
