@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -168,16 +168,8 @@ class ReportReply:
     """The number by which it names the last of them."""
     drain: bool = False
     """An operator wants the reporting instance to drain."""
-    devices: Mapping[str, DrawnDevice] = field(default_factory=dict)
-    """Devices by session id, of the reported sessions that were placed here."""
-
-
-@dataclass(frozen=True)
-class DrawnDevice:
-    """The random ids by which a session's device is drawn for trials, as it says itself; empty where it has none."""
-
-    for_drafts: str = ""
-    for_stores: str = ""
+    device_ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Ids of PlacementRequest by session id, of the reported sessions that were placed here."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +192,8 @@ class PlacementRequest:
     """Traffic class; may be empty."""
     prompt_tokens: int = 0
     """Tokens of the prompt; 0 if the session will generate nothing."""
-    device: DrawnDevice = DrawnDevice()
-    """The session's device."""
+    device_ids: tuple[str, str] = ("", "")
+    """Ids by which the device is drawn for trials of drafts and of stores, as it says itself; empty if it has none."""
 
 
 @dataclass(frozen=True)

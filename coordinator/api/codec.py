@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.records import (
-    DrawnDevice,
     Grant,
     OpenedSession,
     PlacementRequest,
@@ -63,7 +62,7 @@ def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
         prompt_tokens=request.prompt_tokens,
         draft=label("draft_release", request.draft_release),
         traffic=label("traffic_class", request.traffic_class),
-        device=DrawnDevice(label("device_id", request.device_id), label("store_device_id", request.store_device_id)),
+        device_ids=(label("device_id", request.device_id), label("store_device_id", request.store_device_id)),
     )
 
 

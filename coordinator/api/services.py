@@ -149,8 +149,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier_id, instance = codec.identity_from_proto(request)
         verifier, sessions = codec.telemetry_from_proto(request)
         reply = await self.handlers.report(verifier_id, instance, verifier, sessions, request.revocations_seen)
-        devices = reply[0].devices if reply is not None else {}
-        serial = await self.releases.sample(verifier_id, sessions, devices)
+        device_ids = reply[0].device_ids if reply is not None else {}
+        serial = await self.releases.sample(verifier_id, sessions, device_ids)
         return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial, self.handlers.config.limits)
 
     @_rpc

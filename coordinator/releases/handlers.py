@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import DrawnDevice, VerifierStatus
+from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.records import (
     CanaryEvidence,
@@ -134,16 +134,16 @@ class ReleaseHandlers:
         return release
 
     async def sample(
-        self, verifier_id: str, sessions: Sequence[SessionTelemetry], devices: Mapping[str, DrawnDevice]
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], device_ids: Mapping[str, Sequence[str]]
     ) -> int:
         """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known.
 
-        devices: of the sessions that were placed here, by session id. Others are not counted.
+        device_ids: of PlacementRequest, by session id, of the sessions that were placed here. Others do not count.
         """
         try:
             serial, _, trials = await self._running(verifier_id)
             for key, trial in trials.items():
-                await self._releases.sample(key, trial, sessions, devices, self._policy.session_samples)
+                await self._releases.sample(key, trial, sessions, device_ids, self._policy.session_samples)
         except OutriderError as error:
             log.warning("no samples are taken from a report of verifier %s: %s", verifier_id, error)
             return 0

@@ -125,16 +125,16 @@ class CanaryTrial:
     tenant: str = ""
     """Tenant of a store's trial, whose sessions alone are compared; empty for a draft's."""
 
-    def arm(self, draft: str, tenant: str, device: str) -> str:
+    def arm(self, draft: str, tenant: str, device_id: str, store_device_id: str) -> str:
         """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
 
         draft: what the session drafts with, as its device says, which counts only if that was offered to the device.
-        tenant: the session's. device: id by which the session's device is drawn; empty if it has none.
+        tenant, device_id, store_device_id: the session's; its device is drawn by one of the ids.
         """
         if not draft or (self.tenant and tenant != self.tenant):
             return ""
         tries = drafts_with(draft, self.name)
-        if tries is not in_canary(device, self.name, self.share):
+        if tries is not in_canary(store_device_id if self.tenant else device_id, self.name, self.share):
             return ""
         if tries:
             return "c"

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.records import DrawnDevice
 from coordinator.releases.records import (
     AcceptanceSample,
     CanaryEvidence,
@@ -113,20 +112,18 @@ class ReleaseStore:
         key: str,
         trial: CanaryTrial,
         sessions: Sequence[SessionTelemetry],
-        devices: Mapping[str, DrawnDevice],
+        device_ids: Mapping[str, Sequence[str]],
         session_samples: int,
     ) -> int:
         """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
 
-        Only sessions of `devices` give any, by session id: a session's arm is what was offered to its device. Sessions
-        with a lossy acceptance rule give none: what they accept says little of the draft.
+        device_ids: of PlacementRequest, by session id; other sessions give none, since a session's arm is what was
+        offered to its device. Nor do those with a lossy acceptance rule: what they accept says little of the draft.
         """
         compared = []
         for session in sessions:
-            if session.lossy or (device := devices.get(session.session_id)) is None:
-                continue
-            drawn_by = device.for_stores if trial.tenant else device.for_drafts
-            if arm := trial.arm(session.draft_release, session.tenant, drawn_by):
+            ids = device_ids.get(session.session_id)
+            if ids and not session.lossy and (arm := trial.arm(session.draft_release, session.tenant, *ids)):
                 compared.append((session, arm))
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):

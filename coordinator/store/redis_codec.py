@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from coordinator.records import (
-    DrawnDevice,
     Prior,
     SessionStatus,
     VerifierRegistration,
@@ -111,10 +110,9 @@ def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence
     return found
 
 
-def devices(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, DrawnDevice]:
-    """Return the devices of the sessions that are placed here, by session id. facts: those of report.lua."""
-    found = zip(session_ids, _facts(facts), strict=True)
-    return {session_id: DrawnDevice(*ids) for session_id, (tenant, _, _, _, *ids) in found if tenant}
+def device_ids(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return the devices' ids of the sessions that are placed here, by session id. facts: those of report.lua."""
+    return {name: ids for name, (tenant, _, _, _, *ids) in zip(session_ids, _facts(facts), strict=True) if tenant}
 
 
 def _facts(flat: Sequence[str]) -> Iterator[Sequence[str]]:

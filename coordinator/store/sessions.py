@@ -53,8 +53,7 @@ class SessionStore:
         typical_rtt_ms = placement.typical_rtt_ms(request, config.unknown_rtt_ms)
         arguments: list[Any] = [session_id, tenant, epoch_floor, config.epoch_span, config.attach_grace_ms]
         arguments += [config.session_ms, config.load_weight_ms, target, weights, tokenizer]
-        arguments += [request.numerics_class, request.draft, request.traffic]
-        arguments += [request.device.for_drafts, request.device.for_stores]
+        arguments += [request.numerics_class, request.draft, request.traffic, *request.device_ids]
         for name in among:
             touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
             arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]

@@ -70,8 +70,8 @@ class VerifierStore:
                 touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
             await self._store.run("record_telemetry", touched, written)
         revoked, last = revocations.from_reply(written_revocations, seen, ticket_ms)
-        devices = redis_codec.devices(ids, facts)
-        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain), devices)
+        device_ids = redis_codec.device_ids(ids, facts)
+        return ReportReply(workloads, tuple(closed), revoked, last, bool(drain), device_ids)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
