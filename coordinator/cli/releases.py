@@ -159,7 +159,8 @@ def _facts(r: Document) -> dict[str, str]:
             f" {e['stable_acceptance']:.1%} in {e['stable_samples']} beside it"
         )
         known["evidence"] = f"that it is not worse e^{e['log_better']:.1f}, that it is worse e^{e['log_worse']:.1f}"
-        known["tenants"] = f"{e['tenants']} take part, and a decision needs {e['tenants_needed']}"
+        if e["tenants_needed"]:  # releases that earlier versions decided have none
+            known["tenants"] = f"{e['tenants']} take part, and a decision needs {e['tenants_needed']}"
         if r["state"] == "canary":
             known["waits for"] = _awaited(r, e)
     return known

@@ -82,7 +82,7 @@ def judge(
             return LifecycleState.STABLE, f"not worse {bound}: {measured}"
     if now - canary.since_unix >= policy.window_s:
         doubt = f", in doubt: {evidence.doubt}" if evidence.doubt else ""
-        few = f", {tenants_words(evidence)}" if evidence.tenants_missing else ""
+        few = f", {_tenants_words(evidence)}" if evidence.tenants_missing else ""
         return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{doubt}{few}"
     return None
 
@@ -94,13 +94,8 @@ def awaited(evidence: CanaryEvidence, policy: CanaryPolicy) -> str:
     for log, shown in ((evidence.log_worse, "worse than"), (evidence.log_better, "not worse than")):
         if log >= policy.log_threshold:
             bound = f"the bound of {policy.bound:g} allows"
-            return f"it looks {shown} {bound}, but {tenants_words(evidence)}: promote it or roll it back"
+            return f"it looks {shown} {bound}, but {_tenants_words(evidence)}: promote it or roll it back"
     return ""
-
-
-def tenants_words(evidence: CanaryEvidence) -> str:
-    """Return how many tenants take part, and how many a decision needs."""
-    return f"{evidence.tenants} of the {evidence.tenants_needed} tenants that a decision needs take part"
 
 
 def settle(
@@ -237,3 +232,8 @@ def _measured(e: CanaryEvidence) -> str:
         f"first proposal accepted at {e.canary_acceptance:.1%} of positions in {e.canary_samples} samples,"
         f" {e.stable_acceptance:.1%} in {e.stable_samples} beside it"
     )
+
+
+def _tenants_words(evidence: CanaryEvidence) -> str:
+    """Return how many tenants take part, and how many a decision needs."""
+    return f"{evidence.tenants} of the {evidence.tenants_needed} tenants that a decision needs take part"
