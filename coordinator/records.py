@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -174,6 +174,8 @@ class ReportReply:
     """Tenants wait for a place at the verifier's target."""
     exhausted: tuple[str, ...] = ()
     """Tenants that may open no session since their tokens are used up."""
+    device_ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Ids of PlacementRequest by session id, of the reported sessions that were placed here."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ class PlacementRequest:
     """Traffic class; may be empty."""
     prompt_tokens: int = 0
     """Tokens of the prompt; 0 if the session will generate nothing."""
+    device_ids: tuple[str, str] = ("", "")
+    """Ids by which the device is drawn for trials of drafts and of stores, as it says itself; empty if it has none."""
 
 
 @dataclass(frozen=True)

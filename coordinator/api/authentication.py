@@ -96,6 +96,10 @@ class Authenticator:
         """Return whether callers need no key until a tenant is created."""
         return self._trusting and not self._tenants
 
+    async def admits_anybody(self) -> bool:
+        """Return whether callers need no key, so that all are one tenant. Raises Unavailable."""
+        return self.anonymous and not (self.lookup is not None and (await self.lookup(None))[1])
+
     async def tenant(self, metadata: Metadata) -> Caller:
         """Return the caller. Raises Unauthenticated or Unavailable."""
         secret = _secret(metadata)

@@ -42,7 +42,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
-        releases = await _releases(stack, store, config)
+        releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(handlers, releases, tenants, embedded)
         server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
         add_services(
@@ -64,7 +64,9 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 
 
-async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config: CoordinatorConfig) -> ReleaseHandlers:
+async def _releases(
+    stack: contextlib.AsyncExitStack, store: RedisStore, config: CoordinatorConfig, authenticator: Authenticator
+) -> ReleaseHandlers:
     """Return the handlers of releases. A server of draft files, if the settings want one, ends with the stack."""
     artifacts, base_url = None, config.artifacts_url
     if config.artifacts is not None:
@@ -74,7 +76,7 @@ async def _releases(stack: contextlib.AsyncExitStack, store: RedisStore, config:
         serve = serving(artifacts, config.http, tls=config.tls, insecure=config.insecure, url=config.artifacts_url)
         base_url = await stack.enter_async_context(serve)
         log.info("drafts in %s are served at %s", artifacts.folder, base_url)
-    return ReleaseHandlers(store, config, artifacts, base_url)
+    return ReleaseHandlers(store, config, authenticator.admits_anybody, artifacts, base_url)
 
 
 class StoreWatch:

@@ -150,7 +150,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier, sessions = codec.telemetry_from_proto(request)
         tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
         reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen)
-        serial = await self.releases.sample(verifier_id, sessions if reply is not None else ())
+        device_ids = reply[0].device_ids if reply is not None else {}
+        serial = await self.releases.sample(verifier_id, sessions if reply is not None else (), device_ids)
         return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial, self.handlers.config.limits)
 
     @_rpc
@@ -210,8 +211,7 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
         after, limit = admin_codec.tenants_query(request)
         found, following = await self.tenants.listed(after, limit)
-        _, keys_needed = await self.tenants.holder(None)
-        anonymous = self.authenticator.anonymous and not keys_needed
+        anonymous = await self.authenticator.admits_anybody()
         return pb.ListTenantsResponse(
             tenants=map(admin_codec.tenant_to_proto, found), next=following, anonymous=anonymous
         )

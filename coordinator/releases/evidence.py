@@ -11,8 +11,12 @@ canary's devices still download. So samples are compared only with those of thei
 nearest ones of the other side, a sample without any is left out, and the bets are on the difference within a group.
 What makes texts harder or easier for both drafts at once moves only the few groups that it cuts in two.
 
-Samples are compared only with those of the same tenant and class, for these differ more than drafts do. Claims about
-different strata are bet against with one capital, so their evidence multiplies.
+Samples are compared only with those of the same tenant and class, for these differ more than drafts do. All that is
+known of them is what a tenant's own devices say, and a tenant may lie. So each tenant has a capital of its own, an
+e-value, and of all tenants the f with the greatest capitals are left out. If at most f lie, the k-th greatest of those
+that remain is at most the k-th greatest of the honest ones. Their product, which decides, is then below 1 or at most
+the product of the honest ones, which is an e-value itself, since tenants are independent (Vovk and Wang, "E-values:
+calibration, combination and applications", arXiv 1912.06116).
 """
 
 from __future__ import annotations
@@ -40,8 +44,6 @@ RESERVE = 0.1
 """Part of a tenant's capital that is never staked, so that no tenant's samples undo what the others' have shown."""
 MIN_GROUPS = 8
 """Groups from which on a tenant takes part, and a class can be in doubt."""
-ONE_TENANT = 0.75
-"""Greatest part of the deciding evidence that one tenant's samples give if several tenants take part."""
 CLASSES = 16
 """Classes of a tenant that are distinguished; further ones count as one."""
 IN_DOUBT = 0.5
@@ -90,16 +92,26 @@ def weigh(samples: Sequence[AcceptanceSample], policy: CanaryPolicy) -> CanaryEv
     differences = {stratum: groups.differences for stratum, groups in strata.items()}
     better = {stratum: _log_capital(d + bound, bound, 1.0 - bound) for stratum, d in differences.items()}
     worse = {stratum: _log_capital(-d - bound, -bound, 1.0 + bound) for stratum, d in differences.items()}
-    most = policy.log_threshold * ONE_TENANT if _tenants(differences) > 1 else np.inf
+    # All tenants with samples: if only those with enough groups counted, the first ones there could all be liars.
+    liars = may_lie(len({tenant for tenant, _ in strata})) if policy.tenants > 1 else 0
     return CanaryEvidence(
         canary_samples=sum(groups.samples[True] for groups in strata.values()),
         stable_samples=sum(groups.samples[False] for groups in strata.values()),
         canary_acceptance=_mean([value for groups in strata.values() for value in groups.canary]),
         stable_acceptance=_mean([value for groups in strata.values() for value in groups.stable]),
-        log_better=_combined(better, most),
-        log_worse=_combined(worse, most),
-        doubt=_doubt(differences, worse, policy),
+        log_better=_combined(better, liars),
+        log_worse=_combined(worse, liars),
+        doubt=_doubt(differences, worse, liars, policy),
+        tenants=_taking_part(differences),
     )
+
+
+def may_lie(tenants: int) -> int:
+    """Return how many of so many tenants may lie without deciding anything: one of several, or less than a quarter.
+
+    Each costs the evidence of an honest tenant, so that with more of them trials would often end undecided.
+    """
+    return max(1, (tenants - 1) // 4) if tenants > 1 else 0
 
 
 def _strata(samples: Sequence[AcceptanceSample]) -> dict[_Stratum, _Groups]:
@@ -129,29 +141,38 @@ def _log_capital(gains: _Values, even: float, loss: float) -> float:
     return float(np.log1p(stake * gains).sum())
 
 
-def _tenants(differences: Mapping[_Stratum, _Values]) -> int:
-    """Return the number of tenants that take part."""
+def _taking_part(differences: Mapping[_Stratum, _Values]) -> int:
+    """Return the number of tenants that have enough groups."""
     groups = Counter(tenant for (tenant, _), values in differences.items() for _ in values)
     return sum(count >= MIN_GROUPS for count in groups.values())
 
 
-def _combined(logs: Mapping[_Stratum, float], most: float) -> float:
-    """Return the evidence over the classes of each tenant, and then over the tenants, each limited to `most`."""
+def _combined(logs: Mapping[_Stratum, float], liars: int) -> float:
+    """Return the evidence over the classes of each tenant, and then over the tenants but the `liars` that show most."""
     by_tenant: defaultdict[str, float] = defaultdict(float)
     for (tenant, _), log in logs.items():
         by_tenant[tenant] += log
-    kept = (np.logaddexp(np.log(RESERVE), np.log1p(-RESERVE) + log) for log in by_tenant.values())
-    return float(sum(min(log, most) for log in kept))
+    kept = sorted(by_tenant.values())[: max(0, len(by_tenant) - liars)]
+    return float(sum(np.logaddexp(np.log(RESERVE), np.log1p(-RESERVE) + log) for log in kept))
 
 
-def _doubt(differences: Mapping[_Stratum, _Values], worse: Mapping[_Stratum, float], policy: CanaryPolicy) -> str:
-    """Return the first class with enough groups that looks worse than the bound, or that none has enough."""
+def _doubt(
+    differences: Mapping[_Stratum, _Values], worse: Mapping[_Stratum, float], liars: int, policy: CanaryPolicy
+) -> str:
+    """Return a class that looks worse than the bound, if more than `liars` tenants have one, or that none is known."""
+    found: dict[str, str] = {}
     enough = {stratum: values for stratum, values in differences.items() if len(values) >= MIN_GROUPS}
-    for stratum, values in enough.items():
+    for (tenant, traffic), values in enough.items():
         by_chance = float(np.std(values)) / len(values) ** 0.5  # among many classes some look worse
-        if worse[stratum] >= IN_DOUBT * policy.log_threshold or _mean(values) + by_chance < -policy.bound:
-            return f"class {stratum[1] or '(none)'} of tenant {stratum[0]}"
-    return "" if enough else "too few samples"
+        convinced = worse[tenant, traffic] >= IN_DOUBT * policy.log_threshold
+        if convinced or _mean(values) + by_chance < -policy.bound:
+            found.setdefault(tenant, f"class {traffic or '(none)'} of tenant {tenant}")
+    if not enough:
+        return "too few samples"
+    if len(found) <= liars:
+        return ""
+    first = next(iter(found.values()))
+    return first if len(found) == 1 else f"{first}, and classes of {len(found) - 1} other tenants"
 
 
 def _mean(values: Sequence[float] | _Values) -> float:

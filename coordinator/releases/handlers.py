@@ -6,10 +6,9 @@ This module uses no protobuf, no gRPC and no Redis of its own.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.config import CoordinatorConfig
@@ -23,6 +22,7 @@ from coordinator.releases.records import (
     Release,
     ReleaseAction,
     ReleaseTrack,
+    in_canary,
 )
 from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.redis_store import RedisStore
@@ -43,11 +43,17 @@ MAX_VERIFIERS = 4_096
 class ReleaseHandlers:
     """Makes one process's decisions. What it remembers is read again when the store has changed.
 
-    artifacts: the draft files that this coordinator serves at `base_url`, if it serves any.
+    anonymous: tells whether callers need no key, so that all of them are one tenant. artifacts: the draft files that
+    this coordinator serves at `base_url`, if it serves any.
     """
 
     def __init__(
-        self, store: RedisStore, config: CoordinatorConfig, artifacts: ArtifactStore | None = None, base_url: str = ""
+        self,
+        store: RedisStore,
+        config: CoordinatorConfig,
+        anonymous: Callable[[], Awaitable[bool]],
+        artifacts: ArtifactStore | None = None,
+        base_url: str = "",
     ) -> None:
         """Trust `release_keys`, or every publisher that Admin admits if there are none. Raises BadRequest."""
         self.base_url = base_url
@@ -59,12 +65,15 @@ class ReleaseHandlers:
             config.canary_alpha,
             config.canary_window_s,
             config.canary_session_samples,
+            config.canary_tenants,
         )
+        self._anonymous = anonymous
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
         self._trials: dict[str, tuple[int, str, dict[str, CanaryTrial]]] = {}
         """Verifier -> serial, weights hash, trials of its target by the key of their track."""
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
+        self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
     async def offer(self, weights: str, device_id: str, tenant: str = "") -> tuple[int, Release | None]:
         """Return the serial and a device's release, None for the draft that its verifier offers. Raises Unavailable.
@@ -124,12 +133,17 @@ class ReleaseHandlers:
         log.info("%s of release %s by an operator: %s", action.value, release.name, release.state.value)
         return release
 
-    async def sample(self, verifier_id: str, sessions: Sequence[SessionTelemetry]) -> int:
-        """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known."""
+    async def sample(
+        self, verifier_id: str, sessions: Sequence[SessionTelemetry], device_ids: Mapping[str, Sequence[str]]
+    ) -> int:
+        """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known.
+
+        device_ids: of PlacementRequest, by session id, of the sessions that were placed here. Others do not count.
+        """
         try:
             serial, _, trials = await self._running(verifier_id)
             for key, trial in trials.items():
-                await self._releases.sample(key, trial, sessions, self._policy.session_samples)
+                await self._releases.sample(key, trial, sessions, device_ids, self._policy.session_samples)
         except OutriderError as error:
             log.warning("no samples are taken from a report of verifier %s: %s", verifier_id, error)
             return 0
@@ -151,6 +165,7 @@ class ReleaseHandlers:
         await self._backup.keep(stored)
         running = {(one.track.key, c.version) for one in stored if (c := one.track.canary) is not None}
         self._evidence = {trial: known for trial, known in self._evidence.items() if trial in running}
+        self._told = {trial: told for trial, told in self._told.items() if trial in running}
         for one in stored:
             try:
                 await self._decide(one.track)
@@ -165,6 +180,7 @@ class ReleaseHandlers:
             return
         weighed = await self._weighed(track, canary)
         if lifecycle.judge(track, weighed, policy, time.time()) is None:
+            self._tell(track, canary, lifecycle.awaited(weighed, policy))
             return
 
         def settled(track: ReleaseTrack) -> ReleaseTrack:
@@ -180,6 +196,13 @@ class ReleaseHandlers:
             log.warning(
                 "release %s, version %d: %s, %s", decided.name, decided.version, decided.state.value, decided.reason
             )
+
+    def _tell(self, track: ReleaseTrack, canary: Release, awaited: str) -> None:
+        """Log once what the operator has to decide."""
+        trial = (track.key, canary.version)
+        if awaited and not canary.pinned and self._told.get(trial) != awaited:
+            log.warning("release %s, version %d: %s", canary.name, canary.version, awaited)
+            self._told[trial] = awaited
 
     async def _restored(self) -> list[StoredTrack]:
         """Return all tracks, after what the store has lost was put back."""
@@ -201,7 +224,8 @@ class ReleaseHandlers:
         if samples is not None:
             known = await asyncio.to_thread(evidence.weigh, samples, self._policy)
             self._evidence[trial] = len(samples), known
-        return known
+        one = bool(track.tenant) or await self._anonymous()
+        return replace(known, tenants_needed=1 if one else self._policy.tenants)
 
     async def _running(self, verifier_id: str) -> tuple[int, str, dict[str, CanaryTrial]]:
         """Return serial, weights hash and trials of a verifier's target, read again only if one of them has changed."""
@@ -213,18 +237,6 @@ class ReleaseHandlers:
                 self._trials.clear()
             self._trials[verifier_id] = known
         return known
-
-
-def in_canary(device_id: str, release: str, share: float) -> bool:
-    """Return whether a device is drawn for the share that tries a release. A device without a name never is.
-
-    It depends on the two names alone, so it is the same at every coordinator and every time. Another release draws
-    anew, so that no device is always first. A greater share keeps the devices that were drawn.
-    """
-    if not device_id:
-        return False
-    digest = hashlib.sha256(f"{release}:{device_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
 
 
 def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> None:

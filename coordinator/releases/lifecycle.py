@@ -65,20 +65,37 @@ def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
 def judge(
     track: ReleaseTrack, evidence: CanaryEvidence, policy: CanaryPolicy, now: float
 ) -> tuple[LifecycleState, str] | None:
-    """Return the canary's new state and why, None if it stays; worse in one class outweighs better over all."""
+    """Return the canary's new state and why, None if it stays; worse in one class outweighs better over all.
+
+    Where too few tenants take part, what they show decides nothing: any of them could have made it up. Then the
+    operator decides, or the end of the window, which rolls back whatever has not proved itself.
+    """
     canary = track.canary
     if canary is None or canary.pinned:
         return None
     bound, measured = f"than the bound of {policy.bound:g} allows", _measured(evidence)
-    if evidence.log_worse >= policy.log_threshold:
-        return LifecycleState.ROLLED_BACK, f"worse {bound}: {measured}"
-    held = bool(evidence.doubt) or (track.stable is not None and track.stable.pinned)
-    if evidence.log_better >= policy.log_threshold and not held:
-        return LifecycleState.STABLE, f"not worse {bound}: {measured}"
+    if not evidence.tenants_missing:
+        if evidence.log_worse >= policy.log_threshold:
+            return LifecycleState.ROLLED_BACK, f"worse {bound}: {measured}"
+        held = bool(evidence.doubt) or (track.stable is not None and track.stable.pinned)
+        if evidence.log_better >= policy.log_threshold and not held:
+            return LifecycleState.STABLE, f"not worse {bound}: {measured}"
     if now - canary.since_unix >= policy.window_s:
         doubt = f", in doubt: {evidence.doubt}" if evidence.doubt else ""
-        return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{doubt}"
+        few = f", {_tenants_words(evidence)}" if evidence.tenants_missing else ""
+        return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{doubt}{few}"
     return None
+
+
+def awaited(evidence: CanaryEvidence, policy: CanaryPolicy) -> str:
+    """Return what the operator is told about a canary whose evidence would decide if more tenants took part, or ""."""
+    if not evidence.tenants_missing:
+        return ""
+    for log, shown in ((evidence.log_worse, "worse than"), (evidence.log_better, "not worse than")):
+        if log >= policy.log_threshold:
+            bound = f"the bound of {policy.bound:g} allows"
+            return f"it looks {shown} {bound}, but {_tenants_words(evidence)}: promote it or roll it back"
+    return ""
 
 
 def settle(
@@ -215,3 +232,8 @@ def _measured(e: CanaryEvidence) -> str:
         f"first proposal accepted at {e.canary_acceptance:.1%} of positions in {e.canary_samples} samples,"
         f" {e.stable_acceptance:.1%} in {e.stable_samples} beside it"
     )
+
+
+def _tenants_words(evidence: CanaryEvidence) -> str:
+    """Return how many tenants take part, and how many a decision needs."""
+    return f"{evidence.tenants} of the {evidence.tenants_needed} tenants that a decision needs take part"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ class CanaryPolicy:
     """A canary that is undecided for this long is rolled back."""
     session_samples: int = 1
     """Samples that one session gives to each side of a trial, at most."""
+    tenants: int = 3
+    """Tenants that must take part before the evidence decides, since some may lie; 1 trusts every tenant."""
 
     @property
     def log_threshold(self) -> float:
@@ -68,11 +71,22 @@ class CanaryEvidence:
     canary_acceptance: float = 0.0
     stable_acceptance: float = 0.0
     log_better: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes."""
+    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes and
+    all tenants but those that show the most."""
     log_worse: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class."""
+    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class, over
+    all tenants but those that show the most."""
     doubt: str = ""
     """Reason that holds a promotion up: a class in which it looks worse, or too few samples; empty if there is none."""
+    tenants: int = 0
+    """Tenants that take part: those with enough groups of samples."""
+    tenants_needed: int = 0
+    """Tenants that must take part before the evidence decides; until then the operator does."""
+
+    @property
+    def tenants_missing(self) -> int:
+        """Return how many more tenants must take part before the evidence decides."""
+        return max(0, self.tenants_needed - self.tenants)
 
 
 @dataclass(frozen=True)
@@ -106,19 +120,37 @@ class CanaryTrial:
     version: int
     stable: str
     """Name of the stable release; if it is empty, every other draft takes its place."""
+    share: float
+    """Share of the devices that the canary is offered to, from 0 to 1."""
     tenant: str = ""
     """Tenant of a store's trial, whose sessions alone are compared; empty for a draft's."""
 
-    def arm(self, draft: str, tenant: str) -> str:
+    def arm(self, draft: str, tenant: str, device_id: str, store_device_id: str) -> str:
         """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
 
-        draft: what the session drafts with, as its device says. tenant: the session's.
+        draft: what the session drafts with, as its device says, which counts only if that was offered to the device.
+        tenant, device_id, store_device_id: the session's; its device is drawn by one of the ids.
         """
         if not draft or (self.tenant and tenant != self.tenant):
             return ""
-        if drafts_with(draft, self.name):
+        tries = drafts_with(draft, self.name)
+        if tries is not in_canary(store_device_id if self.tenant else device_id, self.name, self.share):
+            return ""
+        if tries:
             return "c"
         return "s" if not self.stable or drafts_with(draft, self.stable) else ""
+
+
+def in_canary(device_id: str, release: str, share: float) -> bool:
+    """Return whether a device is drawn for the share that tries a release. A device without a name never is.
+
+    It depends on the two names alone, so it is the same at every coordinator and every time. Another release draws
+    anew, so that no device is always first. A greater share keeps the devices that were drawn.
+    """
+    if not device_id:
+        return False
+    digest = hashlib.sha256(f"{release}:{device_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
 
 
 @dataclass(frozen=True)
@@ -137,6 +169,11 @@ class ReleaseTrack:
     """Grows with every change; of two copies that differ, the one with the greater revision was decided later."""
 
     @property
+    def tenant(self) -> str:
+        """Return the tenant whose stores these are; empty for drafts."""
+        return self.key.partition("\n")[2]
+
+    @property
     def stable(self) -> Release | None:
         return self._first(LifecycleState.STABLE)
 
@@ -149,7 +186,7 @@ class ReleaseTrack:
         canary, stable = self.canary, self.stable
         if canary is None:
             return None
-        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", self.key.partition("\n")[2])
+        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", canary.share, self.tenant)
 
     @property
     def states(self) -> list[tuple[int, LifecycleState]]:

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ MAX_POSITIONS = 8_192
 """Positions of a sample that is believed: a report comes each second, and no session is so quick."""
 NEW_POSITIONS = 256
 """Positions that a session may have when it is first seen and still be taken for a new one."""
-TENANT_SAMPLES = 2_048
-"""Samples of a tenant on either side, so that no tenant fills a trial. If one side is full, neither gets more."""
 ARM_SAMPLES = 4_096
 """Samples of all tenants on either side: several times what distinguishes a draft that is as good from one that is 0.05
-worse."""
+worse. A tenant has at most half of what the others leave, so that neither one tenant nor a few fill a trial. If a side
+is full, neither gets more."""
+TENANTS = 64
+"""Tenants in a trial: with so many that come alike each has 63 samples on either side."""
 KEEP_SAMPLES_MS = 7 * 86_400_000
 KEEP_SPAN_MS = 600_000
 ATTEMPTS = 16
@@ -107,21 +108,31 @@ class ReleaseStore:
         return int(now), target, [parsed(*pair).track for pair in zip(parts[::2], parts[1::2], strict=True)]
 
     async def sample(
-        self, key: str, trial: CanaryTrial, sessions: Sequence[SessionTelemetry], session_samples: int
+        self,
+        key: str,
+        trial: CanaryTrial,
+        sessions: Sequence[SessionTelemetry],
+        device_ids: Mapping[str, Sequence[str]],
+        session_samples: int,
     ) -> int:
         """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
 
-        Sessions with a lossy acceptance rule give none: what they accept says little of the draft.
+        device_ids: of PlacementRequest, by session id; other sessions give none, since a session's arm is what was
+        offered to its device. Nor do those with a lossy acceptance rule: what they accept says little of the draft.
         """
-        compared = [one for one in sessions if trial.arm(one.draft_release, one.tenant) and not one.lossy]
+        compared = []
+        for session in sessions:
+            ids = device_ids.get(session.session_id)
+            if ids and not session.lossy and (arm := trial.arm(session.draft_release, session.tenant, *ids)):
+                compared.append((session, arm))
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):
             touched = [keys.samples(key, trial.version), keys.sampled(key, trial.version)]
             arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
-            arguments += [session_samples, TENANT_SAMPLES, ARM_SAMPLES, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
-            for s in compared[start : start + SESSIONS_AT_ONCE]:
+            arguments += [session_samples, ARM_SAMPLES, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
+            for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
                 touched.append(keys.span(s.session_id, store=bool(trial.tenant)))
-                arguments += [trial.arm(s.draft_release, s.tenant), s.draft_release, f"{s.epoch:020d}", s.tenant]
+                arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant]
                 arguments += [s.traffic_class, s.positions, s.first_accepted]
             taken += int(await self._store.run("release_sample", touched, arguments))
         return taken

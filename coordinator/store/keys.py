@@ -115,7 +115,8 @@ def samples(track: str, version: int) -> str:
 
 
 def sampled(track: str, version: int) -> str:
-    """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all; it expires with them."""
+    """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all, "tenants" -> number of
+    tenants; it expires with them."""
     return f"{PREFIX}sampled:{version}:{track}"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from outrider.wire import telemetry as codec
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import telemetry_pb2
 
+_FACTS = 6
+"""Facts of each session in the answer of report.lua."""
 _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
 
@@ -98,16 +100,25 @@ def session_status(
 def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
     """Return the workload keys by session id, of the sessions that still draft with the release they were placed with.
 
-    facts: tenant, weights hash, draft and traffic class of each session. drafts: the release that each is reported to
-    draft with; empty if none is reported. While a history holds outcomes of two releases its session has no workload
-    key.
+    facts: those of report.lua, for each session. drafts: the release that each is reported to draft with; empty if none
+    is reported. While a history holds outcomes of two releases its session has no workload key.
     """
     found = {}
-    for i, session_id in enumerate(session_ids):
-        tenant, weights, draft, traffic = facts[4 * i : 4 * i + 4]
-        if draft and drafts[i] in ("", draft):
+    for session_id, (tenant, weights, draft, traffic, *_), now in zip(session_ids, _facts(facts), drafts, strict=True):
+        if draft and now in ("", draft):
             found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
     return found
+
+
+def device_ids(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return the devices' ids of the sessions that are placed here, by session id. facts: those of report.lua."""
+    return {name: ids for name, (tenant, _, _, _, *ids) in zip(session_ids, _facts(facts), strict=True) if tenant}
+
+
+def _facts(flat: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the facts of one session after another."""
+    for start in range(0, len(flat), _FACTS):
+        yield flat[start : start + _FACTS]
 
 
 def prior_from(record: Mapping[str, str]) -> Prior:

@@ -70,7 +70,7 @@ class SessionStore:
         arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, config.load_weight_ms, target, weights, tokenizer]
         arguments += [request.numerics_class, request.draft, request.traffic]
         arguments += [int(claims.api_key_id != ""), *vars(limits).values(), quotas.USE_MS, quotas.RUNNING_MS]
-        arguments += [int(last), quotas.WAIT_MS, keys.TENANT_PLACES, keys.WAITING]
+        arguments += [int(last), quotas.WAIT_MS, keys.TENANT_PLACES, keys.WAITING, *request.device_ids]
         for name in among:
             touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
             arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]

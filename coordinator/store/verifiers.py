@@ -94,6 +94,7 @@ class VerifierStore:
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
             exhausted=tuple(exhausted),
+            device_ids=redis_codec.device_ids(ids, facts),
         )
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:

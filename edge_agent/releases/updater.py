@@ -57,6 +57,11 @@ class ReleaseUpdater(Generic[P]):
         return self._loader is not None and self._loader.state.trial is not None
 
     @property
+    def device_id(self) -> str:
+        """Return the id by which releases are offered to this device; empty before `begin` and without a folder."""
+        return self._loader.state.device_id if self._loader is not None else ""
+
+    @property
     def floor(self) -> int:
         """Return the version below which no release is taken."""
         return self._loader.state.floor if self._loader is not None else 0

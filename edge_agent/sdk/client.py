@@ -161,6 +161,7 @@ class AsyncClient:
                     _owner(_checked_key(settings, api_key)),
                 )
             self._sessions.on_release_notice = self._on_release_notice
+            self._sessions.device_ids = self._device_ids
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
         """Everything for the target, once it is loaded."""
@@ -364,6 +365,11 @@ class AsyncClient:
         for updates in (self.updates, self.store_updates):
             if updates is not None:
                 updates.notice(serial)
+
+    def _device_ids(self) -> tuple[str, str]:
+        """Return the ids by which drafts and stores are offered to this device."""
+        drafts, stores = self.updates, self.store_updates
+        return drafts.device_id if drafts else "", stores.device_id if stores else ""
 
     async def _load_from_verifiers(self) -> TargetBundle:
         async with self._sessions.artifacts() as source:

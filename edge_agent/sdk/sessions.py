@@ -62,6 +62,8 @@ class Sessions:
         """The draft that sessions get; none before the target is loaded."""
         self.on_release_notice: Callable[[int], None] = lambda serial: None
         """Called with the serial number of the cluster's draft releases whenever it is mentioned."""
+        self.device_ids: Callable[[], tuple[str, str]] = lambda: ("", "")
+        """Returns the ids by which drafts and stores are offered to this device; empty where none are asked for."""
         self._tasks = tasks
         self._channels = channels
         self._coordinator_address = coordinator
@@ -203,7 +205,12 @@ class Sessions:
             return None
         wait_s = self.settings.open_budget_s
         placement = await self.coordinator().open(
-            self._target, prompt_tokens, wait_s=wait_s, draft_release=draft_release, traffic_class=traffic_class
+            self._target,
+            prompt_tokens,
+            wait_s=wait_s,
+            draft_release=draft_release,
+            traffic_class=traffic_class,
+            device_ids=self.device_ids(),
         )
         self.on_release_notice(placement.release_serial)
         return placement

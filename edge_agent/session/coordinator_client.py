@@ -99,17 +99,25 @@ class CoordinatorClient:
         patient: bool = True,
         draft_release: str = "",
         traffic_class: str = "",
+        device_ids: tuple[str, str] = ("", ""),
     ) -> Placement:
         """Open a session on a verifier that serves `target` ("": the cluster's only one).
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
+        device_ids: those of `release_offer` for drafts and for stores: the session counts in a trial if it drafts with
+        what they were offered.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. patient: whether a coordinator that cannot be reached is waited for, since it may be
         restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled during
         the call, the session is closed once it has been opened.
         """
         request = pb.OpenSessionRequest(
-            target=target, prompt_tokens=prompt_tokens, draft_release=draft_release, traffic_class=traffic_class
+            target=target,
+            prompt_tokens=prompt_tokens,
+            draft_release=draft_release,
+            traffic_class=traffic_class,
+            device_id=device_ids[0],
+            store_device_id=device_ids[1],
         )
         deadline = time.monotonic() + wait_s
         while True:

@@ -1,8 +1,12 @@
 """Make manifests, and sessions whose acceptance a test chooses."""
 
+import asyncio
 import hashlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.releases.records import in_canary
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Signer
@@ -56,6 +60,18 @@ async def offered(peer, device_id: str = "d", target: str = "sha256:w") -> pb.Of
 def version_of(offer: pb.OfferReleaseResponse) -> int:
     """Return the version on offer, 0 if there is none."""
     return manifests.read_unverified(offer.manifest).version if offer.manifest else 0
+
+
+def device_of(release: str, *, canary: bool, share: float = 0.25) -> str:
+    """Return the id of a device to which a release on trial is offered, or is not."""
+    return next(name for i in itertools.count() if in_canary(name := f"device-{i}", release, share) is canary)
+
+
+async def placed(peer, count: int, key: str = "", **request: str) -> Sequence[str]:
+    """Open so many sessions and return their ids. key: the tenant's; empty where none is needed."""
+    metadata = (("authorization", f"Bearer {key}"),) if key else None
+    calls = (peer.sessions.OpenSession(pb.OpenSessionRequest(**request), metadata=metadata) for _ in range(count))
+    return [opened.session_id for opened in await asyncio.gather(*calls)]
 
 
 def drafted(session_id: str, draft: str, right: int, positions: int, **changes) -> SessionTelemetry:

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 from peers import until
-from releasing import drafted, name_of, publish, signed, steer
+from releasing import device_of, drafted, name_of, placed, publish, signed, steer
 
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
 from outrider.telemetry import logs
@@ -170,13 +170,15 @@ async def test_a_placement_is_logged_under_its_request_and_session_and_one_witho
 
 async def test_a_releases_trial_is_reported_with_its_evidence(scraped) -> None:
     peer, scrape = scraped
-    await peer.join("v1")
+    await peer.join("v1", capacity=20)
     await publish(peer, signed(1))  # the first of a target has nothing beside it
     await steer(peer, 1, pb.RELEASE_ACTION_PROMOTE)
     await publish(peer, signed(2))
-    sides = ((2, 10), (1, 20))
-    reports = [drafted(f"{version}-{i}", name_of(version), right, 40) for i in range(5) for version, right in sides]
-    await peer.report("v1", reports)
+    sides = [
+        (await placed(peer, 5, device_id=device_of(name_of(2), canary=version == 2)), name_of(version), right)
+        for version, right in ((2, 10), (1, 20))
+    ]
+    await peer.report("v1", [drafted(ids[i], name, right, 40) for i in range(5) for ids, name, right in sides])
 
     async def weighed() -> bool:
         return (await scrape()).get('canary_samples{arm="canary",target="w"}', 0) > 0

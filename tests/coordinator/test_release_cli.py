@@ -75,6 +75,22 @@ async def test_releases_are_promoted_pinned_and_rolled_back(outrider, coordinato
     assert await states(coordinator) == {1: STABLE, 2: ROLLED_BACK}
 
 
+async def test_a_canary_shows_how_many_tenants_decide_and_what_it_waits_for(outrider, coordinator) -> None:
+    await publish(coordinator, signed(1))
+    _, out, _ = await outrider("show", name_of(1)[:12])
+    assert "0 take part, and a decision needs 1" in out
+    assert "samples of 1 more tenant, or for you: `outrider releases promote" in out
+    for name in ("acme", "bobs"):
+        await coordinator.admin.CreateTenant(pb.CreateTenantRequest(name=name))
+    _, out, _ = await outrider("show", name_of(1)[:12])
+    assert "0 take part, and a decision needs 3" in out
+    assert f"samples of 3 more tenants, or for you: `outrider releases promote {name_of(1)[:12]}`, or rollback" in out
+    await outrider("pin", name_of(1)[:12])
+    assert "its unpinning" in (await outrider("show", name_of(1)[:12]))[1]
+    await outrider("promote", name_of(1)[:12])
+    assert "waits for" not in (await outrider("show", name_of(1)[:12]))[1]
+
+
 async def two_stable(coordinator) -> None:
     for version in (1, 2):
         await publish(coordinator, signed(version))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -237,15 +239,28 @@ def test_many_tenants_with_few_samples_each_decide_together() -> None:
     assert "worse" not in found
 
 
-def test_a_class_that_is_worse_holds_up_a_promotion_that_all_others_speak_for() -> None:
+def mixed(rng, tenants, count, canary, stable, lies=None):
+    """Draw samples of several tenants, a share of them each. lies: tenant -> what its canary seems better by."""
+    names = [str(name) for name in rng.choice(list(tenants), p=list(tenants.values()), size=count)]
+    sides = [bool(rng.random() < 0.25) for _ in names]
+    means = [(stable + lies[n] if n in lies else canary) if s else stable for n, s in zip(names, sides, strict=True)]
+    return [sample(rng, i, *one) for i, one in enumerate(zip(sides, means, [0.1] * count, names, strict=True))]
+
+
+def evenly(count):
+    return {f"t{i}": 1 / count for i in range(count)}
+
+
+def test_a_draft_that_is_worse_for_more_tenants_than_may_lie_is_in_doubt() -> None:
     rng = np.random.default_rng(13)
-    tenants = [f"t{t}" for t in rng.integers(10, size=2_000)]
-    sides = [bool(rng.random() < 0.25) for _ in tenants]
-    means = [0.6 - 0.2 * side * (tenant == "t3") for side, tenant in zip(sides, tenants, strict=True)]
-    parts = zip(sides, means, tenants, strict=True)
-    shown = evidence.weigh([sample(rng, i, s, m, tenant=t) for i, (s, m, t) in enumerate(parts)], POLICY)
+    worse = {f"t{i}": -0.2 for i in range(3)}
+    assert evidence.may_lie(10) == 2
+    shown = evidence.weigh(mixed(rng, evenly(10), 3_000, 0.7, 0.6, worse), POLICY)
+    assert re.fullmatch("class code of tenant t[012], and classes of 2 other tenants", shown.doubt)
+    few = {f"t{i}": -0.2 for i in range(2)}
+    shown = evidence.weigh(mixed(rng, evenly(10), 3_000, 0.7, 0.6, few), POLICY)
+    assert shown.doubt == ""
     assert shown.log_better >= POLICY.log_threshold
-    assert "tenant t3" in shown.doubt
 
 
 # --- who may say how much
@@ -264,6 +279,69 @@ def test_no_tenant_undoes_what_others_have_shown() -> None:
     honest = [s for name in ("a", "b", "c") for s in stream(rng, 0.3, 0.7, 200, share=0.5, tenant=name)]
     liar = alternating(2_000, PROPOSED, 0, "liar")
     assert evidence.weigh(honest + liar, POLICY).log_worse >= POLICY.log_threshold
+
+
+HOSTILE = {"liar": 0.5, "a": 0.25, "b": 0.25}
+"""One tenant has half of the samples."""
+
+
+def decisions(tenants, *, canary, lie, runs=20, count=2_400, needed=3):
+    """Return the decisions of trials beside a stable draft of 60%, in which the tenant "liar" lies."""
+    found = []
+    for seed in range(runs):
+        samples = mixed(np.random.default_rng(seed), tenants, count, canary, 0.6, {"liar": lie})
+        seen = [look for look in looks(samples, 200) if look.tenants >= needed]
+        found.append(next((verdict for look in seen if (verdict := verdict_of(look))), ""))
+    return found
+
+
+def verdict_of(look):
+    if look.log_worse >= POLICY.log_threshold:
+        return "worse"
+    return "stable" if look.log_better >= POLICY.log_threshold and not look.doubt else ""
+
+
+@pytest.mark.parametrize("lie", [0.1, 0.2, 0.4])
+def test_a_tenant_with_half_of_the_samples_does_not_make_a_worse_draft_stable(lie) -> None:
+    found = decisions(HOSTILE, canary=0.48, lie=lie)  # a fifth worse than 60%
+    assert "stable" not in found
+    assert found.count("worse") >= 10
+
+
+@pytest.mark.parametrize("lie", [-0.1, -0.2, -0.4])
+def test_a_tenant_with_half_of_the_samples_does_not_have_a_better_draft_rolled_back(lie) -> None:
+    found = decisions(HOSTILE, canary=0.66, lie=lie)  # a tenth better than 60%
+    assert "worse" not in found
+    assert found.count("stable") >= 18
+
+
+@pytest.mark.parametrize(("canary", "lie", "wrong"), [(0.48, 0.4, "stable"), (0.66, -0.4, "worse")])
+def test_two_of_nine_tenants_may_lie_with_most_of_the_samples(canary, lie, wrong) -> None:
+    found = []
+    tenants = {"liar": 0.3, "cheat": 0.3} | {f"t{i}": 0.4 / 7 for i in range(7)}
+    for seed in range(10):
+        lies = {"liar": lie, "cheat": lie}
+        samples = mixed(np.random.default_rng(seed), tenants, 3_600, canary, 0.6, lies)
+        found.append(next((verdict for look in looks(samples, 300) if (verdict := verdict_of(look))), ""))
+    assert wrong not in found
+
+
+def test_with_one_liar_neither_answer_comes_more_often_than_alpha_at_the_bound() -> None:
+    """The honest canary is worse by exactly the bound, and the liar argues for either side."""
+    for lie, log in ((0.4, "log_better"), (-0.4, "log_worse")):
+        most = []
+        for seed in range(60):
+            samples = mixed(np.random.default_rng(seed), HOSTILE, 600, 0.55, 0.6, {"liar": lie})
+            most.append(max(getattr(look, log) for look in looks(samples, 60) if look.tenants >= 2))
+        for alpha in (0.1, 0.05, 0.01):
+            assert (np.array(most) >= np.log(1 / alpha)).mean() <= alpha
+
+
+def test_a_tenant_takes_part_once_it_has_enough_groups() -> None:
+    few = alternating(2 * evidence.MIN_GROUPS - 2, 20, 20, "few")
+    enough = alternating(2 * evidence.MIN_GROUPS, 20, 20, "enough")
+    assert evidence.weigh(few, POLICY).tenants == 0
+    assert evidence.weigh(few + enough, POLICY).tenants == 1
 
 
 def test_classes_beyond_a_tenants_few_count_as_one() -> None:

@@ -144,6 +144,27 @@ def test_a_trial_without_evidence_ends_with_its_window() -> None:
     assert lifecycle.judge(canary(), CanaryEvidence(), POLICY, 100.0)[0] is ROLLED_BACK
 
 
+@pytest.mark.parametrize("shown", [{"log_better": 99.0}, {"log_worse": 99.0}])
+def test_with_too_few_tenants_evidence_decides_nothing_and_the_operator_is_told(shown: dict[str, float]) -> None:
+    few = CanaryEvidence(tenants=2, tenants_needed=3, **shown)
+    assert lifecycle.judge(canary(), few, POLICY, 99.0) is None
+    told = lifecycle.awaited(few, POLICY)
+    assert "2 of the 3 tenants that a decision needs take part: promote it or roll it back" in told
+    assert told.startswith("it looks worse" if "log_worse" in shown else "it looks not worse")
+    assert lifecycle.awaited(replace(few, tenants=3), POLICY) == ""
+    assert lifecycle.awaited(CanaryEvidence(tenants=2, tenants_needed=3), POLICY) == ""
+    enough = lifecycle.judge(canary(), replace(few, tenants=3), POLICY, 1.0)
+    assert enough is not None
+    assert enough[0] is (ROLLED_BACK if "log_worse" in shown else STABLE)
+
+
+def test_with_too_few_tenants_the_window_ends_in_a_rollback_however_good_it_looks() -> None:
+    state, reason = lifecycle.judge(canary(), replace(BETTER, tenants=1, tenants_needed=3), POLICY, 100.0)
+    assert state is ROLLED_BACK
+    assert "undecided after 100 s" in reason
+    assert "1 of the 3 tenants" in reason
+
+
 def test_pins_hold_against_what_is_measured() -> None:
     assert lifecycle.judge(canary(pinned=True), WORSE, POLICY, 1e9) is None
     kept = steered(canary(), 1, ReleaseAction.PIN)

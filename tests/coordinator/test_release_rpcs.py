@@ -11,9 +11,24 @@ from dataclasses import replace
 
 import pytest
 from peers import identity, until
-from releasing import FIRST, SIGNER, drafted, listed, name_of, offered, publish, signed, states, steer, version_of
+from releasing import (
+    FIRST,
+    SIGNER,
+    device_of,
+    drafted,
+    listed,
+    name_of,
+    offered,
+    placed,
+    publish,
+    signed,
+    states,
+    steer,
+    version_of,
+)
 
-from coordinator.releases.handlers import ReleaseHandlers, check_served, in_canary
+from coordinator.releases.handlers import ReleaseHandlers, check_served
+from coordinator.releases.records import in_canary
 from coordinator.releases.store import ReleaseBackup, ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
@@ -33,15 +48,20 @@ async def stable(peer, version: int = 1) -> None:
     assert (await steer(peer, version, PROMOTE)).state == STABLE
 
 
-async def measured(peer, version: int, canary: float, beside: float, *, sessions: int = 60, other: int = 1) -> None:
-    """Report so many sessions a side, each with one span of proposals."""
-    rng = random.Random(1)
-
-    def right(mean: float) -> int:
-        return sum(rng.random() < mean for _ in range(40))
-
-    sides = [(name_of(version), canary), (name_of(other), beside)]
-    found = [drafted(f"{name[:8]}-{i}", name, right(mean), 40) for i in range(sessions) for name, mean in sides]
+async def measured(
+    peer, version: int, canary: float, beside: float, *, sessions: int = 60, other: int = 1, key: str = "", **changes
+) -> None:
+    """Place and report so many sessions a side, each with one span of proposals."""
+    rng, trial = random.Random(1), name_of(version)
+    sides = []
+    for name, mean in ((trial, canary), (name_of(other), beside)):
+        device = device_of(trial, canary=name == trial)
+        sides.append((await placed(peer, sessions, key, device_id=device, target="demo"), name, mean))
+    found = [
+        drafted(ids[i], name, sum(rng.random() < mean for _ in range(40)), 40, **changes)
+        for i in range(sessions)
+        for ids, name, mean in sides
+    ]
     await peer.report("v1", found)
 
 
@@ -263,9 +283,9 @@ async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with
 
 
 async def test_another_targets_sessions_do_not_count(trial) -> None:
-    await trial.join("v2", target=identity(name="other", weights_hash="sha256:x"))
-    found = [drafted(f"s{i}", name_of(2), 0, 40) for i in range(20)]
-    await trial.report("v2", found)
+    await trial.join("v2", capacity=50, target=identity(name="other", weights_hash="sha256:x"))
+    ids = await placed(trial, 20, target="other", device_id=device_of(name_of(2), canary=True))
+    await trial.report("v2", [drafted(session_id, name_of(2), 0, 40) for session_id in ids])
     await measured(trial, 2, canary=0.5, beside=0.5, sessions=3)
     await asyncio.sleep(0.2)
     assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 3
@@ -279,6 +299,113 @@ async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(t
     answer = await trial.report("v1", [drafted("s", **{"draft": name_of(2), "right": 20, "positions": 40, **nonsense})])
     assert answer.known
     assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
+
+
+async def test_a_session_counts_in_the_arm_that_its_device_was_offered_and_in_no_other(trial) -> None:
+    tries, stays = (device_of(name_of(2), canary=canary) for canary in (True, False))
+    assert (await offered(trial, tries)).canary
+    assert not (await offered(trial, stays)).canary
+    for device, version in ((tries, 1), (stays, 2), ("", 2)):
+        ids = await placed(trial, 20, device_id=device, draft_release=name_of(version))
+        await trial.report("v1", [drafted(session_id, name_of(version), 20, 40) for session_id in ids])
+    await trial.report("v1", [drafted(f"unknown-{i}", name_of(i % 2 + 1), 20, 40) for i in range(40)])
+    await asyncio.sleep(0.1)
+    evidence = (await listed(trial, name_of(2)))[0].evidence
+    assert (evidence.canary_samples, evidence.stable_samples) == (0, 0)
+    await measured(trial, 2, canary=0.5, beside=0.5, sessions=4)
+
+    async def seen() -> bool:
+        evidence = (await listed(trial, name_of(2)))[0].evidence
+        return (evidence.canary_samples, evidence.stable_samples) == (4, 4)
+
+    await until(seen)
+
+
+async def test_a_session_that_is_resumed_keeps_its_arm(trial) -> None:
+    opened = await trial.open(device_id=device_of(name_of(2), canary=True), draft_release=name_of(2))
+    await trial.resume(opened)
+    await measured(trial, 2, canary=0.5, beside=0.5, sessions=1)
+    await trial.report("v1", [drafted(opened.session_id, name_of(2), 20, 40)])
+    [other] = await placed(trial, 1, device_id=device_of(name_of(2), canary=False))
+    await trial.report("v1", [drafted(other, name_of(1), 20, 40)])
+
+    async def seen() -> bool:
+        return (await listed(trial, name_of(2)))[0].evidence.canary_samples == 2
+
+    await until(seen)
+
+
+# --- several tenants, of which one may lie
+
+TENANT_KEYS = {name: f"{name}-" * 6 for name in ("liar", "acme", "bobs")}
+
+
+@pytest.fixture
+async def several(start):
+    """Publish a stable release and a canary on a cluster of three tenants; return the peer."""
+    coordinator = await start(tenant_keys=TENANT_KEYS, canary_window_s=600.0)
+    await coordinator.join("v1", capacity=1_000)
+    await stable(coordinator)
+    assert await publish(coordinator, signed(2)) == CANARY
+    return coordinator
+
+
+async def of(peer, tenant: str, canary: float, beside: float, sessions: int = 60) -> None:
+    await measured(peer, 2, canary, beside, sessions=sessions, key=TENANT_KEYS[tenant], tenant=tenant)
+
+
+async def evidence_of(peer) -> pb.ReleaseEvidence:
+    return (await listed(peer, name_of(2)))[0].evidence
+
+
+@pytest.mark.parametrize(("canary", "beside"), [(0.3, 0.7), (0.8, 0.4)])
+async def test_with_fewer_tenants_than_a_decision_needs_the_operator_is_asked(several, caplog, canary, beside) -> None:
+    await of(several, "liar", canary, beside, sessions=80)
+
+    async def asked() -> bool:
+        return any("promote it or roll it back" in record.getMessage() for record in caplog.records)
+
+    await until(asked)
+    shown = (await listed(several, name_of(2)))[0]
+    assert shown.state == CANARY
+    assert (shown.evidence.tenants, shown.evidence.tenants_needed) == (1, 3)
+    assert max(shown.evidence.log_better, shown.evidence.log_worse) > 4.6
+    await asyncio.sleep(0.3)
+    assert sum("promote it or roll it back" in record.getMessage() for record in caplog.records) == 1
+    await steer(several, 2, PROMOTE)
+    assert (await states(several))[2] == STABLE
+
+
+async def test_a_tenant_with_half_of_the_samples_does_not_roll_back_what_the_others_find_better(several) -> None:
+    await of(several, "liar", canary=0.1, beside=0.9, sessions=120)
+    for tenant in ("acme", "bobs"):
+        assert (await states(several))[2] == CANARY
+        await of(several, tenant, canary=0.8, beside=0.5)
+    await reaches(several, 2, STABLE)
+
+
+async def test_a_tenant_with_half_of_the_samples_does_not_promote_what_the_others_find_worse(several) -> None:
+    await of(several, "liar", canary=0.9, beside=0.1, sessions=120)
+    for tenant in ("acme", "bobs"):
+        assert (await states(several))[2] == CANARY
+        await of(several, tenant, canary=0.4, beside=0.7)
+    await reaches(several, 2, ROLLED_BACK)
+    assert (await evidence_of(several)).tenants == 3
+
+
+async def test_an_operator_who_trusts_every_tenant_has_one_decide(start) -> None:
+    coordinator = await start(tenant_keys=TENANT_KEYS, canary_window_s=600.0, canary_tenants=1)
+    await coordinator.join("v1", capacity=500)
+    await stable(coordinator)
+    await publish(coordinator, signed(2))
+    await of(coordinator, "acme", canary=0.3, beside=0.7)
+    await reaches(coordinator, 2, ROLLED_BACK)
+
+
+async def test_creating_a_tenant_ends_the_trust_in_one(trial) -> None:
+    assert (await evidence_of(trial)).tenants_needed == 1
+    await trial.admin.CreateTenant(pb.CreateTenantRequest(name="acme"))
+    assert (await evidence_of(trial)).tenants_needed == 3
 
 
 # --- several coordinators, and a store that forgets

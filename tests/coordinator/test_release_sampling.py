@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
+from releasing import device_of
 
 from coordinator.releases import store as limits
 from coordinator.releases.records import CanaryTrial
@@ -15,7 +17,7 @@ from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry
 
 NEW, OLD = "n" * 64, "0" * 64
-TRIAL = CanaryTrial(NEW, 2, OLD)
+TRIAL = CanaryTrial(NEW, 2, OLD, share=0.25)
 
 
 @pytest.fixture
@@ -33,10 +35,15 @@ class Sessions:
         self.trial = trial
         self.per_session = per_session
 
-    async def report(self, positions: int, right: int, draft: str = NEW, **changes: object) -> int:
+    async def report(
+        self, positions: int, right: int, draft: str = NEW, device_ids: tuple[str, str] | None = None, **changes: object
+    ) -> int:
+        """Report a session. device_ids: by default one that was offered the draft."""
         fields = {"session_id": "s", "tenant": "acme", "epoch": 5, "traffic_class": "code"}
         fields |= {"draft_release": draft, "positions": positions, "first_accepted": right, **changes}
-        return await self.releases.sample("w", self.trial, [SessionTelemetry(**fields)], self.per_session)
+        one, name = SessionTelemetry(**fields), self.trial.name
+        ids = (device_of(name, canary=draft == name), "") if device_ids is None else device_ids
+        return await self.releases.sample("w", self.trial, [one], {one.session_id: ids}, self.per_session)
 
     async def taken(self) -> list[tuple[bool, int, int]]:
         found = await self.releases.samples("w", self.trial.version)
@@ -77,7 +84,7 @@ async def test_samples_say_whose_they_are_and_of_what_class(sessions, releases) 
 async def test_sessions_with_other_drafts_or_with_none_are_not_compared(sessions) -> None:
     assert await sessions.report(40, 25, "f" * 64) == 0
     assert await sessions.report(40, 25, "") == 0
-    first = Sessions(sessions.releases, CanaryTrial(NEW, 1, ""))
+    first = Sessions(sessions.releases, CanaryTrial(NEW, 1, "", share=0.25))
     assert await first.report(40, 25, "f" * 64, session_id="u") == 1  # nothing is stable yet: any other draft stands
     assert await first.report(40, 25, "", session_id="x") == 0
     assert await first.taken() == [(False, 25, 40)]
@@ -102,12 +109,13 @@ async def test_a_verifier_that_lost_the_session_is_not_counted_any_more(sessions
     assert await sessions.report(80, 24, epoch=6) == 1
 
 
-async def test_a_session_that_swaps_its_draft_shows_each_on_its_own_side(sessions) -> None:
-    await sessions.report(40, 10, OLD)
-    await sessions.report(60, 15, OLD)
-    assert await sessions.report(10, 9, NEW) == 0
-    assert await sessions.report(50, 45, NEW) == 1
-    assert await sessions.taken() == [(False, 10, 40), (True, 45, 50)]
+async def test_a_session_of_the_canary_counts_from_when_it_has_swapped_its_draft(sessions) -> None:
+    device = (device_of(NEW, canary=True), "")
+    await sessions.report(40, 10, OLD, device)
+    await sessions.report(60, 15, OLD, device)
+    assert await sessions.report(10, 9, NEW, device) == 0
+    assert await sessions.report(50, 45, NEW, device) == 1
+    assert await sessions.taken() == [(True, 45, 50)]
 
 
 async def test_a_session_gives_no_more_than_its_few_samples_however_often_it_swaps(sessions) -> None:
@@ -120,26 +128,57 @@ async def test_a_session_gives_no_more_than_its_few_samples_however_often_it_swa
     assert len(await sessions.taken()) == 8
 
 
-async def test_a_tenant_gives_no_more_than_its_part_and_leaves_room_for_others(sessions, monkeypatch) -> None:
-    monkeypatch.setattr(limits, "TENANT_SAMPLES", 5)
-    monkeypatch.setattr(limits, "ARM_SAMPLES", 7)
-    for i in range(20):
-        await sessions.report(40, 40, session_id=f"flood-{i}", tenant="mallory")
-    assert len(await sessions.taken()) == 5
-    for i in range(20):
-        await sessions.report(40, 20, session_id=f"fair-{i}", tenant=f"tenant-{i}")
-    assert len(await sessions.taken()) == 7
+async def test_a_tenant_has_at_most_half_of_the_room_that_others_leave(sessions, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "ARM_SAMPLES", 64)
+    for tenant, room in (("mallory", 32), ("mallets", 16), ("acme", 8), ("bobs", 4)):
+        for i in range(40):
+            await sessions.report(40, 20, session_id=f"{tenant}-{i}", tenant=tenant)
+        found = await sessions.releases.samples("w", TRIAL.version)
+        assert sum(sample.tenant == tenant for sample in found) == room
+
+
+async def test_tenants_that_come_alike_have_alike(sessions, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "ARM_SAMPLES", 40)
+    for i in range(40):
+        for tenant in ("a", "b", "c"):
+            await sessions.report(40, 20, session_id=f"{tenant}-{i}", tenant=tenant)
+    found = await sessions.releases.samples("w", TRIAL.version)
+    assert Counter(sample.tenant for sample in found) == {"a": 10, "b": 10, "c": 10}
+
+
+async def test_a_trial_has_room_for_so_many_tenants_and_the_first_ones_stay(sessions, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "TENANTS", 2)
+    for name, taken in (("a", 1), ("b", 1), ("made-up", 0), ("a", 1), ("b", 1)):
+        session_id = f"{name}-{len(await sessions.taken())}"
+        assert await sessions.report(40, 20, session_id=session_id, tenant=name) == taken
 
 
 async def test_where_one_side_is_full_the_other_gets_no_more_either(sessions, monkeypatch) -> None:
-    monkeypatch.setattr(limits, "TENANT_SAMPLES", 2)
-    monkeypatch.setattr(limits, "ARM_SAMPLES", 3)
+    monkeypatch.setattr(limits, "ARM_SAMPLES", 4)
     for i in range(2):
         assert await sessions.report(40, 20, OLD, session_id=f"a{i}", tenant="acme") == 1
     assert await sessions.report(40, 20, session_id="a-canary", tenant="acme") == 0
     assert await sessions.report(40, 20, session_id="b-canary", tenant="bobs") == 1
-    assert await sessions.report(40, 20, OLD, session_id="b", tenant="bobs") == 1
-    assert await sessions.report(40, 20, session_id="c-canary", tenant="cleo") == 0
+
+
+@pytest.mark.parametrize(("draft", "offered"), [(NEW, False), (OLD, True)])
+async def test_a_session_that_drafts_with_what_its_device_was_not_offered_does_not_count(
+    sessions, draft: str, offered: bool
+) -> None:
+    device = (device_of(NEW, canary=offered), device_of(NEW, canary=not offered))
+    assert await sessions.report(40, 25, draft, device) == 0
+    assert await sessions.taken() == []
+
+
+async def test_a_device_without_an_id_is_offered_no_canary_and_counts_beside_it(sessions) -> None:
+    assert await sessions.report(40, 25, NEW, ("", "")) == 0
+    assert await sessions.report(40, 25, OLD, ("", ""), session_id="t") == 1
+    assert await sessions.taken() == [(False, 25, 40)]
+
+
+async def test_a_session_that_was_not_placed_here_does_not_count(releases) -> None:
+    one = SessionTelemetry("s", 5, "acme", draft_release=NEW, positions=40, first_accepted=20)
+    assert await releases.sample("w", TRIAL, [one], {}, 4) == 0
 
 
 async def test_samples_say_when_they_came_and_what_cannot_be_read_is_left_out(sessions, releases, redis) -> None:
@@ -163,7 +202,7 @@ async def test_counts_that_cannot_be_are_no_sample_and_what_follows_counts_again
 
 async def test_another_trial_begins_without_the_samples_of_the_last_one(sessions) -> None:
     await sessions.report(40, 20)
-    third = Sessions(sessions.releases, CanaryTrial("3" * 64, 3, NEW))
+    third = Sessions(sessions.releases, CanaryTrial("3" * 64, 3, NEW, share=0.25))
     assert await third.taken() == []
     assert await third.report(60, 30) == 1  # its session is young, and is all of this time
     assert await third.report(400, 330, session_id="old") == 0
@@ -188,7 +227,8 @@ async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, mo
     many = [
         SessionTelemetry(f"s{i}", 5, "acme", draft_release=NEW, positions=40, first_accepted=20) for i in range(600)
     ]
-    assert await releases.sample("w", TRIAL, many, 4) == 600
+    devices = {one.session_id: (device_of(NEW, canary=True), "") for one in many}
+    assert await releases.sample("w", TRIAL, many, devices, 4) == 600
     assert sum(lots) == 600
     assert max(lots) == SESSIONS_AT_ONCE
 

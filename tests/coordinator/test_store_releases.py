@@ -7,7 +7,19 @@ import random
 
 import pytest
 from peers import until
-from releasing import drafted, listed, name_of, offered, publish, signed, states, steer, version_of
+from releasing import (
+    device_of,
+    drafted,
+    listed,
+    name_of,
+    offered,
+    placed,
+    publish,
+    signed,
+    states,
+    steer,
+    version_of,
+)
 
 from outrider.core.errors import BadRequest
 from outrider.core.telemetry import drafts_with, release_name
@@ -99,18 +111,15 @@ async def trial(start):
 
 
 async def measured(peer, canary: float, beside: float, tenant: str = "default", draft: str = "") -> None:
-    """Report sessions with one draft, half of them with the store."""
-    rng, draft = random.Random(1), draft or name_of(1)
+    """Place and report sessions with one draft, half of them with the store."""
+    rng, draft, store = random.Random(1), draft or name_of(1), digest_of("default")
 
     def right(mean: float) -> int:
         return sum(rng.random() < mean for _ in range(40))
 
-    sides = [(release_name(draft, digest_of("default")), canary), (draft, beside)]
-    found = [
-        drafted(f"{tenant}-{side}-{i}", name, right(mean), 40, tenant=tenant)
-        for i in range(60)
-        for side, (name, mean) in enumerate(sides)
-    ]
+    tries, other = [await placed(peer, 60, store_device_id=device_of(store, canary=canary)) for canary in (True, False)]
+    sides = [(tries, release_name(draft, store), canary), (other, draft, beside)]
+    found = [drafted(ids[i], name, right(mean), 40, tenant=tenant) for i in range(60) for ids, name, mean in sides]
     await peer.report("v1", found)
 
 
@@ -155,7 +164,13 @@ async def test_a_draft_and_a_store_are_tried_by_the_same_sessions_at_once(trial)
         new, with_store = i % 2 == 0, i % 4 < 2
         mean = 0.5 - 0.3 * new + 0.3 * with_store
         name = release_name(name_of(2 if new else 1), store if with_store else "")
-        found.append(drafted(f"s{i}", name, sum(rng.random() < mean for _ in range(40)), 40))
+        [session_id] = await placed(
+            trial,
+            1,
+            device_id=device_of(name_of(2), canary=new),
+            store_device_id=device_of(store, canary=with_store),
+        )
+        found.append(drafted(session_id, name, sum(rng.random() < mean for _ in range(40)), 40))
     await trial.report("v1", found)
 
     async def over() -> bool:

@@ -131,9 +131,20 @@ async def test_a_store_of_recorded_sessions_is_tried_in_mid_session_and_rolled_b
                 if completions[-1].statistics.release == wanted:
                     return
 
+        async def until_compared() -> None:
+            while True:
+                if (await admin.ListReleases(pb.ListReleasesRequest())).releases[0].evidence.canary_samples:
+                    return
+                await asyncio.sleep(0.2)
+
         async with asyncio.timeout(60.0):
             await until_release(label)
         with_store = await accepted()
+        async with AsyncClient(coordinator=serving.address, cache_dir=tmp_path, draft="ngram") as other:
+            beside = await other.generate(PROMPTS[0], max_tokens=500, temperature=0.5, seed=99, ignore_eos=True)
+        completions.append(beside)
+        async with asyncio.timeout(30.0):  # one device was offered the store, the other one nothing, and both count
+            await until_compared()
         await admin.UpdateRelease(pb.UpdateReleaseRequest(release=manifest.digest, action=pb.RELEASE_ACTION_ROLL_BACK))
         async with asyncio.timeout(60.0):
             await until_release("ngram")

@@ -38,6 +38,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.offers: list[pb.OfferReleaseRequest] = []
         self.store_offer = pb.OfferReleaseResponse()
         """The n-gram store that every device shall use."""
+        self.store_offers: list[pb.OfferReleaseRequest] = []
         self.resumed: list[tuple[str, ...]] = []
         self.closed: list[str] = []
         self.address = ""
@@ -73,8 +74,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def OfferRelease(self, request: pb.OfferReleaseRequest, context: Any) -> pb.OfferReleaseResponse:
         serial = max(self.offer.serial, self.store_offer.serial)
-        if not request.store:
-            self.offers.append(request)
+        (self.store_offers if request.store else self.offers).append(request)
         offer = self.store_offer if request.store else self.offer
         return pb.OfferReleaseResponse(
             serial=serial, manifest=offer.manifest, canary=offer.canary, base_url=offer.base_url

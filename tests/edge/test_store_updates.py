@@ -61,12 +61,12 @@ class World:
         self.publisher = publisher
         self.folder = folder
 
-    def client(self, api_key: str | None = None) -> AsyncClient:
+    def client(self, api_key: str | None = None, draft: str = "ngram") -> AsyncClient:
         key = self.publisher.signer.public_key.hex()
         return AsyncClient(
             coordinator=self.coordinator.address,
             cache_dir=self.folder / "cache",
-            draft="ngram",
+            draft=draft,
             api_key=api_key,
             settings=EdgeSettings(release_stall_s=0.5, release_keys=key, release_spread_s=0.0),
         )
@@ -220,3 +220,22 @@ async def test_a_withdrawn_store_is_not_used_any_more(world: World) -> None:
         updates(client).notice(2)
         await until(lambda: in_use(client) == "")
     assert hashlib.sha256(world.store([1, 2, 3])).hexdigest() == digest
+
+
+async def test_sessions_are_opened_with_the_ids_by_which_releases_are_offered(world: World) -> None:
+    for draft in ("ngram", "auto"):
+        world.coordinator.offers.clear()
+        world.coordinator.store_offers.clear()
+        async with world.client(draft=draft) as client:
+            await client.generate(PROMPT, max_tokens=5)
+            world.publish(1, world.store([*PROMPT, *continuation(PROMPT, TOKENS)]))
+            await client.generate(PROMPT, max_tokens=5)
+            await until(lambda: world.coordinator.store_offers)
+            await until(lambda auto=draft == "auto": bool(world.coordinator.offers) or not auto)
+        opened, [store, *_] = world.coordinator.asked[-1], world.coordinator.store_offers
+        assert opened.store_device_id == store.device_id != ""
+        if draft == "auto":
+            assert opened.device_id == world.coordinator.offers[-1].device_id != ""
+            assert opened.device_id != opened.store_device_id
+        else:
+            assert opened.device_id == ""

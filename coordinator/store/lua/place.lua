@@ -10,13 +10,14 @@
 --       15 to 18 the limits where the operator has set none: places, opens per minute, tokens per minute, streams at a
 --       verifier (0 none), 19 ms to keep what it uses, 20 ms after its last report in which a session is running,
 --       21 whether these are the last candidates (0/1), 22 ms for which who gets no place is taken to wait, 23 and 24 the
---       beginnings of the keys tenant-places and waiting, then for each candidate: verifier id, rtt ms, failed (0/1)
+--       beginnings of the keys tenant-places and waiting, ids by which the device is drawn for trials 25 of drafts and
+--       26 of stores ('' leaves what is known of them), then for each candidate: verifier id, rtt ms, failed (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, limit of streams (no
 --       more than of places), end of the place (ms)},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it,
 --      or {0, -3, limit that is reached: tokens, opens, places or share, its value, ms after which to ask again}.
-local HEAD, KEYS_BEFORE, MOST_WAITING, ASK_MS = 24, 5, 64, 1000
+local HEAD, KEYS_BEFORE, MOST_WAITING, ASK_MS = 26, 5, 64, 1000
 local PLACES, OPENS, TOKENS, STREAMS = 1, 2, 3, 4
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -173,6 +174,9 @@ if has_limits then
   redis.call('ZADD', KEYS[5], ends, ARGV[1])
   redis.call('PEXPIRE', KEYS[5], 86400000)
   redis.call('HSET', KEYS[4], 'opens', opens + 1)
+end
+if ARGV[25] ~= '' or ARGV[26] ~= '' then
+  redis.call('HSET', KEYS[1], 'device', ARGV[25], 'store_device', ARGV[26])
 end
 
 local streams = limits[STREAMS]

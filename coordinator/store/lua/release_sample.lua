@@ -6,19 +6,23 @@
 --       a session that is new here are counted from 0, 5 most samples of a session and arm, 6 most of a tenant's either
 --       arm, 7 most of either arm, 8 ms to keep samples, 9 ms to keep spans, then 7 for each session: arm (c or s),
 --       release, epoch (20 digits), tenant, class, positions, positions whose first proposal was accepted
--- Returns the number of samples added. If one arm is full, of a tenant or of all, the other arm gets no more either:
--- there is nothing of its time to compare it with.
+-- Returns the number of samples added. A tenant has at most half of the room that the others leave in an arm, so that
+-- another one always finds some. If one arm is full, of a tenant or of all, the other arm gets no more either: there is
+-- nothing of its time to compare it with.
 local HEAD, EACH = 9, 7
 local trial, least, most, fresh = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local of_session, of_tenant, of_arm = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local of_session, of_arm, tenants = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local function count(field)
   return tonumber(redis.call('HGET', KEYS[2], field) or '0')
 end
 
 local function room(tenant)
-  return math.max(count('c'), count('s')) < of_arm
-    and math.max(count('c:' .. tenant), count('s:' .. tenant)) < of_tenant
+  local c, s = count('c:' .. tenant), count('s:' .. tenant)
+  if c + s == 0 and count('tenants') >= tenants then
+    return false
+  end
+  return math.max(count('c') + c, count('s') + s) < of_arm -- its own count twice: at most half of what others leave
 end
 
 local time = redis.call('TIME')
@@ -48,6 +52,9 @@ for i = 3, #KEYS do
       from_positions, from_accepted = positions, accepted
       if taken[arm] < of_session and room(tenant) then
         redis.call('RPUSH', KEYS[1], table.concat({arm, tenant, class, span_accepted, span, ms}, ':'))
+        if count('c:' .. tenant) + count('s:' .. tenant) == 0 then
+          redis.call('HINCRBY', KEYS[2], 'tenants', 1)
+        end
         redis.call('HINCRBY', KEYS[2], arm .. ':' .. tenant, 1)
         redis.call('HINCRBY', KEYS[2], arm, 1)
         taken[arm] = taken[arm] + 1

@@ -11,8 +11,8 @@
 --       these fields and values, then name and tokens of each tenant, then of each live session its id and the number
 --       of its tenant among these (0 none)
 -- Returns {1, whether this instance shall drain (0 or 1), {ids of sessions that their devices have closed}, {later
---       revocations with their times}, {tenant, weights hash, draft release and traffic class of each session: '' if it
---       was not placed with a draft}, the time (ms), whether a tenant waits for a place at the target (0 or 1),
+--       revocations with their times}, {tenant, weights hash, draft release, traffic class, and ids of the device
+--       for trials of drafts and of stores of each session: '' what it was placed without}, the time (ms), whether a tenant waits for a place at the target (0 or 1),
 --       {tenants whose tokens are used up}}, or {0} if the lease is lost or another instance holds it: the verifier has to
 --       register again.
 local HEAD, KEYS_BEFORE, MOST_EXHAUSTED = 12, 7, 256
@@ -64,6 +64,7 @@ for i = 1, tenants do
   end
 end
 
+local FACTS = {'tenant', 'weights', 'draft', 'traffic', 'device', 'store_device'}
 local ended, facts = {}, {}
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_text)
 local sessions_from, keys_from = tenants_from + 2 * tenants, KEYS_BEFORE + 2 * tenants
@@ -83,7 +84,7 @@ for i = 1, (#ARGV - sessions_from) / 2 do
     redis.call('ZREM', KEYS[2], id)
     if closed ~= 'killed' then ended[#ended + 1] = id end
   end
-  for _, value in ipairs(redis.call('HMGET', record, 'tenant', 'weights', 'draft', 'traffic')) do
+  for _, value in ipairs(redis.call('HMGET', record, unpack(FACTS))) do
     facts[#facts + 1] = value or ''
   end
 end

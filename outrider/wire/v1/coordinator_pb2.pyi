@@ -49,7 +49,7 @@ RELEASE_ACTION_PIN: ReleaseAction
 RELEASE_ACTION_UNPIN: ReleaseAction
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class")
+    __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class", "device_id", "store_device_id")
     class RttMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,12 +62,16 @@ class OpenSessionRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     target: str
     rtt_ms: _containers.ScalarMap[str, float]
     prompt_tokens: int
     draft_release: str
     traffic_class: str
-    def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ...) -> None: ...
+    device_id: str
+    store_device_id: str
+    def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., device_id: _Optional[str] = ..., store_device_id: _Optional[str] = ...) -> None: ...
 
 class Prior(_message.Message):
     __slots__ = ("first_acceptance", "sibling_acceptance", "observations")
@@ -707,20 +711,26 @@ class PublishReleaseResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ReleaseState, str]] = ...) -> None: ...
 
 class ReleaseEvidence(_message.Message):
-    __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse")
+    __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse", "tenants", "tenants_needed", "doubt")
     CANARY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STABLE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CANARY_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     STABLE_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     LOG_BETTER_FIELD_NUMBER: _ClassVar[int]
     LOG_WORSE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     canary_samples: int
     stable_samples: int
     canary_acceptance: float
     stable_acceptance: float
     log_better: float
     log_worse: float
-    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ...) -> None: ...
+    tenants: int
+    tenants_needed: int
+    doubt: str
+    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ..., tenants: _Optional[int] = ..., tenants_needed: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence")
