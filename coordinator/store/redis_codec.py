@@ -111,8 +111,9 @@ def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence
 
 
 def device_ids(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the devices' ids of the sessions that are placed here, by session id. facts: those of report.lua."""
-    return {name: ids for name, (tenant, _, _, _, *ids) in zip(session_ids, _facts(facts), strict=True) if tenant}
+    """Return the devices' ids of the sessions that were placed here, by session id. facts: those of report.lua, of
+    which a report alone tells the tenant."""
+    return {name: ids for name, (_, weights, _, _, *ids) in zip(session_ids, _facts(facts), strict=True) if weights}
 
 
 def _facts(flat: Sequence[str]) -> Iterator[Sequence[str]]:
