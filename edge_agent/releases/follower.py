@@ -166,7 +166,7 @@ class OfferFollower:
     async def _take(self, offer: ReleaseOffer) -> _Outcome:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
         if not offer.manifest:
-            await self.trials.use_offered()
+            await self.trials.use_none()
             return "settled"
         state = self._loader.state.at(time.time())
         folder, options = self._loader.folder, self._options
