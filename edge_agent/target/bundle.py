@@ -31,8 +31,8 @@ TEMPLATE_CHECK_S = 5.0
 """Seconds that the chat template may take for a plain message before it is called broken."""
 AUTO = "auto"
 UNSIGNED = (
-    "the verifier's own draft is not loaded, since no publisher has signed it and release keys are set; publish it as a "
-    "release, or name a file of yours as the draft"
+    "the verifier's own draft is not loaded, since no publisher has signed it and release keys are set; publish it as"
+    " a release, or name a file of yours as the draft"
 )
 """Why a device with OUTRIDER_EDGE_RELEASE_KEYS begins without a model."""
 
@@ -115,8 +115,8 @@ class BundleLoader:
     async def load(self, draft: GivenDraft, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
 
-        draft: "auto" takes the verifiers' own unless only signed ones count, "ngram" proposes tokens from the text alone, a path names a GGUF file,
-        several paths name drafts that propose tokens together, the best one first;
+        draft: "auto" takes the verifiers' own unless only signed ones count, "ngram" proposes tokens from the text
+        alone, a path names a GGUF file, several paths name drafts that propose tokens together, the best one first;
         None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
