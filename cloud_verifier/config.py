@@ -53,7 +53,8 @@ class VerifierConfig(BaseSettings):
     open_to_all: bool = False
     """Without a coordinator, serve devices on other machines too, without a ticket."""
     join_token: SecretStr = SecretStr("")
-    """Secret shared with the coordinator, which proves that this verifier belongs to the cluster."""
+    """Secret shared with the coordinator, which proves that this verifier belongs to the cluster. If empty, that of
+    `outrider up` on this machine, where the same user runs it."""
     tls_cert: Path | None = None
     """PEM certificate chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None

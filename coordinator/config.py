@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from coordinator import DEFAULT_STATE_DIR
-from outrider.core.addresses import DEFAULT_COORDINATOR
+from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Address, Flag
 from outrider.telemetry.logs import LogFormat
@@ -38,7 +37,7 @@ class CoordinatorConfig(BaseSettings):
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
-    """Folder of the ticket key and of a copy of the draft releases with their history. Coordinators over one Redis may
+    """Folder of the ticket key, of the tokens of `outrider up`, and of a copy of the draft releases with their history. Coordinators over one Redis may
     share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""

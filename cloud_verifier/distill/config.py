@@ -63,7 +63,7 @@ class DistillConfig(BaseSettings):
     coordinator: str = "127.0.0.1:7700"
     """HOST:PORT of the coordinator that releases are published to."""
     admin_token: SecretStr = SecretStr("")
-    """Token that the coordinator requires of its operators, if any."""
+    """Token that the coordinator requires of its operators, if any; that of `outrider up` on this machine is found."""
     tls: bool = False
     """Connect to the coordinator with TLS, trusting the public authorities."""
     coordinator_ca: Path | None = None

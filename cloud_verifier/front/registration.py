@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cryptography  # noqa: F401  # verifies tickets; imported here, so that the start fails without it
@@ -42,14 +42,17 @@ SOONEST = 0.1
 
 
 class RegistryClient:
-    """Registers the verifier, reports, and registers again whenever the coordinator does not know it."""
+    """Registers the verifier, reports, and registers again whenever the coordinator does not know it.
+
+    join_token: asked for with each call, since a coordinator on this machine may have started again with another one.
+    """
 
     def __init__(
         self,
         coordinator: str,
         request: pb.RegisterRequest,
         *,
-        join_token: str = "",
+        join_token: Callable[[], str] = lambda: "",
         tls: ClientTls | None = None,
         insecure: bool = False,
         counters: FrontCounters | None = None,
@@ -57,7 +60,7 @@ class RegistryClient:
         self._counters = counters or FrontCounters()
         self._request = request
         self._request.instance = secrets.randbits(63)
-        self._metadata = (("authorization", f"Bearer {join_token}"),) if join_token else ()
+        self._join_token = join_token
         self._channel = channel(coordinator, tls=tls, insecure=insecure)
         self._stub = coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
         self._coordinator = coordinator
@@ -196,15 +199,19 @@ class RegistryClient:
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"the coordinator at {self._coordinator} (--coordinator)") from error
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = self._join_token()
+        return (("authorization", f"Bearer {token}"),) if token else ()
 
     async def leave(self) -> None:
         """Return the lease, if the coordinator can be reached."""
         request = pb.DeregisterRequest(verifier_id=self._request.verifier_id, instance=self._request.instance)
         try:
-            await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata)
+            await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             log.info("not deregistered, the lease will end by itself: %s", error_from_rpc(error))
 

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator import DEFAULT_STATE_DIR, START_TIMEOUT_S
+from coordinator import START_TIMEOUT_S
 from outrider import __version__
-from outrider.core.addresses import DEFAULT_COORDINATOR
+from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 
 WATCH_S = 2.0
 TIMEOUT_S = 5.0
@@ -26,8 +26,9 @@ MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
 _BEFORE = "before:"
 """Begins the names of options that stand before the last word of a command, in a namespace."""
-_CONNECTION = ("--coordinator", "--ca", "--tls", "--no-tls", "--insecure", "--no-insecure")
-"""Flags that may stand before the last word of a command; the first two have a value."""
+_VALUED = ("--coordinator", "--ca", "--state-dir")
+_CONNECTION = (*_VALUED, "--tls", "--no-tls", "--insecure", "--no-insecure")
+"""Flags that may stand before the last word of a command; `_VALUED` have a value."""
 _VERBS = {"verifiers": "list", "sessions": "list", "window": "show", "releases": "list", "tenants": "list"}
 """Verbs that are meant where a noun has none."""
 EPILOG = """\
@@ -99,7 +100,10 @@ def _add_up(commands: Any) -> None:
     _option(up, "--listen", "HOST:PORT", "address of the coordinator", DEFAULT_COORDINATOR, "COORDINATOR_LISTEN")
     _option(up, "--verifiers", "N", "start this many verifiers", 1, kind=_number(int, 1))
     _option(up, "--redis", "URL", "URL of a Redis server, or `embedded`", "embedded", "COORDINATOR_REDIS")
-    text, variable = "folder in which the coordinator keeps its ticket key", "COORDINATOR_STATE_DIR"
+    text, variable = (
+        "folder in which the coordinator keeps its keys, and this command its tokens",
+        "COORDINATOR_STATE_DIR",
+    )
     _option(up, "--state-dir", "DIR", text, DEFAULT_STATE_DIR, variable)
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
@@ -319,10 +323,12 @@ def _add_paging(made: argparse.ArgumentParser) -> None:
 def _add_connection(made: Any, *, before: bool = False) -> None:
     """Add the flags of `coordinator.cli.connection.AdminSettings`. before: to what stands before the last word of a
     command, whose own flags take precedence."""
-    text = "coordinator to ask; its admin token has no flag and is taken from $OUTRIDER_ADMIN_TOKEN"
+    text = "coordinator to ask; its admin token is $OUTRIDER_ADMIN_TOKEN, or what `outrider up` keeps"
+    kept = "folder in which `outrider up` on this machine keeps its tokens"
     actions = [
         _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR"),
         _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA"),
+        _option(made, "--state-dir", "DIR", kept, DEFAULT_STATE_DIR, "COORDINATOR_STATE_DIR"),
     ]
     switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}
     for name, text in switches.items():
@@ -354,7 +360,7 @@ def _after_connection(words: Sequence[str], start: int) -> int:
     """Return the index of the first word from `start` on that is no flag of the connection and no value of one."""
     i = start
     while i < len(words) and words[i].partition("=")[0] in _CONNECTION:
-        i += 1 + (words[i] in _CONNECTION[:2])
+        i += 1 + (words[i] in _VALUED)
     return i
 
 

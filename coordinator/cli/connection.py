@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
 from outrider.settings.layers import Address, Layers
+from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -34,6 +35,7 @@ class AdminSettings(BaseSettings):
     ca: Path | None = None
     insecure: bool = False
     token: SecretStr | None = None
+    state_dir: Path | None = None
 
 
 def admin_settings(options: argparse.Namespace) -> AdminSettings:
@@ -47,7 +49,8 @@ async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterato
     """Yield a function that calls the service Admin. timeout_s: per call. Raises BadRequest for invalid settings."""
     settings = admin_settings(options)
     tls = ClientTls(settings.ca) if settings.ca or settings.tls else None
-    token = settings.token.get_secret_value() if settings.token else ""
+    given = settings.token.get_secret_value() if settings.token else ""
+    token = given or local_tokens.find(local_tokens.ADMIN, settings.coordinator, settings.state_dir)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as connection:
         admin = coordinator_pb2_grpc.AdminStub(connection)  # type: ignore[no-untyped-call]
@@ -78,5 +81,7 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
         case grpc.StatusCode.UNIMPLEMENTED if not by_coordinator:
             return BadRequest(f"the coordinator at {coordinator} is older than this command and does not support it")
         case grpc.StatusCode.UNAUTHENTICATED:
-            return Unauthenticated(f"{known}; set it as OUTRIDER_ADMIN_TOKEN here")
+            return Unauthenticated(
+                f"{known}; set it as OUTRIDER_ADMIN_TOKEN here, or name the folder of `outrider up` with --state-dir"
+            )
     return known
