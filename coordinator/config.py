@@ -37,8 +37,8 @@ class CoordinatorConfig(BaseSettings):
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
-    """Folder of the ticket key, of the tokens of `outrider up`, and of a copy of the draft releases with their history. Coordinators over one Redis may
-    share it or have one each."""
+    """Folder of the ticket key, of keys and tokens that `outrider up` makes, and of a copy of the draft releases with
+    their history. Coordinators over one Redis may share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
@@ -56,6 +56,12 @@ class CoordinatorConfig(BaseSettings):
     admin_token: SecretStr | None = None
     """Secret that an operator must send. Without it Admin answers on loopback only; with it a coordinator beyond
     loopback may start without tenants, since operators can create them."""
+
+    cluster_key: SecretStr | None = None
+    """Secret that all coordinators over one Redis share, by which they know each other's public keys: then a key that
+    somebody else writes to Redis signs no ticket. Several, separated by commas, while one replaces another: the first
+    is used, all are accepted. Without it, that of the file `cluster-key` in `state_dir`, which `outrider up` with its
+    own `--redis` makes; without either every key in Redis is believed."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""

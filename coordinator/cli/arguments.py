@@ -29,14 +29,21 @@ _BEFORE = "before:"
 _VALUED = ("--coordinator", "--ca", "--state-dir")
 _CONNECTION = (*_VALUED, "--tls", "--no-tls", "--insecure", "--no-insecure")
 """Flags that may stand before the last word of a command; `_VALUED` have a value."""
-_VERBS = {"verifiers": "list", "sessions": "list", "window": "show", "releases": "list", "tenants": "list"}
+_VERBS = {
+    "verifiers": "list",
+    "sessions": "list",
+    "window": "show",
+    "releases": "list",
+    "tenants": "list",
+    "keys": "list",
+}
 """Verbs that are meant where a noun has none."""
 EPILOG = """\
 exit codes:
   0  done
   1  failed for another reason than those below
   2  a wrong command line, a file that is missing or damaged, or a request that cannot be granted as it is
-  3  no such verifier, session, tenant or release
+  3  no such verifier, session, tenant, key or release
   4  the coordinator, its store, the hub or a process that `up` starts is not there in time, or has no room: try again
   5  the admin token is missing or wrong ($OUTRIDER_ADMIN_TOKEN)
   130, 143  ended by Ctrl-C, by SIGTERM"""
@@ -82,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
     _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
     _add_tenants(_noun(commands, "tenants", "create a tenant and its key, list tenants, revoke one"))
+    _add_keys(_noun(commands, "keys", "list the keys with which coordinators sign tickets, revoke one"))
     _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
     return made
 
@@ -225,6 +233,12 @@ def _add_tenants(verbs: Any) -> None:
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
     revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
+
+
+def _add_keys(verbs: Any) -> None:
+    _query(verbs, "list", "keys.list_keys", "list the coordinators' public keys, by id", watch=True)
+    revoked = _query(verbs, "revoke", "keys.revoke", "end the tickets that a key signed; its coordinator makes another")
+    revoked.add_argument("key", metavar="KEY_ID", help="id of the key")
 
 
 def _add_config(verbs: Any) -> None:
