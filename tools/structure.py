@@ -32,7 +32,7 @@ SHORT = 40
 """Characters; a longer docstring is taken to be a sentence."""
 # A new feature may raise `lines` and `classes`, in the commit that needs it.
 LIMITS = {
-    "lines": 49_700,
+    "lines": 50_400,
     "classes": 510,
     "most_files_in_folder": 20,
     "duplicate_class_names": 5,

@@ -130,8 +130,8 @@ class Keyring:
         if key_id not in self._refused and len(self._refused) < MAX_REVOKED:
             self._refused.add(key_id)
             log.warning(
-                "the public key %.64r in Redis is ignored: it has no proof by this cluster's key; if it is that of a"
-                " coordinator, give all of them the same OUTRIDER_COORDINATOR_CLUSTER_KEY, else somebody writes to Redis",
+                "the public key %.64r in Redis is ignored: it is malformed, or has no proof by this cluster's key; if it"
+                " is a coordinator's, give all the same OUTRIDER_COORDINATOR_CLUSTER_KEY, else somebody else wrote it",
                 key_id,
             )
         return None

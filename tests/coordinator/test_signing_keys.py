@@ -1,4 +1,4 @@
-"""Test that only the cluster's coordinators sign tickets, whatever Redis holds, and that operators revoke their keys."""
+"""Test that only the cluster's coordinators sign tickets, whatever Redis holds, and that operators revoke keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_key_that_somebody_writes_to_redis_is_told_to_no_verifier(start,
     await one.join("v1")
     strange = write_to_redis(redis, Signer.generate())
     with caplog.at_level(logging.WARNING):
-        await until(lambda: said(caplog, "has no proof by this cluster's key"))
+        await until(lambda: said(caplog, "or has no proof by this cluster's key"))
     assert await known_to_verifiers(one) == set(one.public_keys)
     assert strange not in one.public_keys
     assert caplog.text.count(strange) == 1
@@ -73,7 +73,7 @@ async def test_coordinators_with_one_cluster_key_know_each_other_while_it_is_rep
     await one.join("v1")
     ids = [load_or_create(tmp_path / number).key_id for number in "1234"]
     await until(lambda: contains(known_to_verifiers(two), *ids))
-    assert await known_to_verifiers(three) == set(ids)
+    await until(lambda: contains(known_to_verifiers(three), *ids))
     assert set(ids) - await known_to_verifiers(one) == {ids[1], ids[3]}
     assert set(ids) - await known_to_verifiers(four) == {ids[0], ids[2]}
 
