@@ -43,6 +43,9 @@ class CoordinatorConfig(BaseSettings):
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
     """PEM private key of `tls_cert`."""
+    tls_client_ca: Path | None = None
+    """PEM authorities that must have signed the certificate of every caller, of gRPC and of drafts over HTTP. Without
+    them callers need no certificate."""
     insecure: bool = False
     """Accept plain text and anonymous callers beyond this machine."""
 
@@ -148,6 +151,8 @@ class CoordinatorConfig(BaseSettings):
     def _consistent(self) -> CoordinatorConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients show certificates over TLS alone")
         if (self.artifacts is None) != (not self.http):
             raise ValueError("artifacts and http go together: the folder of drafts and where it is served")
         if self.report_interval_ms * 2 > self.lease_ms:
@@ -160,7 +165,7 @@ class CoordinatorConfig(BaseSettings):
     @property
     def tls(self) -> ServerTls | None:
         """Return certificate and key for `channels.bind`; None without TLS."""
-        return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None
 
     @property
     def limits(self) -> SessionLimits:

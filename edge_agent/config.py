@@ -47,6 +47,10 @@ class EdgeSettings(BaseSettings):
     """The tenant's API key, for a coordinator that asks for one."""
     tls_ca: Path | None = None
     """PEM file of the authorities to trust; setting it means TLS to `verifier` and `coordinator`."""
+    tls_cert: Path | None = None
+    """PEM certificate chain to show to a cluster that asks its devices for one; setting it means TLS."""
+    tls_key: Path | None = None
+    """PEM private key of `tls_cert`."""
     tls: bool = False
     """Speak TLS, trusting the authorities that gRPC ships with."""
     insecure: bool = False

@@ -68,6 +68,10 @@ class DistillConfig(BaseSettings):
     """Connect to the coordinator with TLS, trusting the public authorities."""
     coordinator_ca: Path | None = None
     """Connect to the coordinator with TLS, trusting this PEM authority."""
+    coordinator_cert: Path | None = None
+    """PEM certificate chain to show to a coordinator that asks for one."""
+    coordinator_key: Path | None = None
+    """PEM private key of `coordinator_cert`."""
     insecure: bool = False
     """Allow plain text to other machines."""
 

@@ -60,7 +60,8 @@ async def publisher(config: DistillConfig, tenant: str = "") -> AsyncIterator[Pu
 
 def release_client(config: DistillConfig) -> ReleaseClient:
     """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
-    tls = ClientTls(config.coordinator_ca) if config.tls or config.coordinator_ca else None
+    trust = ClientTls(config.coordinator_ca, config.coordinator_cert, config.coordinator_key)
+    tls = trust if config.tls or config.coordinator_ca or config.coordinator_cert else None
     given = config.admin_token.get_secret_value()
     return ReleaseClient(
         config.coordinator,

@@ -26,7 +26,7 @@ MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
 _BEFORE = "before:"
 """Begins the names of options that stand before the last word of a command, in a namespace."""
-_VALUED = ("--coordinator", "--ca", "--state-dir")
+_VALUED = ("--coordinator", "--ca", "--cert", "--cert-key", "--state-dir")
 _CONNECTION = (*_VALUED, "--tls", "--no-tls", "--insecure", "--no-insecure")
 """Flags that may stand before the last word of a command; `_VALUED` have a value."""
 _VERBS = {
@@ -115,6 +115,8 @@ def _add_up(commands: Any) -> None:
     _option(up, "--state-dir", "DIR", text, DEFAULT_STATE_DIR, variable)
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
+    text = "authority of callers' certificates; verifiers show the coordinator the one above"
+    _option(up, "--tls-client-ca", "PEM", text, "none, callers need no certificate", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
     up.add_argument(
         "--insecure", action="store_true", default=None, help="accept plain text and anonymous callers beyond loopback"
@@ -342,6 +344,8 @@ def _add_connection(made: Any, *, before: bool = False) -> None:
     actions = [
         _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR"),
         _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA"),
+        _option(made, "--cert", "PATH", "show this certificate (PEM), where one is asked for", "none", "ADMIN_CERT"),
+        _option(made, "--cert-key", "PATH", "private key of --cert (PEM)", "none", "ADMIN_CERT_KEY"),
         _option(made, "--state-dir", "DIR", kept, DEFAULT_STATE_DIR, "COORDINATOR_STATE_DIR"),
     ]
     switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}

@@ -33,6 +33,8 @@ class AdminSettings(BaseSettings):
     coordinator: Address = DEFAULT_COORDINATOR
     tls: bool = False
     ca: Path | None = None
+    cert: Path | None = None
+    cert_key: Path | None = None
     insecure: bool = False
     token: SecretStr | None = None
     state_dir: Path | None = None
@@ -48,7 +50,8 @@ def admin_settings(options: argparse.Namespace) -> AdminSettings:
 async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterator[AdminCall]:
     """Yield a function that calls the service Admin. timeout_s: per call. Raises BadRequest for invalid settings."""
     settings = admin_settings(options)
-    tls = ClientTls(settings.ca) if settings.ca or settings.tls else None
+    trust = ClientTls(settings.ca, settings.cert, settings.cert_key)
+    tls = trust if settings.ca or settings.cert or settings.tls else None
     given = settings.token.get_secret_value() if settings.token else ""
     token = given or local_tokens.find(local_tokens.ADMIN, settings.coordinator, settings.state_dir)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -69,7 +72,7 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
     known = error_from_rpc(
         error,
         f"the coordinator at {coordinator} (--coordinator)",
-        "is it running, is --coordinator right, does it want --tls or --ca?",
+        "is it running, is --coordinator right, does it want --tls, --ca or --cert?",
     )
     by_coordinator = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():

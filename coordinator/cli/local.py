@@ -54,6 +54,8 @@ def up(options: argparse.Namespace) -> int:
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
+    if options.tls_client_ca is not None and options.tls_cert is None:
+        raise BadRequest("--tls-client-ca needs --tls-cert and --tls-key: callers show certificates over TLS alone")
     _check_extras("coordinator", "verifier")
     _check_files(options, file)
     given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
@@ -189,6 +191,7 @@ def _check_files(options: argparse.Namespace, file: Path | None) -> None:
     for flag, path in (
         ("--tls-cert", options.tls_cert),
         ("--tls-key", options.tls_key),
+        ("--tls-client-ca", options.tls_client_ca),
         ("--ca", options.ca),
         ("--engine-python", options.engine_python),
     ):
@@ -218,10 +221,12 @@ def _check_files(options: argparse.Namespace, file: Path | None) -> None:
 
 async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | None) -> int:
     shared = [
-        *_given(options, "config", "tls_cert", "tls_key", "log_format"),
+        *_given(options, "config", "tls_cert", "tls_key", "tls_client_ca", "log_format"),
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
+    if options.tls_client_ca:
+        trust += ["--coordinator-cert", str(options.tls_cert), "--coordinator-key", str(options.tls_key)]
     failed: list[Child] = []
     made, environment = _tokens(file)
     settings = _coordinator_settings(options.state_dir, file)

@@ -130,7 +130,7 @@ class Keyring:
         if key_id not in self._refused and len(self._refused) < MAX_REVOKED:
             self._refused.add(key_id)
             log.warning(
-                "the public key %.64r in Redis is ignored: it is malformed, or has no proof by this cluster's key; if it"
+                "the public key %.64r in Redis is ignored: it is malformed, or has no proof by the cluster key; if it"
                 " is a coordinator's, give all the same OUTRIDER_COORDINATOR_CLUSTER_KEY, else somebody else wrote it",
                 key_id,
             )

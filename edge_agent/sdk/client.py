@@ -75,7 +75,7 @@ class AsyncClient:
     plain streaming; anything else is the path of a GGUF file, or several paths, the best draft first, of drafts that
     propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
-    tls: speak TLS, trusting these authorities; None is plain text.
+    tls: speak TLS, trusting these authorities, with a certificate where the cluster asks for one; None is plain text.
     insecure: allow plain text beyond loopback.
     cache_dir: the folder for tokenizers and drafts.
     reroute: a verifier's address -> the one to dial instead, for tunnels and proxies.
@@ -119,8 +119,8 @@ class AsyncClient:
         target = settings.target if target is None else target
         self._defaults = Options(traffic_class=traffic_class, timeout=timeout, retries=retries, offline=offline)
         Request.of(**self._defaults)
-        if tls is None and (settings.tls or settings.tls_ca):
-            tls = ClientTls(settings.tls_ca)
+        if tls is None and (settings.tls or settings.tls_ca or settings.tls_cert):
+            tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
         cache = Path(cache_dir or settings.cache_dir)
         self._draft = draft
         self._draft_options = DraftOptions(
@@ -429,5 +429,5 @@ def _update_options(
         cache / FOLDER,
         stall_s=settings.release_stall_s,
         spread_s=settings.release_spread_s,
-        ca=tls.ca if tls is not None else None,
+        tls=tls,
     )

@@ -41,7 +41,7 @@ async def test_a_key_that_somebody_writes_to_redis_is_told_to_no_verifier(start,
     await one.join("v1")
     strange = write_to_redis(redis, Signer.generate())
     with caplog.at_level(logging.WARNING):
-        await until(lambda: said(caplog, "or has no proof by this cluster's key"))
+        await until(lambda: said(caplog, "or has no proof by the cluster key"))
     assert await known_to_verifiers(one) == set(one.public_keys)
     assert strange not in one.public_keys
     assert caplog.text.count(strange) == 1

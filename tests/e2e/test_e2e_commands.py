@@ -21,11 +21,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from system import QUICK, ROOT, Failed, alive, children_of, status_of, until
 
 from benchmarks.support.network_proxy import DelayProxy
 from coordinator.cluster import Cluster
-from outrider.wire.channels import channel
+from outrider.wire.channels import ClientTls, channel
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -286,6 +287,39 @@ async def test_up_speaks_tls_with_its_verifiers_and_status_trusts_public_authori
         assert "verifier-1" in out
         code, out, _ = await output(*status)
         assert (code, out) == (4, "")
+
+
+async def test_where_callers_need_a_certificate_everything_works_with_one_and_nothing_without(pair, folder):
+    _, cert, key = certificates(folder / "mtls")
+    _, strange, strange_key = certificates(folder / "strange")
+    target, draft, state = str(pair[0]), str(pair[1]), str(folder / "mtls-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--draft", draft, "--state-dir", state)
+    tls = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert))
+    async with process(*up, *tls, "--", *QUICK) as running:
+        assert running.stdout is not None
+        address = (await asyncio.wait_for(running.stdout.readline(), 120)).decode().split()[3].rstrip(",")
+        status = (*OUTRIDER, "verifiers", "list", "-o", "json", "--coordinator", address, "--state-dir", state)
+        generate = (*EDGE, "generate", PROMPT, "--coordinator", address, "--max-tokens", "8", "--tls-ca", str(cert))
+        generate = (*generate, "--cache-dir", str(folder / "mtls-cache"))
+        assert (await output(*status, "--ca", str(cert)))[0] == 4
+        assert (await output(*status, "--ca", str(cert), "--cert", str(strange), "--cert-key", str(strange_key)))[
+            0
+        ] == 4
+        code, out, _ = await output(*status, "--ca", str(cert), "--cert", str(cert), "--cert-key", str(key))
+        assert code == 0
+        assert (await output(*generate))[0] == 1
+        code, text, said = await output(*generate, "--tls-cert", str(cert), "--tls-key", str(key))
+        assert (code, bool(text.strip())) == (0, True), said
+
+        verifier = json.loads(out)["verifiers"][0]["address"]
+        for trust, gets_in in ((ClientTls(cert), False), (ClientTls(cert, cert, key), True)):
+            async with channel(verifier, tls=trust) as link:
+                check = health_pb2_grpc.HealthStub(link).Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+                if gets_in:
+                    assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+                else:
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await check
 
 
 def _command(pid: int) -> str:
