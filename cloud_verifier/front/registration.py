@@ -22,7 +22,7 @@ from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
-from outrider.core.text import counted
+from outrider.core.text import counted, short_id
 from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import error_from_rpc
@@ -225,4 +225,5 @@ def directives_of(answer: pb.ReportResponse) -> Iterator[tuple[str, int, Directi
         try:
             yield message.session_id, message.epoch, codecs.directive_from_proto(message.directive)
         except BadRequest as error:
-            log.warning("the coordinator's directive for session %s is ignored: %s", message.session_id, error)
+            name = short_id(message.session_id)
+            log.warning("the coordinator's directive for session %s is ignored: %s", name, error)

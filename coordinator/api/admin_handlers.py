@@ -14,6 +14,7 @@ from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from coordinator.store.sessions import SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import BadRequest, NotFound
+from outrider.core.text import short_id
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class AdminHandlers:
         )
         if not verifier_ids:
             raise _no_session(session_id)
-        log.info("session %s on verifier %s was killed by an operator", session_id, verifier_ids[0])
+        log.info("session %s on verifier %s was killed by an operator", short_id(session_id), verifier_ids[0])
         return verifier_ids[0]
 
     async def keys(self) -> tuple[list[PublicKey], bool]:
