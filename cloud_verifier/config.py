@@ -53,13 +53,20 @@ class VerifierConfig(BaseSettings):
     open_to_all: bool = False
     """Without a coordinator, serve devices on other machines too, without a ticket."""
     join_token: SecretStr = SecretStr("")
-    """Secret shared with the coordinator, which proves that this verifier belongs to the cluster."""
+    """Secret shared with the coordinator, which proves that this verifier belongs to the cluster. If empty, that of
+    `outrider up` on this machine, where the same user runs it."""
     tls_cert: Path | None = None
     """PEM certificate chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
     """PEM private key of `tls_cert`."""
+    tls_client_ca: Path | None = None
+    """PEM authorities that must have signed the certificate of every device. Without them devices need none."""
     coordinator_ca: Path | None = None
     """PEM certificate of the authority that signed the coordinator's certificate; turns TLS to the coordinator on."""
+    coordinator_cert: Path | None = None
+    """PEM certificate chain to show to a coordinator that asks for one, with `coordinator_ca`."""
+    coordinator_key: Path | None = None
+    """PEM private key of `coordinator_cert`."""
     insecure: bool = False
     """Allow connections in plain text to and from other machines."""
 
@@ -206,6 +213,12 @@ class VerifierConfig(BaseSettings):
     def _consistent(self) -> VerifierConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: devices show certificates over TLS alone")
+        if (self.coordinator_cert is None) != (self.coordinator_key is None):
+            raise ValueError("coordinator_cert and coordinator_key go together: give both or neither")
+        if self.coordinator_cert is not None and self.coordinator_ca is None:
+            raise ValueError("coordinator_cert needs coordinator_ca: a certificate is shown over TLS alone")
         if not self.verifier_id.isprintable():
             raise ValueError("verifier_id holds what cannot be printed; give letters, digits and dashes")
         if self.server_stores is not None and not self.coordinator:
@@ -248,14 +261,16 @@ class VerifierConfig(BaseSettings):
         """Return the certificate and key to serve with; None for plain text."""
         from outrider.wire.channels import ServerTls  # gRPC, which the help does not wait for
 
-        return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None
 
     @property
     def coordinator_tls(self) -> ClientTls | None:
-        """Return the authority to verify the coordinator's certificate with; None for plain text."""
+        """Return what to verify the coordinator's certificate with, and our own for it; None for plain text."""
         from outrider.wire.channels import ClientTls
 
-        return ClientTls(self.coordinator_ca) if self.coordinator_ca else None
+        if self.coordinator_ca is None:
+            return None
+        return ClientTls(self.coordinator_ca, self.coordinator_cert, self.coordinator_key)
 
     @property
     def limits(self) -> SessionLimits:

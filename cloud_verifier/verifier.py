@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 
@@ -26,6 +27,7 @@ from outrider.core.text import counted
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
+from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server
 from outrider.wire.frames import add_verifier
 from outrider.wire.health import HealthServicer
@@ -156,7 +158,7 @@ class VerifierProcess:
                     target=ready.target,
                     capacity_sessions=self._config.max_sessions,
                 ),
-                join_token=self._config.join_token.get_secret_value(),
+                join_token=functools.partial(_join_token, self._config),
                 tls=self._config.coordinator_tls,
                 insecure=self._config.insecure,
                 counters=self._counters,
@@ -271,9 +273,16 @@ def check_settings(config: VerifierConfig) -> None:
             " address devices reach this verifier",
             field="advertise",
         )
+    _join_token(config)
     for tls in (config.tls, config.coordinator_tls):
         if tls is not None:
             tls.credentials()  # a missing file is named here
+
+
+def _join_token(config: VerifierConfig) -> str:
+    """Return the join token of the settings, or of `outrider up` on this machine; "" for none. Raises BadRequest."""
+    given = config.join_token.get_secret_value()
+    return given or (local_tokens.find(local_tokens.JOIN, config.coordinator) if config.coordinator else "")
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -5,6 +5,5 @@
 state of their own: any number of them share one Redis.
 """
 
-DEFAULT_STATE_DIR = "~/.outrider/coordinator"
 START_TIMEOUT_S = 180.0
 """Seconds that a process may take to start: enough for the models of the demo; a large one loads for minutes."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -63,12 +63,13 @@ class Child:
         on_log: OnLog | None = None,
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log, or
         BadRequest if it refuses its settings or its files.
 
         Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
-        pin it to, all if empty.
+        pin it to, all if empty. environment: variables beside those of this process.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         with log.open("ab") if log else contextlib.nullcontext() as file:
@@ -79,6 +80,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if on_log else file,
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
                 limit=MAX_LINE,
             )
         child = cls(name, process, log)
@@ -165,18 +167,24 @@ class Cluster:
     """A coordinator with its verifiers, as an async context manager; everything has stopped when it is left.
 
     The children's stderr goes to files in the folder `logs`, or line by line to `on_log`; it is inherited if both are
-    None. start_timeout_s: time that each may take to be ready.
+    None. start_timeout_s: time that each may take to be ready. environment: further variables of all children.
     """
 
     verifier_module = "cloud_verifier.app"
     """Module that a verifier's process runs with `python -m`; a benchmark puts one of its own here."""
 
     def __init__(
-        self, *, logs: Path | None = None, on_log: OnLog | None = None, start_timeout_s: float = START_TIMEOUT_S
+        self,
+        *,
+        logs: Path | None = None,
+        on_log: OnLog | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._logs = logs
         self._on_log = on_log
         self._start_timeout_s = start_timeout_s
+        self._environment = environment
         self._named = 0
         self.coordinator: Child | None = None
         self.verifiers: list[Child] = []
@@ -216,5 +224,11 @@ class Cluster:
     async def _start(self, name: str, command: Sequence[str], cores: Sequence[int]) -> Child:
         log = self._logs / f"{name}.log" if self._logs else None
         return await Child.start(
-            name, command, log=log, on_log=self._on_log, cores=cores, timeout_s=self._start_timeout_s
+            name,
+            command,
+            log=log,
+            on_log=self._on_log,
+            cores=cores,
+            timeout_s=self._start_timeout_s,
+            environment=self._environment,
         )

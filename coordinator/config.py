@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from coordinator import DEFAULT_STATE_DIR
-from outrider.core.addresses import DEFAULT_COORDINATOR
+from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
 from outrider.settings.layers import Address, Flag
 from outrider.telemetry.logs import LogFormat
@@ -56,12 +55,15 @@ class CoordinatorConfig(BaseSettings):
     redis: str = EMBEDDED
     """A redis://, rediss:// or unix:// URL; `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
-    """Folder of the ticket key and of a copy of the draft releases with their history. Coordinators over one Redis may
-    share it or have one each."""
+    """Folder of the ticket key, of keys and tokens that `outrider up` makes, and of a copy of the draft releases with
+    their history. Coordinators over one Redis may share it or have one each."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
     """PEM private key of `tls_cert`."""
+    tls_client_ca: Path | None = None
+    """PEM authorities that must have signed the certificate of every caller, of gRPC and of drafts over HTTP. Without
+    them callers need no certificate."""
     insecure: bool = False
     """Accept plain text and anonymous callers beyond this machine."""
 
@@ -88,6 +90,11 @@ class CoordinatorConfig(BaseSettings):
     average is kept again; live sessions finish."""
     tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
     """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
+    cluster_key: SecretStr | None = None
+    """Secret that all coordinators over one Redis share, by which they know each other's public keys: then a key that
+    somebody else writes to Redis signs no ticket. Several, separated by commas, while one replaces another: the first
+    is used, all are accepted. Without it, that of the file `cluster-key` in `state_dir`, which `outrider up` with its
+    own `--redis` makes; without either every key in Redis is believed."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
@@ -177,6 +184,8 @@ class CoordinatorConfig(BaseSettings):
     def _consistent(self) -> CoordinatorConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients show certificates over TLS alone")
         if (self.artifacts is None) != (not self.http):
             raise ValueError("artifacts and http go together: the folder of drafts and where it is served")
         if self.report_interval_ms * 2 > self.lease_ms:
@@ -189,7 +198,7 @@ class CoordinatorConfig(BaseSettings):
     @property
     def tls(self) -> ServerTls | None:
         """Return certificate and key for `channels.bind`; None without TLS."""
-        return ServerTls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None
 
     @property
     def limits(self) -> SessionLimits:

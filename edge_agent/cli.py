@@ -48,7 +48,7 @@ EXIT_BROKEN_PIPE = 141
 
 _NONE = "none"
 _OFFLINE = "draft_only: while no verifier can be reached the draft writes alone, unverified [default: raise]"
-_CLUSTER = ("coordinator", "verifier", "target", "tls", "tls_ca", "insecure")
+_CLUSTER = ("coordinator", "verifier", "target", "tls", "tls_ca", "tls_cert", "tls_key", "insecure")
 _DEVICE = ("draft", "cache_dir", "log_format")
 _SERVING = (
     *("serve_listen", "serve_without_key", "serve_cors_origins", "serve_stop_s", "serve_answer_format"),

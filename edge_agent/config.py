@@ -47,6 +47,10 @@ class EdgeSettings(BaseSettings):
     """The tenant's API key, for a coordinator that asks for one."""
     tls_ca: Path | None = None
     """PEM file of the authorities to trust; setting it means TLS to `verifier` and `coordinator`."""
+    tls_cert: Path | None = None
+    """PEM certificate chain to show to a cluster that asks its devices for one; setting it means TLS."""
+    tls_key: Path | None = None
+    """PEM private key of `tls_cert`."""
     tls: bool = False
     """Speak TLS, trusting the authorities that gRPC ships with."""
     insecure: bool = False
@@ -72,8 +76,9 @@ class EdgeSettings(BaseSettings):
 
     release_keys: str = ""
     """Publishers to trust with releases of drafts and n-gram stores, separated by commas: 64 hex digits of an Ed25519
-    public key, or a file of them. Without any, the draft is the verifier's own and is not updated, and there is no
-    store."""
+    public key, or a file of them. With them the draft that a verifier offers, which nobody has signed, is not
+    loaded: n-grams draft until there is a signed release. Without any, the draft is the verifier's own and is not
+    updated, and there is no store."""
     release_max_bytes: int = Field(default=4 << 30, ge=1)
     """Largest file of a release to fetch, in bytes."""
     release_stall_s: float = Field(default=20.0, gt=0.0)

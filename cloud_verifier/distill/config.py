@@ -63,11 +63,15 @@ class DistillConfig(BaseSettings):
     coordinator: str = "127.0.0.1:7700"
     """HOST:PORT of the coordinator that releases are published to."""
     admin_token: SecretStr = SecretStr("")
-    """Token that the coordinator requires of its operators, if any."""
+    """Token that the coordinator requires of its operators, if any; that of `outrider up` on this machine is found."""
     tls: bool = False
     """Connect to the coordinator with TLS, trusting the public authorities."""
     coordinator_ca: Path | None = None
     """Connect to the coordinator with TLS, trusting this PEM authority."""
+    coordinator_cert: Path | None = None
+    """PEM certificate chain to show to a coordinator that asks for one."""
+    coordinator_key: Path | None = None
+    """PEM private key of `coordinator_cert`."""
     insecure: bool = False
     """Allow plain text to other machines."""
 

@@ -22,6 +22,7 @@ from outrider.artifacts.ngram_store import SUFFIX
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.vocabulary import token_table, vocabulary_hash
+from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls
 from outrider.wire.ticket import Signer
 
@@ -59,10 +60,12 @@ async def publisher(config: DistillConfig, tenant: str = "") -> AsyncIterator[Pu
 
 def release_client(config: DistillConfig) -> ReleaseClient:
     """Return a client of the coordinator's releases, which connects on first use. Raises BadRequest."""
-    tls = ClientTls(config.coordinator_ca) if config.tls or config.coordinator_ca else None
+    trust = ClientTls(config.coordinator_ca, config.coordinator_cert, config.coordinator_key)
+    tls = trust if config.tls or config.coordinator_ca or config.coordinator_cert else None
+    given = config.admin_token.get_secret_value()
     return ReleaseClient(
         config.coordinator,
-        admin_token=config.admin_token.get_secret_value(),
+        admin_token=lambda: given or local_tokens.find(local_tokens.ADMIN, config.coordinator),
         tls=tls,
         insecure=config.insecure,
     )

@@ -44,6 +44,7 @@ from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Dire
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import RULES
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.core.text import short_id
 from outrider.core.tree import ROOT
 from outrider.core.verification import Verified
 from outrider.telemetry.logs import about
@@ -118,7 +119,7 @@ class Engine:
         check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
-            raise Fenced(f"epoch of session {session_id} is {attach.epoch}, must be greater than {newest}")
+            raise Fenced(f"epoch of session {short_id(session_id)} is {attach.epoch}, must be greater than {newest}")
         older = self._live.get(session_id)
         request = fingerprint(attach, salt)
         same = older is not None and older.request == request
@@ -332,7 +333,7 @@ class Engine:
                 prepared.append(rows)
             except Exception as error:
                 with about(session=session.session_id):
-                    log.exception("session %s fails before its step", session.session_id)
+                    log.exception("session %s fails before its step", short_id(session.session_id))
                 self._fail_internally(session, f"its rows cannot be prepared: {type(error).__name__}")
         return prepared
 
@@ -359,7 +360,7 @@ class Engine:
         for one, result in zip(rows, results, strict=True):
             if isinstance(result, OutriderError):
                 with about(session=one.session.session_id):
-                    log.warning("verification fails in session %s: %s", one.session.session_id, result)
+                    log.warning("verification fails in session %s: %s", short_id(one.session.session_id), result)
                 if isinstance(result, BadRequest):
                     self._fail(one.session, result)
                 else:
@@ -461,7 +462,7 @@ class Engine:
             self._close(session)
 
     def _fail_internally(self, session: EngineSession, reason: str) -> None:
-        self._fail(session, InternalError(f"session {session.session_id} failed: {reason}"))
+        self._fail(session, InternalError(f"session {short_id(session.session_id)} failed: {reason}"))
 
     def _fail(self, session: EngineSession, error: OutriderError) -> None:
         self._executor.end(session, cache=False)  # its keys and values are in doubt

@@ -15,6 +15,7 @@ from cloud_verifier.config import INSTALL_VLLM, VerifierConfig
 from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES, ipc
 from cloud_verifier.engine_process.ranks import RankProcesses
 from outrider.core.errors import Fenced, ModelRefused, OutriderError, Unavailable
+from outrider.core.text import short_id
 from outrider.wire.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,10 @@ class EngineHost:
             raise Unavailable(ENGINE_GONE)
         if session_id in self._inboxes:
             live, older = self._inboxes[session_id]
+            name = short_id(session_id)
             if live >= epoch:
-                raise Fenced(f"epoch of session {session_id} is {epoch}, must be greater than {live}, which is live")
-            older.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {session_id}")))
+                raise Fenced(f"epoch of session {name} is {epoch}, must be greater than {live}, which is live")
+            older.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {name}")))
         inbox = Inbox()
         self._inboxes[session_id] = epoch, inbox
         return inbox

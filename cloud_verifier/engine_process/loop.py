@@ -20,6 +20,7 @@ from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import InternalError, ModelRefused, OutriderError
 from outrider.core.histogram import Histogram
 from outrider.core.protocol.messages import Directive, SessionLimits
+from outrider.core.text import short_id
 from outrider.telemetry.logs import about
 from outrider.wire import codecs
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
@@ -102,7 +103,7 @@ class EngineLoop:
             return [failure_event(error, request.session_id, request.epoch)]
         except Exception as error:
             with about(session=request.session_id):
-                log.exception("a request of session %s failed", request.session_id)
+                log.exception("a request of session %s failed", short_id(request.session_id))
             defect = InternalError(f"the engine failed on a request: {type(error).__name__}")
             return [failure_event(defect, request.session_id, request.epoch)]
         return []

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cryptography  # noqa: F401  # verifies tickets; imported here, so that the start fails without it
@@ -22,6 +22,7 @@ from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
+from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
@@ -40,14 +41,17 @@ SOONEST = 0.1
 
 
 class RegistryClient:
-    """Registers the verifier, reports, and registers again whenever the coordinator does not know it."""
+    """Registers the verifier, reports, and registers again whenever the coordinator does not know it.
+
+    join_token: asked for with each call, since a coordinator on this machine may have started again with another one.
+    """
 
     def __init__(
         self,
         coordinator: str,
         request: pb.RegisterRequest,
         *,
-        join_token: str = "",
+        join_token: Callable[[], str] = lambda: "",
         tls: ClientTls | None = None,
         insecure: bool = False,
         counters: FrontCounters | None = None,
@@ -55,7 +59,7 @@ class RegistryClient:
         self._counters = counters or FrontCounters()
         self._request = request
         self._request.instance = secrets.randbits(63)
-        self._metadata = (("authorization", f"Bearer {join_token}"),) if join_token else ()
+        self._join_token = join_token
         self._channel = channel(coordinator, tls=tls, insecure=insecure)
         self._stub = coordinator_pb2_grpc.RegistryStub(self._channel)  # type: ignore[no-untyped-call]
         self._coordinator = coordinator
@@ -175,15 +179,19 @@ class RegistryClient:
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"the coordinator at {self._coordinator} (--coordinator)") from error
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = self._join_token()
+        return (("authorization", f"Bearer {token}"),) if token else ()
 
     async def leave(self) -> None:
         """Return the lease, if the coordinator can be reached."""
         request = pb.DeregisterRequest(verifier_id=self._request.verifier_id, instance=self._request.instance)
         try:
-            await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata)
+            await self._stub.Deregister(request, timeout=1.0, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             log.info("not deregistered, the lease will end by itself: %s", error_from_rpc(error))
 
@@ -197,4 +205,5 @@ def directives_of(answer: pb.ReportResponse) -> Iterator[tuple[str, int, Directi
         try:
             yield message.session_id, message.epoch, codecs.directive_from_proto(message.directive)
         except BadRequest as error:
-            log.warning("the coordinator's directive for session %s is ignored: %s", message.session_id, error)
+            name = short_id(message.session_id)
+            log.warning("the coordinator's directive for session %s is ignored: %s", name, error)

@@ -37,7 +37,7 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive
-from outrider.core.text import counted
+from outrider.core.text import counted, short_id
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.admission import Metadata
@@ -179,7 +179,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         finally:
             self._count_end(stream, failure)
             if stream is not None:
-                span.note(session_id=stream.session_id, epoch=stream.epoch, tokens=stream.counters.tokens)
+                span.note(session_id=short_id(stream.session_id), epoch=stream.epoch, tokens=stream.counters.tokens)
             span.end(kind_of(failure) if failure is not None else "")
             if silence_watch is not None:
                 silence_watch.cancel()
@@ -206,7 +206,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             try:
                 revocations.check(stream.claims)
             except OutriderError as error:
-                log.info("session %s is ended: %s", stream.session_id, error)
+                log.info("session %s is ended: %s", short_id(stream.session_id), error)
                 stream.fail(error)
                 self._release_place(stream)
                 ended += 1
@@ -330,7 +330,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         claims = claims or self._claims_without_ticket(opening)
         if claims.session_id != opening.session_id:
-            raise PermissionDenied(f"the ticket is for another session than {opening.session_id!r}")
+            raise PermissionDenied(f"the ticket is for another session than {short_id(opening.session_id)!r}")
         served = self._target.weights
         if claims.target.weights != served:
             raise PermissionDenied(

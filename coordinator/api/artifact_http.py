@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -92,6 +93,8 @@ async def serving(
         timeout_graceful_shutdown=STOP_S,
         ssl_certfile=str(tls.cert) if tls else None,
         ssl_keyfile=str(tls.key) if tls else None,
+        ssl_ca_certs=str(tls.client_ca) if tls and tls.client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
     )
     try:
         config.load()

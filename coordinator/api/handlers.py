@@ -33,6 +33,7 @@ from coordinator.window import report_adapter
 from coordinator.window.decision_queue import WAIT_S, DecisionQueue, Decisions
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.core.text import short_id
 from outrider.telemetry import logs
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Target
@@ -236,7 +237,8 @@ class Handlers:
         known, grace_s = self.keyring.public_keys, self.config.resume_grace_s
         claims = ticket.verify(presented, known, audience=None, now=time.time(), grace_s=grace_s)
         if claims.session_id != session_id:
-            raise PermissionDenied(f"the ticket is for session {claims.session_id!r}, not for {session_id!r}")
+            named = short_id(claims.session_id)
+            raise PermissionDenied(f"the ticket is for session {named!r}, not for {short_id(session_id)!r}")
         if claims.tenant != tenant:
             raise PermissionDenied("the session belongs to another tenant; use the API key that opened it")
         return claims

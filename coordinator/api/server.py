@@ -18,7 +18,7 @@ from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.store.embedded_redis import EmbeddedServer
-from coordinator.store.keyring import Keyring, load_or_create
+from coordinator.store.keyring import Keyring, cluster_keys, load_or_create
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore
@@ -34,14 +34,14 @@ log = logging.getLogger("coordinator")
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
     """Run a coordinator until the body ends; yield its address. Raises BadRequest or Unavailable."""
     authenticator = Authenticator(config)  # raises what is wrong before anything starts
-    keyring = Keyring(load_or_create(config.state_dir))
+    keyring = Keyring(load_or_create(config.state_dir), cluster_keys(config), config.state_dir)
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
-        handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config)
+        handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config, keyring)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(handlers, releases, tenants, embedded)
         server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))

@@ -228,6 +228,16 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
 
     @_rpc
+    async def ListKeys(self, request: pb.ListKeysRequest, caller: Caller) -> pb.ListKeysResponse:
+        found, pinned = await self.admin.keys()
+        return pb.ListKeysResponse(keys=map(admin_codec.key_to_proto, found), pinned=pinned)
+
+    @_rpc
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, caller: Caller) -> pb.RevokeKeyResponse:
+        key = await self.admin.revoke_key(admin_codec.key_id(request.key_id))
+        return pb.RevokeKeyResponse(key=admin_codec.key_to_proto(key))
+
+    @_rpc
     async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:
         session_id = codec.session_id(request.session_id) if request.session_id else ""
         return admin_codec.windows_to_proto(*await self.admin.windows(session_id))

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator import DEFAULT_STATE_DIR, START_TIMEOUT_S
+from coordinator import START_TIMEOUT_S
 from outrider import __version__
-from outrider.core.addresses import DEFAULT_COORDINATOR
+from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 
 WATCH_S = 2.0
 TIMEOUT_S = 5.0
@@ -28,16 +28,24 @@ MAX_LIMIT = 2**32 - 1
 """Limit of a tenant that a request can hold; the coordinator has lower bounds of its own."""
 _BEFORE = "before:"
 """Begins the names of options that stand before the last word of a command, in a namespace."""
-_CONNECTION = ("--coordinator", "--ca", "--tls", "--no-tls", "--insecure", "--no-insecure")
-"""Flags that may stand before the last word of a command; the first two have a value."""
-_VERBS = {"verifiers": "list", "sessions": "list", "window": "show", "releases": "list", "tenants": "list"}
+_VALUED = ("--coordinator", "--ca", "--cert", "--cert-key", "--state-dir")
+_CONNECTION = (*_VALUED, "--tls", "--no-tls", "--insecure", "--no-insecure")
+"""Flags that may stand before the last word of a command; `_VALUED` have a value."""
+_VERBS = {
+    "verifiers": "list",
+    "sessions": "list",
+    "window": "show",
+    "releases": "list",
+    "tenants": "list",
+    "keys": "list",
+}
 """Verbs that are meant where a noun has none."""
 EPILOG = """\
 exit codes:
   0  done
   1  failed for another reason than those below
   2  a wrong command line, a file that is missing or damaged, or a request that cannot be granted as it is
-  3  no such verifier, session, tenant or release
+  3  no such verifier, session, tenant, key or release
   4  the coordinator, its store, the hub or a process that `up` starts is not there in time, or has no room: try again
   5  the admin token is missing or wrong ($OUTRIDER_ADMIN_TOKEN)
   130, 143  ended by Ctrl-C, by SIGTERM"""
@@ -83,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
     _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
     _add_tenants(_noun(commands, "tenants", "create a tenant and its key, set its limits, list tenants, revoke one"))
+    _add_keys(_noun(commands, "keys", "list the keys with which coordinators sign tickets, revoke one"))
     _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
     return made
 
@@ -101,10 +110,15 @@ def _add_up(commands: Any) -> None:
     _option(up, "--listen", "HOST:PORT", "address of the coordinator", DEFAULT_COORDINATOR, "COORDINATOR_LISTEN")
     _option(up, "--verifiers", "N", "start this many verifiers", 1, kind=_number(int, 1))
     _option(up, "--redis", "URL", "URL of a Redis server, or `embedded`", "embedded", "COORDINATOR_REDIS")
-    text, variable = "folder in which the coordinator keeps its ticket key", "COORDINATOR_STATE_DIR"
+    text, variable = (
+        "folder in which the coordinator keeps its keys, and this command its tokens",
+        "COORDINATOR_STATE_DIR",
+    )
     _option(up, "--state-dir", "DIR", text, DEFAULT_STATE_DIR, variable)
     _option(up, "--tls-cert", "PEM", "certificate chain of coordinator and verifiers", "none, plain text", kind=Path)
     _option(up, "--tls-key", "PEM", "private key of the certificate", "none", kind=Path)
+    text = "authority of callers' certificates; verifiers show the coordinator the one above"
+    _option(up, "--tls-client-ca", "PEM", text, "none, callers need no certificate", kind=Path)
     _option(up, "--ca", "PEM", "authority of the certificate", "the certificate is its own", kind=Path)
     up.add_argument(
         "--insecure", action="store_true", default=None, help="accept plain text and anonymous callers beyond loopback"
@@ -237,6 +251,12 @@ def _add_tenants(verbs: Any) -> None:
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
 
 
+def _add_keys(verbs: Any) -> None:
+    _query(verbs, "list", "keys.list_keys", "list the coordinators' public keys, by id", watch=True)
+    revoked = _query(verbs, "revoke", "keys.revoke", "end the tickets that a key signed; its coordinator makes another")
+    revoked.add_argument("key", metavar="KEY_ID", help="id of the key")
+
+
 def _add_config(verbs: Any) -> None:
     text = "show every setting and where it comes from, and all that is wrong"
     check = _command(verbs, "check", "config.check", text)
@@ -333,10 +353,14 @@ def _add_paging(made: argparse.ArgumentParser) -> None:
 def _add_connection(made: Any, *, before: bool = False) -> None:
     """Add the flags of `coordinator.cli.connection.AdminSettings`. before: to what stands before the last word of a
     command, whose own flags take precedence."""
-    text = "coordinator to ask; its admin token has no flag and is taken from $OUTRIDER_ADMIN_TOKEN"
+    text = "coordinator to ask; its admin token is $OUTRIDER_ADMIN_TOKEN, or what `outrider up` keeps"
+    kept = "folder in which `outrider up` on this machine keeps its tokens"
     actions = [
         _option(made, "--coordinator", "HOST:PORT", text, DEFAULT_COORDINATOR, "ADMIN_COORDINATOR"),
         _option(made, "--ca", "PATH", "speak TLS and trust the authority in this PEM file", "none", "ADMIN_CA"),
+        _option(made, "--cert", "PATH", "show this certificate (PEM), where one is asked for", "none", "ADMIN_CERT"),
+        _option(made, "--cert-key", "PATH", "private key of --cert (PEM)", "none", "ADMIN_CERT_KEY"),
+        _option(made, "--state-dir", "DIR", kept, DEFAULT_STATE_DIR, "COORDINATOR_STATE_DIR"),
     ]
     switches = {"tls": "speak TLS and trust the authorities of gRPC", "insecure": "allow plain text beyond loopback"}
     for name, text in switches.items():
@@ -368,7 +392,7 @@ def _after_connection(words: Sequence[str], start: int) -> int:
     """Return the index of the first word from `start` on that is no flag of the connection and no value of one."""
     i = start
     while i < len(words) and words[i].partition("=")[0] in _CONNECTION:
-        i += 1 + (words[i] in _CONNECTION[:2])
+        i += 1 + (words[i] in _VALUED)
     return i
 
 

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
 from outrider.settings.layers import Address, Layers
+from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -32,8 +33,11 @@ class AdminSettings(BaseSettings):
     coordinator: Address = DEFAULT_COORDINATOR
     tls: bool = False
     ca: Path | None = None
+    cert: Path | None = None
+    cert_key: Path | None = None
     insecure: bool = False
     token: SecretStr | None = None
+    state_dir: Path | None = None
 
 
 def admin_settings(options: argparse.Namespace) -> AdminSettings:
@@ -46,8 +50,10 @@ def admin_settings(options: argparse.Namespace) -> AdminSettings:
 async def connect(options: argparse.Namespace, timeout_s: float) -> AsyncIterator[AdminCall]:
     """Yield a function that calls the service Admin. timeout_s: per call. Raises BadRequest for invalid settings."""
     settings = admin_settings(options)
-    tls = ClientTls(settings.ca) if settings.ca or settings.tls else None
-    token = settings.token.get_secret_value() if settings.token else ""
+    trust = ClientTls(settings.ca, settings.cert, settings.cert_key)
+    tls = trust if settings.ca or settings.cert or settings.tls else None
+    given = settings.token.get_secret_value() if settings.token else ""
+    token = given or local_tokens.find(local_tokens.ADMIN, settings.coordinator, settings.state_dir)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     async with channel(settings.coordinator, tls=tls, insecure=settings.insecure) as connection:
         admin = coordinator_pb2_grpc.AdminStub(connection)  # type: ignore[no-untyped-call]
@@ -66,7 +72,7 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
     known = error_from_rpc(
         error,
         f"the coordinator at {coordinator} (--coordinator)",
-        "is it running, is --coordinator right, does it want --tls or --ca?",
+        "is it running, is --coordinator right, does it want --tls, --ca or --cert?",
     )
     by_coordinator = any(name == ERROR_KEY for name, _ in error.trailing_metadata() or ())
     match error.code():
@@ -78,5 +84,7 @@ def _with_advice(error: grpc.aio.AioRpcError, coordinator: str, timeout_s: float
         case grpc.StatusCode.UNIMPLEMENTED if not by_coordinator:
             return BadRequest(f"the coordinator at {coordinator} is older than this command and does not support it")
         case grpc.StatusCode.UNAUTHENTICATED:
-            return Unauthenticated(f"{known}; set it as OUTRIDER_ADMIN_TOKEN here")
+            return Unauthenticated(
+                f"{known}; set it as OUTRIDER_ADMIN_TOKEN here, or name the folder of `outrider up` with --state-dir"
+            )
     return known

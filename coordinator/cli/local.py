@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +29,7 @@ from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
 from outrider.telemetry.logs import JsonFormatter, LogFormat
+from outrider.wire import local_tokens
 from outrider.wire.channels import check_free
 
 EXIT_FAILED = 1
@@ -53,6 +54,8 @@ def up(options: argparse.Namespace) -> int:
     pair = _pair(options, elsewhere=_is_set("verifier", "model", file))
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together: give both or neither")
+    if options.tls_client_ca is not None and options.tls_cert is None:
+        raise BadRequest("--tls-client-ca needs --tls-cert and --tls-key: callers show certificates over TLS alone")
     _check_extras("coordinator", "verifier")
     _check_files(options, file)
     given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
@@ -188,6 +191,7 @@ def _check_files(options: argparse.Namespace, file: Path | None) -> None:
     for flag, path in (
         ("--tls-cert", options.tls_cert),
         ("--tls-key", options.tls_key),
+        ("--tls-client-ca", options.tls_client_ca),
         ("--ca", options.ca),
         ("--engine-python", options.engine_python),
     ):
@@ -217,15 +221,30 @@ def _check_files(options: argparse.Namespace, file: Path | None) -> None:
 
 async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | None) -> int:
     shared = [
-        *_given(options, "config", "tls_cert", "tls_key", "log_format"),
+        *_given(options, "config", "tls_cert", "tls_key", "tls_client_ca", "log_format"),
         *(["--insecure"] if options.insecure else []),
     ]
     trust = ["--coordinator-ca", str(options.ca or options.tls_cert)] if options.tls_cert else []
+    if options.tls_client_ca:
+        trust += ["--coordinator-cert", str(options.tls_cert), "--coordinator-key", str(options.tls_key)]
     failed: list[Child] = []
-    async with Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s) as cluster:
+    made, environment = _tokens(file)
+    settings = _coordinator_settings(options.state_dir, file)
+    state_dir = Path(settings.raw("state_dir"))
+    if (options.redis or settings.raw("redis")) != EMBEDDED and not settings.raw("cluster_key"):
+        from coordinator.store.keyring import make_cluster_key  # redis, for which help does not wait
+
+        _progress(f"coordinators over one Redis know each other by the key in {make_cluster_key(state_dir)}")
+    async with (
+        Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
+        contextlib.AsyncExitStack() as stack,
+    ):
         with _until_signal():
             drafts = _served_drafts(options.state_dir, file)
             await _start_coordinator(cluster, *_given(options, "listen", "redis", "state_dir"), *drafts, *shared)
+            if made:
+                path = stack.enter_context(local_tokens.kept(made, cluster.address, state_dir))
+                _progress(f"tokens of operators and verifiers, for your own commands, are in {path}")
             verifier = (*pair, *_given(options, "name", "engine", "engine_python"), *shared, *trust, *options.passed_on)
             count = len(await _start_verifiers(cluster, options.verifiers, *verifier))
             _say(f"ready: coordinator at {cluster.address}, {counted(count, 'verifier')}; Ctrl-C stops")
@@ -233,6 +252,22 @@ async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | Non
     for child in failed:
         _progress(f"outrider: {child.name} ended by itself; see its messages above")
     return EXIT_FAILED if failed else 0
+
+
+def _tokens(file: Path | None) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Make the tokens that the settings do not give, so that other users of this machine neither administer nor join.
+
+    Return those by name, and the variables that tell them, or a join token that is given, to the processes.
+    """
+    join = _setting("coordinator", "join_token", file)[1] or _setting("verifier", "join_token", file)[1]
+    made = {} if join else {local_tokens.JOIN: local_tokens.new_token()}
+    if not _is_set("coordinator", "admin_token", file):
+        made[local_tokens.ADMIN] = local_tokens.new_token()
+    join = join or made[local_tokens.JOIN]
+    variables = {"OUTRIDER_COORDINATOR_JOIN_TOKEN": join, "OUTRIDER_VERIFIER_JOIN_TOKEN": join}
+    if local_tokens.ADMIN in made:
+        variables["OUTRIDER_COORDINATOR_ADMIN_TOKEN"] = made[local_tokens.ADMIN]
+    return made, variables
 
 
 async def _start_coordinator(cluster: Cluster, *arguments: str) -> None:
@@ -380,7 +415,7 @@ async def _demo(options: argparse.Namespace, pair: Sequence[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as scratch:
         stand_apart(Path(scratch), prefix_cache=False)
-        async with Cluster(on_log=print_phase) as cluster:
+        async with Cluster(on_log=print_phase, environment=_tokens(None)[1]) as cluster:
             code = 0
             with _until_signal() as signals:
                 code = await _show(cluster, options, pair, scratch, ready)

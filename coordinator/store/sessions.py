@@ -20,6 +20,7 @@ from coordinator.records import (
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
+from outrider.core.text import short_id
 from outrider.wire.ticket import Claims
 
 
@@ -79,9 +80,9 @@ class SessionStore:
             if reply[1] == -3:
                 raise quotas.refusal(tenant, *reply[2:])
             if reply[1] == -2:
-                raise PermissionDenied(f"the device has closed session {session_id}; open a new one")
+                raise PermissionDenied(f"the device has closed session {short_id(session_id)}; open a new one")
             if reply[1] == -1:
-                raise Killed(f"an operator has ended session {session_id}; it cannot be resumed")
+                raise Killed(f"an operator has ended session {short_id(session_id)}; it cannot be resumed")
             return int(reply[1])
         epoch, primary, record, standby, standby_record, max_streams, ends = reply
         return Placement(

@@ -57,7 +57,7 @@ async def _forget(args: argparse.Namespace) -> None:
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
-def describe(state: ReleaseState, fallback: str = "the verifier's own draft") -> Iterator[str]:
+def describe(state: ReleaseState, fallback: str = "n-grams alone") -> Iterator[str]:
     """Yield the lines in which a state is shown. fallback: what is used without a release."""
     trial = ""
     if state.trial is not None:

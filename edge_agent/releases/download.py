@@ -19,6 +19,7 @@ from urllib.parse import urljoin, urlsplit
 from edge_agent.releases.check import ReleaseRefused
 from outrider.artifacts.download import DownloadRefused, download
 from outrider.artifacts.store import ArtifactStore
+from outrider.wire.channels import ClientTls
 
 if TYPE_CHECKING:
     import httpx
@@ -67,16 +68,21 @@ def _join(base: str, url: str) -> str:
 class Downloader:
     """Downloads files into one store, one at a time.
 
-    stall_s: seconds over which a server must reach `_MIN_RATE`. ca: PEM file of authorities trusted beside public ones.
+    stall_s: seconds over which a server must reach `_MIN_RATE`. tls: authorities trusted beside public ones, and the
+    device's certificate.
     """
 
     def __init__(
-        self, store: ArtifactStore, stall_s: float, clock: Callable[[], float] = time.monotonic, ca: Path | None = None
+        self,
+        store: ArtifactStore,
+        stall_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        tls: ClientTls | None = None,
     ) -> None:
         self._store = store
         self._stall_s = stall_s
         self._clock = clock
-        self._ca = ca
+        self._tls = tls or ClientTls()
         self._mismatched: set[str] = set()
         """URLs that have served other bytes than the signed ones; they are tried last."""
 
@@ -128,7 +134,7 @@ class Downloader:
         httpx, etag_path = _httpx(), self._etag_path(file)
         start = position = offset
         try:
-            tls = await asyncio.to_thread(_tls_context, self._ca)
+            tls = await asyncio.to_thread(_tls_context, self._tls)
             async with httpx.AsyncClient(
                 timeout=self._stall_s, follow_redirects=True, max_redirects=_MAX_REDIRECTS, verify=tls
             ) as client:
@@ -207,14 +213,17 @@ def _url_digest(url: str) -> str:
     return hashlib.sha256(url.encode()).hexdigest()
 
 
-def _tls_context(ca: Path | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts public authorities and those in `ca`. Raises ReleaseRefused if it is invalid."""
+def _tls_context(tls: ClientTls) -> ssl.SSLContext:
+    """Return a TLS context that trusts public authorities beside `tls`. Raises ReleaseRefused for a wrong file."""
     context: ssl.SSLContext = _httpx().create_ssl_context()
-    if ca is not None:
-        try:
-            context.load_verify_locations(ca)
-        except OSError as error:
-            raise ReleaseRefused("unreachable", f"cannot load {ca}: {error}; correct that file") from error
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+    except OSError as error:
+        wrong = f"cannot load {tls.ca} or {tls.cert}" if tls.cert else f"cannot load {tls.ca}"
+        raise ReleaseRefused("unreachable", f"{wrong}: {error}; correct that file") from error
     return context
 
 

@@ -39,7 +39,7 @@ def store_folder(weights_hash: str, owner: str) -> str:
 
 def fallback_of(name: str) -> str:
     """Return what is used without a release of the folder of this name."""
-    return "no n-gram store" if _OWNER in name else "the verifier's own draft"
+    return "no n-gram store" if _OWNER in name else "n-grams alone"
 
 
 class ReleaseFolder:
@@ -125,7 +125,7 @@ def read(path: Path, *, keep: bool) -> ReleaseState:
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         log.warning(
-            "%s cannot be used (%s): this device begins with the verifier's own draft, and has forgotten which "
+            "%s cannot be used (%s): this device begins without a release, and has forgotten which "
             "versions and which refused releases it must not take; the file is kept as %s",
             file,
             reason,

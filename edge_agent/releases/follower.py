@@ -20,6 +20,7 @@ from edge_agent.releases.state import InstalledRelease
 from edge_agent.releases.trials import ReleaseTrials, retry_backoff
 from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.core.errors import OutriderError
+from outrider.wire.channels import ClientTls
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ class UpdateOptions:
     """Time for which a server may send next to nothing."""
     spread_s: float = 2.0
     """Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
-    ca: Path | None = None
-    """PEM file of the cluster's own authorities: the coordinator serves files with its own certificate."""
+    tls: ClientTls | None = None
+    """The cluster's authorities, since the coordinator serves files with its own certificate, and the device's one."""
 
 
 Ask = Callable[[str, str, str], Awaitable[ReleaseOffer]]
@@ -76,7 +77,7 @@ class OfferFollower:
         self._loader = loader
         self._refusals = refusals
         self.trials = trials
-        self._downloader = Downloader(loader.folder.files, options.stall_s, ca=options.ca)
+        self._downloader = Downloader(loader.folder.files, options.stall_s, tls=options.tls)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         """Set by a notice since the coordinator was asked last."""
@@ -166,7 +167,7 @@ class OfferFollower:
     async def _take(self, offer: ReleaseOffer) -> _Outcome:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
         if not offer.manifest:
-            await self.trials.use_offered()
+            await self.trials.use_none()
             return "settled"
         state = self._loader.state.at(time.time())
         folder, options = self._loader.folder, self._options

@@ -1,6 +1,6 @@
 """Describe the state of a target's releases on this device. It is pure data: each change returns the next state.
 
-`current` is in use; `last_good` is the release to come back to. None stands for the verifier's own draft. A release is
+`current` is in use; `last_good` is the release to come back to. None stands for no release: n-grams alone. A release is
 on trial until it has proved itself on this device. `busy` says that the process loads the current release or has it on
 trial, so a state that is busy when a process starts means a crash.
 """
@@ -188,7 +188,7 @@ class ReleaseState(BaseModel, frozen=True, extra="forbid", strict=True):
         return self._with(current=self.last_good, last_good=None, trial=None, busy=False, strikes=0)
 
     def left(self) -> ReleaseState:
-        """Go back to the verifier's own draft."""
+        """Use no release."""
         return self._with(current=None, last_good=None, trial=None, busy=False, strikes=0)
 
     def forgotten(self) -> ReleaseState:

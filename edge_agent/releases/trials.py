@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Generic, Protocol
 
 from edge_agent.drafting.health import FirstAcceptance, judge
@@ -14,7 +14,6 @@ from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.loader import P, ReleaseLoader
 from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.backoff import Backoff
-from outrider.core.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +26,8 @@ _RETIRE_S = 10.0
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 
-LoadOffered = Callable[[], Awaitable[P | None]]
-"""Loads the verifiers' own draft. Raises core errors where it cannot be fetched now."""
+Fallback = Callable[[], P | None]
+"""Returns what is used without a release: n-grams, or None for nothing."""
 
 
 class InUse(Protocol[P]):
@@ -52,10 +51,10 @@ class ReleaseTrials(Generic[P]):
     `run` is a task of its own, since a draft that fails is left whatever else is under way.
     """
 
-    def __init__(self, loader: ReleaseLoader[P], drafts: InUse[P], load_offered: LoadOffered[P]) -> None:
+    def __init__(self, loader: ReleaseLoader[P], drafts: InUse[P], fallback: Fallback[P]) -> None:
         self._loader: ReleaseLoader[P] = loader
         self._drafts: InUse[P] = drafts
-        self._load_offered: LoadOffered[P] = load_offered
+        self._fallback: Fallback[P] = fallback
         self._changing = asyncio.Lock()
         """Held while the state or the draft changes."""
         self._wake = asyncio.Event()
@@ -63,8 +62,6 @@ class ReleaseTrials(Generic[P]):
         pool, current = drafts.pool, loader.state.current
         self._outdated = current is not None and (pool is None or pool.release != current.digest)
         """Whether the state names another draft than the one in use: it is to be loaded."""
-        self._offered = pool.release if pool is not None and current is None else ""
-        """Release of the verifiers' own draft, where it was in use."""
         self.wanted = ""
         """Release whose file is kept although the state does not name it."""
         self.swaps = 0
@@ -155,8 +152,8 @@ class ReleaseTrials(Generic[P]):
             await self._replace(taken)
             return True
 
-    async def use_offered(self) -> None:
-        """Go back to the verifiers' own draft, since no release is offered; never to before a stable release."""
+    async def use_none(self) -> None:
+        """Use none, since no release is offered; but never go back to before a stable release."""
         async with self._changing:
             state = self._loader.state
             if state.current is None:
@@ -190,23 +187,14 @@ class ReleaseTrials(Generic[P]):
         """Use the draft that the state names. The present one stays until that is loaded, which may take more tries."""
         self._outdate()
         current = self._loader.state.current
-        release = current.digest if current is not None else self._offered
-        if release and self._drafts.recall(release):
+        if current is not None and self._drafts.recall(current.digest):
             self._replaced()
             return
         if not await self._drafts.retired(_RETIRE_S):
             self._retry.failed()
             return
         pool = await self._loader.load_current()
-        if pool is None:
-            try:
-                pool = await self._load_offered()
-            except OutriderError as error:
-                log.warning("the verifier's own draft cannot be had, it is asked for again later: %s", error)
-                self._retry.failed()
-                return
-            self._offered = pool.release if pool is not None else ""
-        await self._replace(pool)
+        await self._replace(pool if pool is not None else self._fallback())
 
     async def _replace(self, pool: P | None) -> None:
         self._drafts.replace(pool)

@@ -15,7 +15,7 @@ from edge_agent.releases.check import RefusalKind
 from edge_agent.releases.folder import ReleaseFolder, store_folder
 from edge_agent.releases.follower import Ask, OfferFollower, UpdateOptions
 from edge_agent.releases.loader import LoadPool, P, RefusalLog, ReleaseLoader
-from edge_agent.releases.trials import InUse, LoadOffered, ReleaseTrials
+from edge_agent.releases.trials import Fallback, InUse, ReleaseTrials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ReleaseUpdater(Generic[P]):
             self._follower.notice(serial)
 
     async def begin(self, target: Target, load: LoadPool[P]) -> P | None:
-        """Load the release that this device has found good, or has on trial; None for the verifier's own draft."""
+        """Load the release that this device has found good, or has on trial; None where there is none."""
         await self._close_folder()
         self._target, self._load = target, load
         try:
@@ -86,10 +86,10 @@ class ReleaseUpdater(Generic[P]):
             await self._close_folder()
             return None
 
-    def run(self, drafts: InUse[P], load_offered: LoadOffered[P]) -> None:
+    def run(self, drafts: InUse[P], fallback: Fallback[P]) -> None:
         """Follow what is offered, in the background."""
         if self._loader is not None and self._load is not None:
-            self._task = asyncio.create_task(self._follow(self._loader, self._load, drafts, load_offered))
+            self._task = asyncio.create_task(self._follow(self._loader, self._load, drafts, fallback))
 
     async def close(self) -> None:
         """End in order, before the client's drafts are closed; a trial goes on with the next start."""
@@ -100,7 +100,7 @@ class ReleaseUpdater(Generic[P]):
         await self._close_folder()
 
     async def _follow(
-        self, loader: ReleaseLoader[P], load: LoadPool[P], drafts: InUse[P], load_offered: LoadOffered[P]
+        self, loader: ReleaseLoader[P], load: LoadPool[P], drafts: InUse[P], fallback: Fallback[P]
     ) -> None:
         """Follow what is offered, once no other process keeps the folder."""
         while not loader.folder.writable:
@@ -113,7 +113,7 @@ class ReleaseUpdater(Generic[P]):
                     await loader.recover()
             except OSError as error:
                 log.info("the folder of draft releases cannot be used: %s", error)
-        trials = ReleaseTrials(loader, drafts, load_offered)
+        trials = ReleaseTrials(loader, drafts, fallback)
         self._follower = OfferFollower(self._options, self._ask, self._target, loader, self._refusals, trials)
         self._follower.notice(self._serial)
         await self._follower.run()

@@ -39,7 +39,7 @@ from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_cache import ArtifactCache
 from edge_agent.target.artifact_client import CachedSource, Description, DescriptionCache
-from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle
+from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.settings.layers import from_environment
@@ -70,11 +70,12 @@ class AsyncClient:
 
     coordinator, verifier: "host:port" of a cluster, or of one verifier instead.
     target: the target's name, where the cluster serves several.
-    draft: "auto" fetches the one that the target's verifiers offer, and keeps it up to date where `settings` name
-    publishers to trust; "ngram" proposes tokens from the text alone; None is plain streaming; anything else is the
-    path of a GGUF file, or several paths, the best draft first, of drafts that propose tokens together.
+    draft: "auto" fetches the one that the target's verifiers offer or, where `settings` name publishers to trust, the
+    latest that these have signed, with n-grams until there is one; "ngram" proposes tokens from the text alone; None is
+    plain streaming; anything else is the path of a GGUF file, or several paths, the best draft first, of drafts that
+    propose tokens together.
     api_key: the tenant's key, for a coordinator that asks for one.
-    tls: speak TLS, trusting these authorities; None is plain text.
+    tls: speak TLS, trusting these authorities, with a certificate where the cluster asks for one; None is plain text.
     insecure: allow plain text beyond loopback.
     cache_dir: the folder for tokenizers and drafts.
     reroute: a verifier's address -> the one to dial instead, for tunnels and proxies.
@@ -118,8 +119,8 @@ class AsyncClient:
         target = settings.target if target is None else target
         self._defaults = Options(traffic_class=traffic_class, timeout=timeout, retries=retries, offline=offline)
         Request.of(**self._defaults)
-        if tls is None and (settings.tls or settings.tls_ca):
-            tls = ClientTls(settings.tls_ca)
+        if tls is None and (settings.tls or settings.tls_ca or settings.tls_cert):
+            tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key)
         cache = Path(cache_dir or settings.cache_dir)
         self._draft = draft
         self._draft_options = DraftOptions(
@@ -144,6 +145,7 @@ class AsyncClient:
             reroute=reroute or {},
         )
         self.metrics = self._sessions.metrics
+        self._signed_only = bool(settings.release_keys)
         updates = _update_options(settings, coordinator, draft, cache, tls)
         self.updates: ReleaseUpdater[DraftPool] | None = None
         """Keeps the draft up to date; None unless releases are followed."""
@@ -343,7 +345,7 @@ class AsyncClient:
         self.metrics.model = bundle.description.target.name
         self._sessions.drafts = DraftManager(bundle.drafts)
         if self.updates is not None:
-            self.updates.run(self._sessions.drafts, self._offered_draft)
+            self.updates.run(self._sessions.drafts, lambda: without_model(self._draft_options))
         if self.store_updates is not None:
             await self._follow_stores(self.store_updates, bundle.description)
         return bundle
@@ -355,11 +357,8 @@ class AsyncClient:
         def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[LoadedStore]:
             return LoadedStore.load(path, digest, health, target, description.vocabulary_size)
 
-        async def none() -> None:
-            return None
-
         stores.replace(await updates.begin(target, load))
-        updates.run(stores, none)
+        updates.run(stores, lambda: None)
 
     def _on_release_notice(self, serial: int) -> None:
         for updates in (self.updates, self.store_updates):
@@ -378,15 +377,8 @@ class AsyncClient:
         return bundle
 
     async def _load_from(self, source: ArtifactSource) -> TargetBundle:
-        loader = BundleLoader(source, self._artifacts, self._draft_options)
+        loader = BundleLoader(source, self._artifacts, self._draft_options, self._signed_only)
         return await loader.load(self._draft, self.updates.begin if self.updates is not None else None)
-
-    async def _offered_draft(self) -> DraftPool | None:
-        """Load the draft that the target's verifiers offer. Raises core errors where it cannot be fetched now."""
-        tokenizer = (await self.prepare()).tokenizer
-        async with self._sessions.artifacts() as source:
-            loader = BundleLoader(source, self._artifacts, self._draft_options)
-            return await loader.offered_draft(await source.describe(), tokenizer)
 
 
 def _check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
@@ -443,5 +435,5 @@ def _update_options(
         cache / FOLDER,
         stall_s=settings.release_stall_s,
         spread_s=settings.release_spread_s,
-        ca=tls.ca if tls is not None else None,
+        tls=tls,
     )

@@ -96,7 +96,7 @@ class Sessions:
                 stack.callback(self.close_session, placement)
                 if drafts.pool is not None and drafts.pool.label == release and placement.prior:
                     drafts.pool.apply_prior(placement.prior)
-            statistics.session_id = placement.session_id if placement else secrets.token_hex(8)
+            statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
             draft = await stack.enter_async_context(drafts.session(session))
             draft.grammar = bundle.grammar(request.sampling.grammar)
             self._tasks.check_open()

@@ -59,7 +59,7 @@ class ReleaseOffer:
     serial: int
     """It grows with every change of the offer."""
     manifest: bytes = b""
-    """The signed manifest; empty for the verifier's own draft."""
+    """The signed manifest; empty where none is to be used."""
     canary: bool = False
     """Whether only a share of the devices is offered the release so far."""
     base_url: str = ""

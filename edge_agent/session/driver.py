@@ -23,6 +23,7 @@ from edge_agent.session.stream import Received, ReleaseNotice, VerifierSilent, V
 from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
+from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire.channels import is_loopback
 from outrider.wire.codecs import Open, Opened, Ping
@@ -115,7 +116,7 @@ class SessionDriver:
         """Attach until the sequence has ended; an error that no attach can mend goes to the client."""
         logs.note(session=self._options.session_id)
         try:
-            with traces.span("outrider.device.session", session_id=self._options.session_id):
+            with traces.span("outrider.device.session", session_id=short_id(self._options.session_id)):
                 while not self._session.finished:
                     target = await self._route.next()
                     with traces.span("outrider.device.attach", epoch=target.epoch):

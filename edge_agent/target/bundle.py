@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 TEMPLATE_CHECK_S = 5.0
 """Seconds that the chat template may take for a plain message before it is called broken."""
 AUTO = "auto"
+UNSIGNED = (
+    "the verifier's own draft is not loaded, since no publisher has signed it and release keys are set; publish it as"
+    " a release, or name a file of yours as the draft"
+)
+"""Why a device with OUTRIDER_EDGE_RELEASE_KEYS begins without a model."""
 
 ArtifactSource = ArtifactClient | CachedSource
 """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
@@ -104,12 +109,14 @@ class BundleLoader:
     source: ArtifactSource
     cache: ArtifactCache
     draft_options: DraftOptions
+    signed_only: bool = False
+    """Whether the verifiers' own draft, which no publisher has signed, is neither fetched nor loaded."""
 
     async def load(self, draft: GivenDraft, first_draft: FirstDraft | None = None) -> TargetBundle:
         """Fetch what is missing, check it and load it.
 
-        draft: "auto" takes the verifiers' own, "ngram" proposes tokens from the text alone, a path names a GGUF file,
-        several paths name drafts that propose tokens together, the best one first;
+        draft: "auto" takes the verifiers' own unless only signed ones count, "ngram" proposes tokens from the text
+        alone, a path names a GGUF file, several paths name drafts that propose tokens together, the best one first;
         None loads no draft. A draft that `first_draft` returns takes precedence.
         Raises VocabularyMismatch for a draft of another vocabulary, ModelRefused, BadRequest.
         """
@@ -131,14 +138,16 @@ class BundleLoader:
                 raise
         return TargetBundle(description, tokenizer, template, drafts)
 
-    async def offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
-        """Load the verifiers' own draft; n-grams, or None without them, where there is none or it cannot be used.
+    async def _offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
+        """Load the verifiers' own draft; n-grams, or None without them, where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
         """
         ref = description.artifact("draft")
         if ref is None:
             return self._without_model("the verifier offers no draft", logging.INFO)
+        if self.signed_only:
+            return self._without_model(UNSIGNED, logging.WARNING)
         try:
             await asyncio.to_thread(library)  # before anything is fetched in vain
         except ImportError as error:
@@ -150,10 +159,9 @@ class BundleLoader:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
     def _without_model(self, why: str, level: int) -> DraftPool | None:
-        """Return the draft of a device without a model: n-grams alone, or None if the options forbid them."""
-        wanted = self.draft_options.ngram
-        log.log(level, "%s; %s", why, "n-grams of the text draft" if wanted else "nothing is drafted")
-        return DraftPool.ngram_only(self.draft_options) if wanted else None
+        drafts = without_model(self.draft_options)
+        log.log(level, "%s; %s", why, "n-grams of the text draft" if drafts is not None else "nothing is drafted")
+        return drafts
 
     def _options(self, description: Description) -> DraftOptions:
         return dataclasses.replace(self.draft_options, positions=description.max_sequence)
@@ -217,11 +225,16 @@ class BundleLoader:
         if draft != AUTO:
             return await DraftPool.load(Path(draft), Path(draft).name, tokenizer.table, options)
         try:
-            return await self.offered_draft(description, tokenizer)
+            return await self._offered_draft(description, tokenizer)
         except VocabularyMismatch:
             raise  # draft and target were paired by mistake, which must not stay unnoticed
         except OutriderError as error:
             return self._without_model(f"the offered draft cannot be fetched: {error}", logging.WARNING)
+
+
+def without_model(options: DraftOptions) -> DraftPool | None:
+    """Return the draft of a device without a model: n-grams alone, or None if the options forbid them."""
+    return DraftPool.ngram_only(options) if options.ngram else None
 
 
 def check_text(text: str, longest: int, max_sequence: int) -> None:

@@ -7,6 +7,8 @@ from outrider.core.errors import BadRequest
 DEFAULT_COORDINATOR = "127.0.0.1:7700"
 """HOST:PORT at which a coordinator listens, and is asked, if nothing else is set. Loopback, so that nothing is open by
 accident."""
+DEFAULT_STATE_DIR = "~/.outrider/coordinator"
+"""Folder in which a coordinator keeps its keys, if nothing else is set."""
 
 
 def split_address(address: str) -> tuple[str, int]:

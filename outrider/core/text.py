@@ -1,4 +1,4 @@
-"""Escape text that came from elsewhere, so that it cannot steer a terminal, count things, and lay out a table."""
+"""Escape text from elsewhere, so that it cannot steer a terminal, count things, shorten ids, and lay out a table."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def clean(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, of which there is one or any other number: "1 row", "2 rows"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def short_id(session_id: str) -> str:
+    """Return the beginning of a session's id, by which logs and errors name it: enough to tell sessions apart.
+
+    Where there are no tickets, who knows the whole id may attach. The rest of a random id of 128 bits is still 96.
+    """
+    return session_id[:8]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

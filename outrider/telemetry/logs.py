@@ -16,6 +16,8 @@ from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from outrider.core.text import short_id
+
 LogFormat = Literal["text", "json"]
 REQUEST_HEADER = "x-request-id"
 """The name of the request's id in the metadata of calls and in HTTP headers."""
@@ -29,7 +31,7 @@ _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ESCAPES = {code: chr(code).encode("unicode_escape").decode() for code in _CONTROLS}
 
 session_id: ContextVar[str] = ContextVar("session_id", default="")
-"""The session that the current task works for."""
+"""The session that the current task works for, by the beginning of its id (`core.text.short_id`)."""
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The request that the current task works for."""
 
@@ -41,9 +43,9 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
     An empty or invalid id leaves the current one.
     """
     tokens: list[Token[str]] = []
-    for variable, value in ((session_id, session), (request_id, request)):
+    for variable, value, shown in ((session_id, session, short_id(session)), (request_id, request, request)):
         if _ID.fullmatch(value):
-            tokens.append(variable.set(value))
+            tokens.append(variable.set(shown))
     try:
         yield
     finally:
@@ -54,7 +56,7 @@ def about(*, session: str = "", request: str = "") -> Iterator[None]:
 def note(*, session: str = "", request: str = "") -> None:
     """Name session and request in what the rest of the task writes. An empty or invalid id leaves the current one."""
     if _ID.fullmatch(session):
-        session_id.set(session)
+        session_id.set(short_id(session))
     if _ID.fullmatch(request):
         request_id.set(request)
 

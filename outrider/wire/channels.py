@@ -103,25 +103,40 @@ class ServerTls:
 
     cert: Path
     key: Path
+    client_ca: Path | None = None
+    """The authorities by which every client must have a certificate; None lets clients come without one."""
 
     def credentials(self) -> grpc.ServerCredentials:
         """Read the files. Raises BadRequest if one is missing or unreadable."""
         import grpc
 
-        return grpc.ssl_server_credentials([(_read(self.key, "TLS key"), _read(self.cert, "TLS certificate"))])
+        pair = (_read(self.key, "TLS key"), _read(self.cert, "TLS certificate"))
+        clients = _read(self.client_ca, "TLS authority of clients") if self.client_ca else None
+        return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)
 
 
 @dataclass(frozen=True)
 class ClientTls:
-    """The PEM file that names the authorities to trust; None trusts those that gRPC ships with."""
+    """PEM files of the authorities to trust, None for those that gRPC ships with, and of a certificate to show.
+
+    cert, key: the client's own, for servers that ask for one.
+    """
 
     ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the file. Raises BadRequest if it is missing or unreadable."""
+        """Read the files. Raises BadRequest if one is missing or unreadable, or the certificate has no key."""
         import grpc
 
-        return grpc.ssl_channel_credentials(_read(self.ca, "TLS authority") if self.ca else None)
+        if (self.cert is None) != (self.key is None):
+            raise BadRequest("a client's TLS certificate and its key go together: give both or neither", field="tls")
+        return grpc.ssl_channel_credentials(
+            _read(self.ca, "TLS authority") if self.ca else None,
+            _read(self.key, "client's TLS key") if self.key else None,
+            _read(self.cert, "client's TLS certificate") if self.cert else None,
+        )
 
 
 def channel(

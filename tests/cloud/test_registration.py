@@ -162,17 +162,18 @@ async def test_what_trying_again_cannot_mend_is_raised(registry):
             await made.register()
 
 
-async def test_the_join_token_is_shown(registry):
-    seen = []
+async def test_the_join_token_is_shown_and_asked_for_again_with_each_call(registry):
+    seen, tokens = [], iter(["sesame", "another"])
 
     class Watching(Registry):
         async def Register(self, request, context):
             seen.append(dict(context.invocation_metadata()).get("authorization"))
             return await super().Register(request, context)
 
-    async with serving(Watching()) as address, registration(address, join_token="sesame") as made:
+    async with serving(Watching()) as address, registration(address, join_token=lambda: next(tokens)) as made:
         await made.register()
-    assert seen == ["Bearer sesame"]
+        await made.register()
+    assert seen == ["Bearer sesame", "Bearer another"]
 
 
 async def test_a_lost_lease_is_taken_again_by_the_same_instance(registry):

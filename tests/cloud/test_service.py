@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import grpc
@@ -459,6 +460,21 @@ async def test_an_epoch_that_is_not_newer_is_fenced_and_harms_nobody(plain, epoc
     assert list((await live.read()).commit.token) == [9]
     assert plain.tenants == {"s": "default"}
     live.call.cancel()
+
+
+async def test_neither_logs_nor_errors_hold_the_whole_id_of_a_session(plain, caplog):
+    whole = "0123456789abcdef0123456789abcdef"
+    with caplog.at_level(logging.DEBUG):
+        live = await plain.open(whole, epoch=5)
+        late = await (await plain.open(whole, epoch=4, wait=False)).refusal()
+        newer = await plain.open(whole, epoch=6)
+        fenced = await live.refusal()
+        newer.call.cancel()
+        await until(lambda: not plain.tenants)
+    for text in (str(late), str(fenced), caplog.text):
+        assert whole not in text
+    assert "epoch of session 01234567 is 4" in str(late)
+    assert "epoch 6 has taken over session 01234567" in str(fenced)
 
 
 async def test_an_epoch_that_a_refused_one_displaced_is_given_back_too(plain):

@@ -17,7 +17,7 @@ from peers import identity
 
 from coordinator import cli
 from outrider.core.errors import NotFound
-from outrider.wire import channels
+from outrider.wire import channels, local_tokens
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
@@ -380,6 +380,37 @@ async def test_without_the_admin_token_the_code_is_5_and_the_variable_is_named(s
         assert "OUTRIDER_ADMIN_TOKEN" in err
     monkeypatch.setenv("OUTRIDER_ADMIN_TOKEN", "admin-token-0123456789")
     assert (await status())[0] == 0
+
+
+async def test_a_command_finds_the_token_that_up_keeps_and_one_that_is_given_wins(start, outrider_of, tmp_path):
+    tokens = {local_tokens.ADMIN: "admin-token-0123456789"}
+    coordinator = await start(admin_token=tokens[local_tokens.ADMIN])
+    status = ("status", "--coordinator", coordinator.address, "--state-dir", str(tmp_path))
+    assert (await outrider_of(*status))[0] == 5
+    with local_tokens.kept(tokens, coordinator.address, tmp_path) as path:
+        assert (await outrider_of(*status))[0] == 0
+        assert (await outrider_of(*status[:3]))[0] == 5  # another folder
+        assert (await outrider_of("--state-dir", str(tmp_path), *status[:3]))[0] == 0
+        assert (await outrider_of(*status, OUTRIDER_ADMIN_TOKEN="wrong"))[0] == 5
+        path.chmod(0o644)
+        code, err = await outrider_of(*status)
+        assert code == 2
+        assert f"{path} has mode 0644" in err
+
+
+@pytest.fixture
+def outrider_of(capsys, monkeypatch, tmp_path):
+    """Run the command as a user whose home is empty; return its code and what it says on stderr."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    async def run(*arguments: str, **variables: str) -> tuple[int, str]:
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            await asyncio.to_thread(cli.main, list(arguments))
+        return ended.value.code, capsys.readouterr().err
+
+    return run
 
 
 async def test_the_environment_says_which_coordinator_to_ask_and_how(start, capsys, monkeypatch, tmp_path):

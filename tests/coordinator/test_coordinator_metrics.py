@@ -164,7 +164,7 @@ async def test_a_placement_is_logged_under_its_request_and_session_and_one_witho
         logger.setLevel(logging.NOTSET)
         logger.removeHandler(handler)
     assert handler.logged == [
-        (level, one.session_id, "req-1") for level, one in zip((logging.INFO, logging.DEBUG), opened, strict=True)
+        (level, one.session_id[:8], "req-1") for level, one in zip((logging.INFO, logging.DEBUG), opened, strict=True)
     ]
 
 

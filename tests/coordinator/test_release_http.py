@@ -17,6 +17,7 @@ from coordinator.api import artifact_http
 from coordinator.api.artifact_http import MAX_CONNECTIONS, serving
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
+from outrider.wire.channels import ServerTls
 
 CONTENT = bytes(range(256)) * 1_024
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -248,6 +249,20 @@ async def test_beyond_loopback_plain_text_needs_insecure_and_a_name_for_devices(
         ArtifactStore(folder, ".gguf"), "0.0.0.0:0", insecure=True, url="https://drafts.example/"
     ) as base:
         assert base == "https://drafts.example/"
+
+
+async def test_where_callers_need_a_certificate_drafts_are_served_to_those_that_show_one(folder, tmp_path) -> None:
+    for name in ("server", "client"):
+        (tmp_path / name).mkdir()
+    server, client = self_signed(tmp_path / "server"), self_signed(tmp_path / "client")
+    tls = ServerTls(server.cert, server.key, client.cert)
+    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0", tls=tls) as base:
+        context = ssl.create_default_context(cafile=server.cert)
+        path = f"/artifacts/{DIGEST}"
+        with pytest.raises(OSError, match=r"CERTIFICATE_REQUIRED|reset|closed"):
+            await asyncio.to_thread(_ask, base, "GET", path, {}, context)
+        context.load_cert_chain(client.cert, client.key)
+        assert (await asyncio.to_thread(_ask, base, "GET", path, {}, context))[2] == CONTENT
 
 
 async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path) -> None:

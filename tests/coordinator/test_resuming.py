@@ -164,7 +164,9 @@ async def test_a_ticket_of_another_session_resumes_and_closes_nothing(coordinato
     mine, yours = await coordinator.open(), await coordinator.open()
     error = await refused(coordinator.resume(mine, ticket=yours.primary.ticket))
     assert isinstance(error, PermissionDenied)
-    assert mine.session_id in str(error)
+    assert repr(mine.session_id[:8]) in str(error)
+    assert mine.session_id not in str(error)
+    assert yours.session_id not in str(error)
     order = pb.CloseSessionRequest(session_id=mine.session_id, ticket=yours.primary.ticket)
     assert isinstance(await refused(coordinator.sessions.CloseSession(order)), PermissionDenied)
 

@@ -15,15 +15,20 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from system import QUICK, ROOT, Failed, alive, children_of, status_of, until
 
 from benchmarks.support.network_proxy import DelayProxy
 from coordinator.cluster import Cluster
+from outrider.wire.channels import ClientTls, channel
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -70,7 +75,7 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         assert ", 1 verifier; " in line
         where = ("--coordinator", address[0])
 
-        code, out, _ = await output(*OUTRIDER, "status", *where)
+        code, out, _ = await output(*OUTRIDER, "status", *where, "--state-dir", state)
         assert code == 0
         assert re.search(r"verifier-1 +127\.0\.0\.1:\d+ +renamed .* 0/7 .* serving", out)
 
@@ -101,6 +106,39 @@ async def test_up_status_generate_and_ctrl_c(pair, folder):
         ):
             assert step in said
         assert re.search(r"verifier-1 INFO loading target as float32 on cpu", said)  # its own progress
+
+
+async def test_other_users_neither_administer_nor_join_what_up_started_and_its_own_user_does(pair, folder):
+    target, state = str(pair[0]), str(folder / "up-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--state-dir", state)
+    async with process(*up, "--", *QUICK) as running:
+        assert running.stdout is not None
+        line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
+        address = line.split()[3].rstrip(",")
+        tokens = folder / "up-state" / f"tokens-{address.rpartition(':')[2]}"
+        assert tokens.stat().st_mode & 0o777 == 0o600
+
+        other = {"HOME": str(folder / "another-home")}
+        async with channel(address) as link:
+            for call in (
+                coordinator_pb2_grpc.AdminStub(link).Status(pb.StatusRequest()),
+                coordinator_pb2_grpc.RegistryStub(link).Register(pb.RegisterRequest(verifier_id="mine")),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await output(*OUTRIDER, "status", "--coordinator", address, **other))[0] == 5
+
+        own = {"OUTRIDER_COORDINATOR_STATE_DIR": state}
+        join = (*VERIFIER, "--model", target, "--coordinator", address, "--verifier-id", "joined", *QUICK)
+        async with process(*join, **own) as joining:
+            assert joining.stdout is not None
+            assert b"listening on" in await asyncio.wait_for(joining.stdout.readline(), 120)
+            code, out, _ = await output(*OUTRIDER, "verifiers", "list", "--coordinator", address, **own)
+        assert (code, "joined" in out) == (0, True)
+        running.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(running.wait(), 30) == 0
+        assert not tokens.exists()
 
 
 async def test_up_in_json_has_no_plain_line_says_who_speaks_and_ends_soon(pair, folder):
@@ -243,11 +281,45 @@ async def test_up_speaks_tls_with_its_verifiers_and_status_trusts_public_authori
         assert running.stdout is not None
         line = (await asyncio.wait_for(running.stdout.readline(), 60)).decode()
         status = (*OUTRIDER, "status", "--coordinator", line.split()[3].rstrip(","), "--tls")
+        status = (*status, "--state-dir", str(folder / "up-state"))
         code, out, said = await output(*status, GRPC_DEFAULT_SSL_ROOTS_FILE_PATH=str(ca))
         assert (code, said) == (0, "")
         assert "verifier-1" in out
         code, out, _ = await output(*status)
         assert (code, out) == (4, "")
+
+
+async def test_where_callers_need_a_certificate_everything_works_with_one_and_nothing_without(pair, folder):
+    _, cert, key = certificates(folder / "mtls")
+    _, strange, strange_key = certificates(folder / "strange")
+    target, draft, state = str(pair[0]), str(pair[1]), str(folder / "mtls-state")
+    up = (*OUTRIDER, "up", "--listen", "127.0.0.1:0", "--model", target, "--draft", draft, "--state-dir", state)
+    tls = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert))
+    async with process(*up, *tls, "--", *QUICK) as running:
+        assert running.stdout is not None
+        address = (await asyncio.wait_for(running.stdout.readline(), 120)).decode().split()[3].rstrip(",")
+        status = (*OUTRIDER, "verifiers", "list", "-o", "json", "--coordinator", address, "--state-dir", state)
+        generate = (*EDGE, "generate", PROMPT, "--coordinator", address, "--max-tokens", "8", "--tls-ca", str(cert))
+        generate = (*generate, "--cache-dir", str(folder / "mtls-cache"))
+        assert (await output(*status, "--ca", str(cert)))[0] == 4
+        assert (await output(*status, "--ca", str(cert), "--cert", str(strange), "--cert-key", str(strange_key)))[
+            0
+        ] == 4
+        code, out, _ = await output(*status, "--ca", str(cert), "--cert", str(cert), "--cert-key", str(key))
+        assert code == 0
+        assert (await output(*generate))[0] == 1
+        code, text, said = await output(*generate, "--tls-cert", str(cert), "--tls-key", str(key))
+        assert (code, bool(text.strip())) == (0, True), said
+
+        verifier = json.loads(out)["verifiers"][0]["address"]
+        for trust, gets_in in ((ClientTls(cert), False), (ClientTls(cert, cert, key), True)):
+            async with channel(verifier, tls=trust) as link:
+                check = health_pb2_grpc.HealthStub(link).Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+                if gets_in:
+                    assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+                else:
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await check
 
 
 def _command(pid: int) -> str:

@@ -54,14 +54,14 @@ async def narrow(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFacto
         yield Serving(cluster.address, artifacts)
 
 
-async def released(serving: Serving, client: AsyncClient, draft: Path, signer: Signer) -> str:
-    """Publish the draft as version 1 of this target's, for every device; return its hash."""
+async def released(serving: Serving, client: AsyncClient, draft: Path, signer: Signer, version: int) -> str:
+    """Publish a version of this target's draft for every device; return its hash."""
     data = await asyncio.to_thread(draft.read_bytes)
     digest = hashlib.sha256(data).hexdigest()
     await asyncio.to_thread((serving.artifacts / f"{digest}.gguf").write_bytes, data)
     served = (await client.prepare()).description.target
     manifest = Manifest(
-        version=1,
+        version=version,
         weights_hash=served.weights_hash,
         tokenizer_hash=served.tokenizer_hash,
         artifact=f"sha256:{digest}",
@@ -85,10 +85,14 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
     async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, draft=None) as plain:
         streamed = [await plain.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
     async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, settings=settings) as client:
+        signed = await released(narrow, client, pair[1].with_name("draft-narrow.gguf"), signer, 1)
+        async with asyncio.timeout(60.0):
+            while (await client.generate(PROMPTS[0], max_tokens=8)).statistics.release != signed:
+                pass
         streams = [await client.stream(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
         running = [asyncio.create_task(stream.drain()) for stream in streams]
         await until(lambda: all(stream.statistics.tokens > 20 for stream in streams), 60.0)
-        general = await released(narrow, client, pair[1], signer)  # the verifier passes the news on
+        general = await released(narrow, client, pair[1], signer, 2)  # the verifier passes the news on
         completions = await asyncio.gather(*running)
         after = [await client.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
     assert [c.token_ids for c in completions] == [c.token_ids for c in streamed] == [c.token_ids for c in after]

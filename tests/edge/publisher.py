@@ -64,6 +64,6 @@ class Publisher:
         return manifest
 
     def withdraw(self, coordinator: FakeCoordinator) -> None:
-        """Withdraw the release, so that every device uses the verifier's own draft again."""
+        """Withdraw the release, so that no device has a release to use any more."""
         self.serial += 1
         coordinator.offer = pb.OfferReleaseResponse(serial=self.serial)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
+import logging
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +26,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.target.chat_template import ChatTemplate
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.telemetry.logs import JsonFormatter
 
 TEXT = "def grüße(name):\n    return f'Grüße, {name}! 🙂'\n\nprint(grüße('Welt'))\n"
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
@@ -104,6 +108,27 @@ async def test_a_stop_string_ends_text_and_usage_and_frees_the_verifier(
     assert completion.finish_reason == "stop"
     assert completion.usage.completion_tokens == len(tokenizer.encode_plain(TEXT[: TEXT.index("🙂") + 1]))
     await until_nothing_is_live(verifier)
+
+
+async def test_the_id_of_a_session_without_a_coordinator_has_128_random_bits_and_is_in_no_line_of_the_log(
+    client: AsyncClient, verifier: FakeVerifier, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter("edge"))
+    logging.getLogger().addHandler(handler)
+    try:
+        with caplog.at_level(logging.DEBUG):
+            await client.generate("hello", max_tokens=8)
+            async with await client.stream("hello", max_tokens=200) as stream:
+                await anext(aiter(stream))
+                verifier.drop_streams()
+                await stream.drain()
+    finally:
+        logging.getLogger().removeHandler(handler)
+    ids = {opening.session_id for opening in verifier.opens}
+    assert len(ids) == 2 and all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+    assert all(one[:8] in written.getvalue() and one not in written.getvalue() for one in ids)
 
 
 async def test_leaving_a_stream_early_cancels_it(client: AsyncClient, verifier: FakeVerifier) -> None:

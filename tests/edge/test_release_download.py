@@ -7,12 +7,13 @@ import hashlib
 import os
 import random
 import shutil
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from certificate import private
+from certificate import private, self_signed
 from file_server import Behaviour, FileServer, wanted
 
 from edge_agent import AsyncClient, EdgeSettings
@@ -187,20 +188,38 @@ async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trus
             Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0), wanted(DIGEST, DATA, server), tmp_path / FILE
         )
         assert untrusted.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(untrusted)
-        await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=authority).fetch(wanted(DIGEST, DATA, server))
+        await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, tls=ClientTls(authority)).fetch(
+            wanted(DIGEST, DATA, server)
+        )
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-    nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, ca=tmp_path / "missing.pem")
+    nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, tls=ClientTls(tmp_path / "missing.pem"))
     assert "correct that file" in str(
         await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / f"{'0' * 64}.gguf")
     )
+
+
+async def test_a_server_that_asks_for_a_certificate_is_shown_the_devices(tmp_path: Path) -> None:
+    for name in ("server", "device"):
+        (tmp_path / name).mkdir()
+    authority, context = private(tmp_path / "server")
+    device = self_signed(tmp_path / "device")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(device.cert)
+    store = ArtifactStore(tmp_path, ".gguf")
+    async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
+        without = Downloader(store, 5.0, tls=ClientTls(authority))
+        assert (await refused(without, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
+        trust = ClientTls(authority, device.cert, device.key)
+        await Downloader(store, 5.0, tls=trust).fetch(wanted(DIGEST, DATA, server))
+    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
 def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: Path) -> None:
     settings = EdgeSettings(release_keys="ab" * 32, tls_ca=tmp_path / "settings.pem")
     for tls in (ClientTls(tmp_path / "argument.pem"), None):
         client = AsyncClient(coordinator="127.0.0.1:1", settings=settings, tls=tls)
-        assert client.updates is not None
-        assert client.updates._options.ca == (tls.ca if tls is not None else settings.tls_ca)
+        assert client.updates is not None and client.updates._options.tls is not None
+        assert client.updates._options.tls.ca == (tls.ca if tls is not None else settings.tls_ca)
 
 
 async def test_a_mirror_that_alters_the_file_is_asked_last_from_then_on(

@@ -15,7 +15,7 @@ from file_server import Behaviour, FileServer
 
 from edge_agent.drafting.health import WINDOW, DraftHealth, FirstAcceptance
 from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
+from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool, LoadedModel
 from edge_agent.releases import trials
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
@@ -25,7 +25,6 @@ from edge_agent.releases.trials import ReleaseTrials
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.artifacts import atomic_files
-from outrider.core.errors import Unavailable
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 
@@ -57,24 +56,17 @@ class Device:
     def __init__(self, files: FileServer, folder: Path) -> None:
         self.files = files
         self.folder = ReleaseFolder.open(folder, TARGET.weights_hash)
-        self.drafts = DraftManager(Pool("own"))
+        self.drafts = DraftManager(Pool(NGRAM))
         self.offer = ReleaseOffer(0)
         self.asked = 0
-        self.own_fails = 0
         self.refusals = RefusalLog()
         options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, 1 << 20, folder, stall_s=20.0, spread_s=0.0)
         loader = ReleaseLoader(self.folder, self._load, self.refusals, options.keys)
-        self.trials = ReleaseTrials(loader, self.drafts, self._own)
+        self.trials = ReleaseTrials(loader, self.drafts, lambda: Pool(NGRAM))
         self.follower = OfferFollower(options, self._ask, TARGET, loader, self.refusals, self.trials)
 
     async def _load(self, path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
         return Pool(digest, health)
-
-    async def _own(self) -> DraftPool | None:
-        if self.own_fails:
-            self.own_fails -= 1
-            raise Unavailable("no verifier at the moment")
-        return Pool("own")
 
     async def _ask(self, *_: str) -> ReleaseOffer:
         self.asked += 1
@@ -144,7 +136,7 @@ async def test_a_draft_that_fails_is_left_although_the_next_one_is_still_coming(
     device.publish(2)
     await until(lambda: len(device.files.asked) == 2)
     device.pool.health.failed("llama_decode returned -3")
-    await until(lambda: device.in_use == "own")
+    await until(lambda: device.in_use == NGRAM)
     assert dict(device.refusals.by_kind) == {"failed": 1}
 
 
@@ -163,19 +155,8 @@ async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(de
     bad = device.publish(1, canary=True)
     await until(lambda: device.files.asked)
     good = device.publish(2, announce=False)  # the device has had no notice yet
-    await until(lambda: device.in_use != "own", within_s=30.0)
+    await until(lambda: device.in_use != NGRAM, within_s=30.0)
     assert device.in_use == good and device.trials.swaps == 1 and bad != good
-
-
-async def test_the_verifiers_own_draft_is_asked_for_again_where_it_was_not_to_be_had(device: Device) -> None:
-    await device.takes(1, canary=True, prove=False)
-    bad = device.pool
-    device.own_fails = 2
-    bad.health.failed("it broke")
-    await until(lambda: device.own_fails < 2)
-    assert device.drafts.pool is bad  # better than none
-    await until(lambda: device.in_use == "own")
-    assert device.own_fails == 0
 
 
 async def test_a_canary_that_is_rolled_back_is_left_although_what_is_offered_instead_was_refused_here(
@@ -184,11 +165,11 @@ async def test_a_canary_that_is_rolled_back_is_left_although_what_is_offered_ins
     await device.takes(1, prove=False)
     refused = device.offer
     device.pool.health.failed("it broke")
-    await until(lambda: device.in_use == "own")
+    await until(lambda: device.in_use == NGRAM)
     await device.takes(2, canary=True)
     device.offer = dataclasses.replace(refused, serial=device.offer.serial + 1)
     device.follower.notice(device.offer.serial)
-    await until(lambda: device.in_use == "own")
+    await until(lambda: device.in_use == NGRAM)
     assert device.refusals.by_kind["remembered"] == 1
 
 
@@ -196,7 +177,7 @@ async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) ->
     device.follower.notice((1 << 64) - 1)
     await until(lambda: device.asked >= 3)
     new = device.publish(1)
-    await until(lambda: device.in_use != "own")
+    await until(lambda: device.in_use != NGRAM)
     assert device.in_use == new
 
 
@@ -222,13 +203,13 @@ async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
     with monkeypatch.context() as patched:
         patched.setattr(atomic_files, "write", full)
         device.pool.health.failed("it broke")
-        await until(lambda: device.in_use == "own")
+        await until(lambda: device.in_use == NGRAM)
         assert "changes are lost" in caplog.text and "Traceback" not in caplog.text
         device.publish(2)
         await until(lambda: device.refusals.by_kind["no room"])
-        assert device.in_use == "own"
+        assert device.in_use == NGRAM
     device.follower.notice(99)
-    await until(lambda: device.in_use != "own")
+    await until(lambda: device.in_use != NGRAM)
     assert device.folder.state.refused[0].kind == "failed"
 
 
@@ -280,10 +261,10 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
     second = ReleaseUpdater(device.follower._options, device._ask)
     pool = await second.begin(TARGET, device._load)
     assert pool is None  # nothing was found good yet
-    drafts = DraftManager(Pool("own"))
-    second.run(drafts, device._own)
+    drafts = DraftManager(Pool(NGRAM))
+    second.run(drafts, lambda: Pool(NGRAM))
     good = await device.takes(1)
-    assert drafts.pool is not None and drafts.pool.release == "own"
+    assert drafts.pool is not None and drafts.pool.release == NGRAM
     device.folder.close()
     await until(lambda: drafts.pool is not None and drafts.pool.release == good)
     new = device.publish(2, announce=False)

@@ -195,7 +195,7 @@ def test_a_state_that_makes_no_sense_is_said_put_aside_and_begun_anew(
     folder.close()
     with caplog.at_level(logging.WARNING):
         again = ReleaseFolder.open(tmp_path, TARGET)
-    assert "state.json cannot be used" in caplog.text and "verifier's own draft" in caplog.text
+    assert "state.json cannot be used" in caplog.text and "without a release" in caplog.text
     assert again.state.current is None and again.state.floor == 0
     assert (again.path / "state.json.bad").read_bytes() == damaged
 

@@ -20,7 +20,10 @@ from publisher import Publisher
 from scripted import continuation, target, tokenizer_json
 
 from edge_agent import AsyncClient, Completion, CompletionStream, EdgeSettings
-from edge_agent.drafting.health import WINDOW
+from edge_agent.drafting.health import WINDOW, FirstAcceptance
+from edge_agent.drafting.pool import NGRAM
+from edge_agent.releases.folder import FOLDER, ReleaseFolder
+from edge_agent.releases.state import InstalledRelease
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.wire.ticket import Signer
@@ -95,6 +98,16 @@ class World:
             settings=EdgeSettings(release_stall_s=0.5, **given),  # type: ignore[arg-type]
         )
 
+    def install_stable(self) -> None:
+        """Install a release on the device that it has found healthy: the verifier's draft, signed as version 1."""
+        folder = ReleaseFolder.open(self.cache / FOLDER, "w")
+        folder.files.path(self.own).write_bytes(self.verifier.script.artifacts["draft"])
+        release = InstalledRelease(
+            digest=self.own, version=1, canary=False, manifest="0" * 64, key_id=self.publisher.signer.key_id
+        )
+        folder.write(folder.state.take(release, FirstAcceptance()).proven())
+        folder.close()
+
     def hurry(self) -> None:
         """Let the rest of a session take no time, once the event that the test waits for has happened."""
         self.verifier.script.step_s = 0.0005
@@ -112,8 +125,16 @@ class World:
 
 
 @pytest.fixture
-def world(verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publisher, tmp_path: Path) -> World:
+def bare(verifier: FakeVerifier, coordinator: FakeCoordinator, publisher: Publisher, tmp_path: Path) -> World:
+    """Return a world whose device has no release yet."""
     return World(verifier, coordinator, publisher, tmp_path / "cache")
+
+
+@pytest.fixture
+def world(bare: World) -> World:
+    """Return a world whose device has a signed release, which it goes back to."""
+    bare.install_stable()
+    return bare
 
 
 def updates(client: AsyncClient) -> ReleaseUpdater:
@@ -187,6 +208,39 @@ async def test_after_a_new_attach_the_verifier_hears_again_which_draft_it_is(wor
         assert [release for _, _, release in world.verifier.in_use] == [new, new]
         again = await client.generate(PROMPT, max_tokens=30)  # opened with it: nothing to add
         assert again.statistics.release == new and len(world.verifier.in_use) == 2
+
+
+@pytest.mark.parametrize("through", ["coordinator", "verifier"])
+async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neither_fetched_nor_loaded(
+    bare: World, through: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EdgeSettings(release_keys=bare.publisher.signer.public_key.hex())
+    address = {through: bare.coordinator.address if through == "coordinator" else bare.verifier.address}
+    with caplog.at_level(logging.WARNING):
+        async with AsyncClient(**address, cache_dir=bare.cache, settings=settings) as client:  # type: ignore[arg-type]
+            completion = await client.generate(PROMPT, max_tokens=20)
+    assert list(completion.token_ids) == continuation(PROMPT, 20)
+    assert completion.statistics.draft == NGRAM
+    assert bare.own not in [name.removeprefix("sha256:") for name, _ in bare.verifier.fetches]
+    assert "no publisher has signed it and release keys are set" in caplog.text
+
+
+async def test_a_device_without_a_release_takes_the_first_signed_one_in_the_middle_of_a_session(bare: World) -> None:
+    async with bare.client() as client:
+        stream, running = await begun(client)
+        assert stream.statistics.draft == NGRAM
+        new = bare.publish(1)
+        await until(lambda: stream.statistics.release == new)
+        bare.hurry()
+        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
+
+
+async def test_with_publishers_to_trust_a_file_that_the_user_names_still_drafts(bare: World, tiny_gguf: Path) -> None:
+    settings = EdgeSettings(release_keys=bare.publisher.signer.public_key.hex())
+    async with AsyncClient(
+        coordinator=bare.coordinator.address, cache_dir=bare.cache, draft=tiny_gguf, settings=settings
+    ) as client:
+        assert (await client.generate(PROMPT, max_tokens=20)).statistics.draft == tiny_gguf.name
 
 
 async def test_without_a_publisher_to_trust_nothing_is_asked_and_nothing_changes(world: World) -> None:
@@ -392,15 +446,15 @@ async def test_a_canary_that_is_rolled_back_gives_way_to_the_release_before(worl
         assert len(world.publisher.files.asked) == fetched
 
 
-async def test_where_nothing_is_offered_any_more_the_verifiers_own_draft_is_used_again(world: World) -> None:
-    async with world.client() as client:
+async def test_where_nothing_is_offered_any_more_n_grams_draft_again(bare: World) -> None:
+    async with bare.client() as client:
         stream, running = await begun(client)
-        new = world.publish(1, canary=True)
+        new = bare.publish(1, canary=True)
         await until(lambda: stream.statistics.release == new)
-        world.publisher.withdraw(world.coordinator)
-        world.verifier.announce_releases(world.coordinator.offer.serial)
-        await until(lambda: stream.statistics.release == world.own)
-        world.hurry()
+        bare.publisher.withdraw(bare.coordinator)
+        bare.verifier.announce_releases(bare.coordinator.offer.serial)
+        await until(lambda: stream.statistics.draft == NGRAM)
+        bare.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
 
 
@@ -443,7 +497,7 @@ async def test_a_file_that_was_damaged_on_disk_is_not_parsed_but_fetched_again(w
         new = world.publish(1)
         await client.generate(PROMPT, max_tokens=20)
         await until(lambda: updates(client).on_trial)
-    (path,) = (world.cache / "releases").glob("*/*.gguf")
+    (path,) = (world.cache / FOLDER).glob(f"*/{new}.gguf")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -84,6 +84,15 @@ def test_a_line_names_the_session_and_the_request_that_it_is_about(lines) -> Non
     assert "request" not in outside
 
 
+def test_no_line_holds_the_whole_id_of_a_session(lines) -> None:
+    whole = "0123456789abcdef0123456789abcdef"
+    with logs.about(session=whole):
+        log.info("inside")
+        logs.note(session=whole)
+        log.info("noted")
+    assert [line["session"] for line in read(lines)] == ["01234567", "01234567"]
+
+
 async def test_tasks_keep_what_they_began_with(lines) -> None:
     async def work(name: str) -> None:
         logs.note(session=name)

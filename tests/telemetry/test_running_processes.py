@@ -32,6 +32,7 @@ from coordinator.cluster import Child, Cluster
 from edge_agent import AsyncClient
 from edge_agent.sdk.types import Completion
 from outrider.core.errors import BadRequest
+from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -282,7 +283,7 @@ async def test_logs_are_json_about_sessions_and_requests_without_any_text(watche
     both = [*await watched.lines("verifier-1"), *await watched.lines("verifier-2")]
     ended = [line for line in both if line["message"].endswith("ended: length")]
     for number, completion in enumerate(completions):
-        about = (completion.session_id, f"req-{number}")
+        about = (short_id(completion.session_id), f"req-{number}")
         assert about in [(line["session"], line.get("request")) for line in placed]
         assert about in [(line["session"], line.get("request")) for line in ended]
     assert {line["process"] for line in both} >= {"verifier"}
@@ -311,7 +312,7 @@ async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_ve
     assert (coordinator.service, verifier.service) == ("outrider-coordinator", "outrider-verifier")
     assert coordinator.parent_id == caller.context.span_id
     assert verifier.parent_id == attach.context.span_id
-    assert verifier.attributes["outrider.session_id"] == completion.session_id
+    assert verifier.attributes["outrider.session_id"] == short_id(completion.session_id)
     assert verifier.attributes["outrider.tokens"] == TOKENS
     assert MARK not in repr(watched.spans.spans)
 

@@ -10,6 +10,7 @@ import time
 
 import grpc
 import pytest
+from certificate import self_signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -102,6 +103,28 @@ async def test_a_client_that_does_not_trust_the_certificate_or_finds_none_is_cut
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     why = "it does not speak TLS" if plain else "its TLS certificate is not trusted"
     assert f"cannot be reached: {why}" in str(error_from_rpc(caught.value))
+
+
+async def test_where_clients_need_a_certificate_only_one_of_the_named_authority_gets_through(
+    serving, certificate, tmp_path
+):
+    (tmp_path / "client").mkdir()
+    (tmp_path / "stranger").mkdir()
+    client, stranger = self_signed(tmp_path / "client"), self_signed(tmp_path / "stranger")
+    address = await serving(tls=ServerTls(certificate.cert, certificate.key, client.cert))
+    for refused in (ClientTls(certificate.cert), ClientTls(certificate.cert, stranger.cert, stranger.key)):
+        async with channels.channel(address, tls=refused) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await healthy(channel)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    async with channels.channel(address, tls=ClientTls(certificate.cert, client.cert, client.key)) as channel:
+        assert await healthy(channel)
+
+
+def test_a_clients_certificate_without_its_key_is_refused(certificate):
+    for half in (ClientTls(cert=certificate.cert), ClientTls(key=certificate.key)):
+        with pytest.raises(BadRequest, match="go together"):
+            channels.channel("127.0.0.1:1", tls=half)
 
 
 async def test_a_command_says_in_one_line_that_its_peer_speaks_no_tls(serving):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -50,10 +50,18 @@ class ReleaseClient:
     """
 
     def __init__(
-        self, address: str, *, admin_token: str = "", tls: ClientTls | None = None, insecure: bool = False
+        self,
+        address: str,
+        *,
+        admin_token: Callable[[], str] = lambda: "",
+        tls: ClientTls | None = None,
+        insecure: bool = False,
     ) -> None:
-        """Connect on first use. Raises BadRequest for plain text to another machine, unless `insecure`."""
-        self._metadata = (("authorization", f"Bearer {admin_token}"),) if admin_token else ()
+        """Connect on first use. Raises BadRequest for plain text to another machine, unless `insecure`.
+
+        admin_token: asked for with each call, since a coordinator on this machine may start again with another one.
+        """
+        self._admin_token = admin_token
         self._channel = channel(address, tls=tls, insecure=insecure)
         self._stub = coordinator_pb2_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -76,8 +84,10 @@ class ReleaseClient:
         return _state((await self._call(self._stub.UpdateRelease, request)).release.state)
 
     async def _call(self, method: Any, request: Any) -> Any:
+        token = self._admin_token()
+        metadata = (("authorization", f"Bearer {token}"),) if token else ()
         try:
-            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 

@@ -30,6 +30,7 @@ from outrider.core.errors import InternalError, OutriderError, Overloaded, Unava
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams as CoreSampling
 from outrider.core.step_cost import StepCost
+from outrider.core.text import short_id
 from outrider.core.verification import TreeBatch, Verified
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class VllmExecutor:
         attach = session.protocol.attach
         tops = [top for top in (attach.logprobs, self._record_top if session.record else None) if top is not None]
         request = self._request(
-            f"{session.session_id}/{attach.epoch}/{next(self._numbers)}",
+            f"{short_id(session.session_id)}/{attach.epoch}/{next(self._numbers)}",
             list(session.tokens),
             len(attach.prompt),
             attach.sampling,

@@ -34,7 +34,7 @@ async def loop(folder: Path, address: str) -> None:
     ).config
     modules = {stage: [__file__, stage] for stage in STAGES}
     log = FakeLog([passage("one", 1_000, "sums", 500.0)])
-    async with ReleaseClient(address, admin_token="sesame") as releases:
+    async with ReleaseClient(address, admin_token=lambda: "sesame") as releases:
         publisher = Publisher(
             releases,
             ReleaseLedger(config.state / "releases"),

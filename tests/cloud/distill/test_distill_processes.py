@@ -182,7 +182,7 @@ async def test_a_release_that_the_coordinator_forgot_is_stable_again(
 
 
 async def test_errors_of_the_coordinator_arrive_as_they_were_raised(address: str) -> None:
-    async with ReleaseClient(address, admin_token="guess") as releases:
+    async with ReleaseClient(address, admin_token=lambda: "guess") as releases:
         with pytest.raises(PermissionDenied, match="wrong admin token"):
             await releases.list()
     async with ReleaseClient("127.0.0.1:9") as releases:

@@ -1,0 +1,61 @@
+"""Test the tokens that `outrider up` keeps for the same user's commands: who finds them, and who is refused."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from outrider.core.errors import BadRequest
+from outrider.wire import local_tokens
+from outrider.wire.local_tokens import ADMIN, JOIN
+
+TOKENS = {ADMIN: "a" * 64, JOIN: "j" * 64}
+
+
+def test_tokens_are_kept_for_the_user_alone_while_the_cluster_runs(tmp_path: Path) -> None:
+    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path / "state") as path:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert local_tokens.find(ADMIN, "localhost:7700", tmp_path / "state") == TOKENS[ADMIN]
+        assert local_tokens.find(JOIN, "[::1]:7700", tmp_path / "state") == TOKENS[JOIN]
+    assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path / "state") == ""
+
+
+def test_a_token_is_for_no_other_coordinator(tmp_path: Path) -> None:
+    with local_tokens.kept(TOKENS, "0.0.0.0:7700", tmp_path):
+        assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path) == TOKENS[ADMIN]
+        assert local_tokens.find(ADMIN, "127.0.0.1:7701", tmp_path) == ""
+        assert local_tokens.find(ADMIN, "coordinator.example:7700", tmp_path) == ""
+
+
+def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", str(tmp_path))
+    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path):
+        assert local_tokens.find(JOIN, "127.0.0.1:7700") == TOKENS[JOIN]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
+    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path) as path:
+        path.chmod(mode)
+        with pytest.raises(BadRequest, match=rf"{path} has mode {mode:04o}.* must be 0600; restart `outrider up`"):
+            local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"\xff"])
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: bytes) -> None:
+    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path) as path:
+        path.write_bytes(damage)
+        with pytest.raises(BadRequest, match="is damaged"):
+            local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path)
+
+
+def test_tokens_that_cannot_be_kept_are_named_with_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(BadRequest, match="give another --state-dir"),
+        local_tokens.kept(TOKENS, "[::1]:1", tmp_path / "file"),
+    ):
+        pass
