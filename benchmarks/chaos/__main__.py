@@ -191,7 +191,7 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
         options.logs.mkdir(parents=True, exist_ok=True)
     journal = Journal(options.logs)
     began = time.monotonic()
-    async with ChaosCluster(scratch, options.models, size.verifiers, journal) as cluster:
+    async with ChaosCluster(scratch, options.models, size.verifiers, journal, options.previous) as cluster:
         async with devices_of(cluster, scratch, size) as devices:
             expected = await undisturbed(devices, requests)
             tokens = sum(map(len, expected.values()))
@@ -261,6 +261,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the schedule: the same seed, the same faults")
     parser.add_argument("--faults", type=int, help="how many (default: 300; 30 with --quick)")
     parser.add_argument("--only", choices=sorted(KINDS), metavar="KIND", help=f"one kind alone: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--previous", type=Path, help="checkout of an earlier version: rolling upgrades of verifiers go to it and back"
+    )
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     options = parser.parse_args(argv)
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)

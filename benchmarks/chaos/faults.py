@@ -16,6 +16,7 @@ from benchmarks.chaos.cluster import ChaosCluster, Server
 from benchmarks.chaos.links import FaultyProxy
 from benchmarks.chaos.schedule import FaultRate
 from benchmarks.chaos.sessions import WAN, Device, limit_files
+from benchmarks.support import harness
 
 HOUR_S = 3_600.0
 FAR_MS = 4_000.0
@@ -157,12 +158,18 @@ async def all_verifiers_killed(bed: Bed) -> AsyncIterator[Struck]:
 
 @contextlib.asynccontextmanager
 async def rolling_upgrade(bed: Bed) -> AsyncIterator[Struck]:
-    """Drain, stop and start every verifier and coordinator, one after another."""
+    """Drain, stop and start every verifier and coordinator, one after another.
+
+    Verifiers change to the previous version, where there is one, or back from it: meanwhile both versions serve.
+    """
+    cluster = bed.cluster
     yield Struck("every verifier and coordinator")
-    for server in (*bed.cluster.verifiers, *bed.cluster.coordinators):
+    for server in (*cluster.verifiers, *cluster.coordinators):
         server.wanted = False
         try:
             await server.stop()
+            if cluster.previous is not None and server in cluster.verifiers:
+                server.root = harness.ROOT if server.root == cluster.previous else cluster.previous
         finally:
             server.wanted = True
         await server.until_ready()
