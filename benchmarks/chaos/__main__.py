@@ -245,6 +245,7 @@ def report(
         **{key: counts[key] for key in ("equal", "ties", "untyped", "refused", "out_of_reach", "killed")},
         "two_owners": len(ownership.shared),
         "error_lines": len(journal.errors),
+        "most_equal_warnings": max(journal.warnings.values(), default=0),
         "errors": dict(findings.errors.most_common()),
         "lost_by_kind": dict(findings.lost_by_kind.most_common()),
         "worst_pause_s_by_kind": findings.by_kind(),
