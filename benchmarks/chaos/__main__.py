@@ -206,6 +206,9 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
             watching.cancel()
             for device in devices:
                 journal.read(device.name, device.log)
+            for kind in KINDS.values():
+                if kind.logs:
+                    journal.excuse(kind.logs, sum(fault.kind == kind.name for fault in faults))
         target = cluster.target
         findings = Findings(expected, faults, tie_by(target, expected))
         for outcome in load.outcomes:
@@ -248,6 +251,7 @@ def report(
         "most_equal_warnings": max(journal.warnings.values(), default=0),
         "errors": dict(findings.errors.most_common()),
         "lost_by_kind": dict(findings.lost_by_kind.most_common()),
+        "refused_by_kind": dict(findings.refused_by_kind.most_common()),
         "worst_pause_s_by_kind": findings.by_kind(),
         "pauses_over_5_s": len(long),
         "pauses_over_5_s_with_verifier": sum(1 for pause in long if pause.fault is None or pause.fault.leaves_verifier),

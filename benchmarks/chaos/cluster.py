@@ -333,11 +333,11 @@ class ChaosCluster:
         return answer
 
     async def settled(self, verifiers: int, timeout_s: float = START_S) -> None:
-        """Wait until so many verifiers, a coordinator and Redis serve. Raises TimeoutError."""
+        """Wait until so many verifiers, all coordinators and Redis serve. Raises TimeoutError."""
         until = time.monotonic() + timeout_s
         while (
             sum(server.running for server in self.verifiers) < verifiers
-            or not any(server.running for server in self.coordinators)
+            or not all(server.running for server in self.coordinators)
             or not self.redis.running
         ):
             if time.monotonic() > until:

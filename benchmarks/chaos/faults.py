@@ -64,6 +64,8 @@ class FaultKind:
     weight: float = 1.0
     smoke: bool = False
     """Whether the smoke run has it."""
+    logs: str = ""
+    """What a line at ERROR has in it that each such fault may cause once, because somebody should look."""
 
     @property
     def rate(self) -> FaultRate:
@@ -397,7 +399,8 @@ def clock_off(pick: Callable[[Bed], Server | Device]) -> Inject:
         offset = bed.draw.choice((-HOUR_S, HOUR_S))
         struck.clock.write_text(str(offset))
         try:
-            yield Struck(f"{struck.name} by {offset:+.0f} s")
+            device = struck.number if isinstance(struck, Device) else None
+            yield Struck(f"{struck.name} by {offset:+.0f} s", device)
         finally:
             struck.clock.write_text("0")
 
@@ -408,7 +411,8 @@ def _kinds() -> Iterable[FaultKind]:
     """Yield all kinds; the rare ones take long."""
     yield FaultKind("verifier killed", killed(verifier), weight=0.7, smoke=True)
     yield FaultKind("front killed", killed(verifier, _front), weight=0.5)
-    yield FaultKind("engine killed", killed(verifier, _engine), weight=0.5)
+    ended = "the engine process has ended by itself"
+    yield FaultKind("engine killed", killed(verifier, _engine), weight=0.5, logs=ended)
     yield FaultKind("verifier frozen", frozen(verifier), (0.5, 8.0))
     yield FaultKind("front frozen", frozen(verifier, _front), (0.5, 8.0))
     yield FaultKind("engine frozen", frozen(verifier, _engine), (1.0, 10.0))
