@@ -1,4 +1,4 @@
-"""Load a verifier for ten minutes with 32 sessions that join, finish, cancel, die and hang, and one attacker.
+"""Load a verifier for an hour with 32 sessions that join, finish, cancel, die and hang, and one attacker.
 
 The light clients (benchmarks.support.draft_replay) run in four processes, of which one is killed every 20 s; the plan
 is drawn from a seed. Beside them a malicious client goes through its attacks (benchmarks.support.malicious_client) in
@@ -50,7 +50,7 @@ ENDINGS = {"finish": 0.60, "cancel": 0.20, "drop": 0.16, "silence": 0.04}
 class SoakSize:
     """Set how much load there is, and for how long."""
 
-    minutes: float = 10.0
+    minutes: float = 60.0
     sessions: int = 32
     processes: int = 4
     prompts: int = 12
@@ -165,7 +165,7 @@ async def _holds(stack: contextlib.AsyncExitStack, where: ServiceAddress, slots:
 
 async def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.arguments("soak", __doc__)
-    parser.add_argument("--minutes", type=float, help="how long (default: 10; 1 with --quick)")
+    parser.add_argument("--minutes", type=float, help="how long (default: 60; 1 with --quick)")
     options = parser.parse_args(argv)
     pair = Pair.in_folder(options.models)
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.support.harness import Criterion, Size, quantile
@@ -19,6 +21,13 @@ LONG_S = 600.0
 SPAN_S = 300.0
 """Span at the end of a run over which memory growth is measured."""
 MOST_GROWTH_MB = 20.0
+HOUR_S = 3_600.0
+"""Length of a run from which on the slope of memory over its last half is bounded: shorter ones still warm up there."""
+MOST_SLOPE_MB = 1.0
+"""MB an hour by which memory may grow, for each 1,000 sessions that end in an hour: 1 KB a session."""
+BLOCKS = 12
+T_95 = 2.228
+"""Student's t of 97.5% with `BLOCKS - 2` degrees of freedom."""
 MOST_HARM = 2.0
 """Limit of the median p99 in phases with the attacker, over the median p99 in those without."""
 
@@ -110,6 +119,16 @@ class SoakFindings:
     def growth_mb(self) -> float:
         return growth(self.samples, min(SPAN_S, self.seconds / 2))
 
+    @property
+    def slope_mb(self) -> tuple[float, float]:
+        """Return the slope of memory in the last half, and the margin of its 95% interval, in MB an hour."""
+        return slope(self.samples, self.seconds / 2)
+
+    @property
+    def thousands_per_hour(self) -> float:
+        """Return the sessions that ended in an hour, in thousands."""
+        return sum(self.tally.endings.values()) / self.seconds * HOUR_S / 1_000.0
+
     def pace(self, *, attacked: bool) -> DeliveryPace:
         return DeliveryPace.of(self.phases.of(self.tally.gaps, disturbed=attacked))
 
@@ -130,6 +149,11 @@ class SoakFindings:
             yield Criterion.none("attacks never made", len(self.attacker.not_made))
             growth_name = f"MB by which memory grew in the last {SPAN_S:.0f} s"
             yield Criterion.bound(growth_name, self.growth_mb, at_most=MOST_GROWTH_MB, strict=True)
+        if self.seconds >= HOUR_S:
+            grows, margin = self.slope_mb
+            allowed = max(margin, MOST_SLOPE_MB * self.thousands_per_hour)
+            slope_name = "MB an hour by which memory grows in the last half, beyond its margin or 1 per 1,000 sessions"
+            yield Criterion.bound(slope_name, grows, at_most=allowed)
 
     def report(self, size: Size = Size.FULL) -> None:
         """Print observations, criteria and the last line; exit with status 1 if a criterion is not met."""
@@ -140,6 +164,8 @@ class SoakFindings:
             {
                 "leaked_slots": self.leaked,
                 "rss_growth_mb": round(self.growth_mb, 2),
+                "rss_slope_mb_per_hour": round(self.slope_mb[0], 2),
+                "rss_slope_margin_mb_per_hour": round(self.slope_mb[1], 2),
                 "p50_ms": attacked.p50,
                 "p99_ms": attacked.p99,
                 "p50_ms_without_attacker": alone.p50,
@@ -185,6 +211,24 @@ class SoakFindings:
         for name, attacked in (("with the attacker", True), ("without it", False)):
             pace, count = self.pace(attacked=attacked), len(self.phases.of((), disturbed=attacked))
             yield f"{name:<28} {pace.p50 or 0.0:7.1f} {pace.p99 or 0.0:7.1f}   {pace.by_phase}, {count} phases"
+
+
+def slope(samples: Sequence[VerifierSample], span_s: float) -> tuple[float, float]:
+    """Return the slope of memory over the last `span_s` and the margin of its 95% interval, in MB an hour.
+
+    A line is fitted by least squares to the means of BLOCKS equal spans of time, since samples that follow one another
+    are not independent. Both are 0 where there are fewer samples than that.
+    """
+    span = [sample for sample in samples if sample.at >= samples[-1].at - span_s]
+    if len(span) < BLOCKS:
+        return 0.0, 0.0
+    parts = np.array_split(np.array([(sample.at / HOUR_S, sample.rss_mb) for sample in span]), BLOCKS)
+    hours, mb = np.array([part.mean(axis=0) for part in parts]).T
+    hours = hours - hours.mean()
+    spread = float(np.square(hours).sum())
+    steep = float((hours * (mb - mb.mean())).sum()) / spread
+    error = float(np.square(mb - mb.mean() - steep * hours).sum()) / (BLOCKS - 2)
+    return steep, T_95 * math.sqrt(error / spread)
 
 
 def growth(samples: Sequence[VerifierSample], span_s: float) -> float:

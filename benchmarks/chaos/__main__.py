@@ -191,7 +191,7 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
         options.logs.mkdir(parents=True, exist_ok=True)
     journal = Journal(options.logs)
     began = time.monotonic()
-    async with ChaosCluster(scratch, options.models, size.verifiers, journal) as cluster:
+    async with ChaosCluster(scratch, options.models, size.verifiers, journal, options.previous) as cluster:
         async with devices_of(cluster, scratch, size) as devices:
             expected = await undisturbed(devices, requests)
             tokens = sum(map(len, expected.values()))
@@ -206,6 +206,9 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
             watching.cancel()
             for device in devices:
                 journal.read(device.name, device.log)
+            for kind in KINDS.values():
+                if kind.logs:
+                    journal.excuse(kind.logs, sum(fault.kind == kind.name for fault in faults))
         target = cluster.target
         findings = Findings(expected, faults, tie_by(target, expected))
         for outcome in load.outcomes:
@@ -245,8 +248,10 @@ def report(
         **{key: counts[key] for key in ("equal", "ties", "untyped", "refused", "out_of_reach", "killed")},
         "two_owners": len(ownership.shared),
         "error_lines": len(journal.errors),
+        "most_equal_warnings": max(journal.warnings.values(), default=0),
         "errors": dict(findings.errors.most_common()),
         "lost_by_kind": dict(findings.lost_by_kind.most_common()),
+        "refused_by_kind": dict(findings.refused_by_kind.most_common()),
         "worst_pause_s_by_kind": findings.by_kind(),
         "pauses_over_5_s": len(long),
         "pauses_over_5_s_with_verifier": sum(1 for pause in long if pause.fault is None or pause.fault.leaves_verifier),
@@ -261,6 +266,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the schedule: the same seed, the same faults")
     parser.add_argument("--faults", type=int, help="how many (default: 300; 30 with --quick)")
     parser.add_argument("--only", choices=sorted(KINDS), metavar="KIND", help=f"one kind alone: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--previous", type=Path, help="checkout of an earlier version: rolling upgrades of verifiers go to it and back"
+    )
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     options = parser.parse_args(argv)
     size = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)

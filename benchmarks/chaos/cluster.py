@@ -109,8 +109,9 @@ class Server:
         self.address = address
         self.wanted = True
         self.ready = False
-        self.starts = 0
         self.tls = False
+        self.root = harness.ROOT
+        """The checkout whose code the process runs."""
         self.clock = scratch / f"{name}.clock"
         self.command = [*command]
         self._journal = journal
@@ -118,12 +119,9 @@ class Server:
 
     async def start(self) -> None:
         """Start the process and return once it serves. Raises core errors."""
-        path = os.pathsep.join(filter(None, (str(CLOCK), str(harness.ROOT), os.environ.get("PYTHONPATH"))))
-        variables = [f"PYTHONPATH={path}", f"CHAOS_CLOCK={self.clock}", "OMP_NUM_THREADS=1"]
-        self.starts += 1
-        self._child = await Child.start(
-            self.name, ["env", *variables, *self.command], on_log=self._journal.add, timeout_s=START_S
-        )
+        variables = [f"PYTHONPATH={CLOCK}{os.pathsep}{self.root}", f"CHAOS_CLOCK={self.clock}", "OMP_NUM_THREADS=1"]
+        command = ["env", "--chdir", str(self.root), *variables, *self.command]
+        self._child = await Child.start(self.name, command, on_log=self._journal.add, timeout_s=START_S)
         self.ready = True
 
     @property
@@ -182,7 +180,6 @@ class RedisServer(Server):
 
     async def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        self.starts += 1
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(), *self.command, stdout=log, stderr=log, start_new_session=True
@@ -234,10 +231,14 @@ class ChaosCluster:
     """Two coordinators over one Redis, and verifiers of a tiny target, the last of them with TLS.
 
     It is an async context manager; whatever has ended without order is started again, as a supervisor would.
+    previous: a checkout of an earlier version, for rolling upgrades; None leaves all at this one.
     """
 
-    def __init__(self, scratch: Path, models: Path, verifiers: int, journal: Journal) -> None:
+    def __init__(
+        self, scratch: Path, models: Path, verifiers: int, journal: Journal, previous: Path | None = None
+    ) -> None:
         self.journal = journal
+        self.previous = previous
         self.ca, key = certificate(scratch)
         self.target = tiny_target(scratch / "target", models / "target")
         tls = ("--tls-cert", str(self.ca), "--tls-key", str(key))
@@ -332,11 +333,11 @@ class ChaosCluster:
         return answer
 
     async def settled(self, verifiers: int, timeout_s: float = START_S) -> None:
-        """Wait until so many verifiers, a coordinator and Redis serve. Raises TimeoutError."""
+        """Wait until so many verifiers, all coordinators and Redis serve. Raises TimeoutError."""
         until = time.monotonic() + timeout_s
         while (
             sum(server.running for server in self.verifiers) < verifiers
-            or not any(server.running for server in self.coordinators)
+            or not all(server.running for server in self.coordinators)
             or not self.redis.running
         ):
             if time.monotonic() > until:

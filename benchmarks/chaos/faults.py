@@ -16,6 +16,7 @@ from benchmarks.chaos.cluster import ChaosCluster, Server
 from benchmarks.chaos.links import FaultyProxy
 from benchmarks.chaos.schedule import FaultRate
 from benchmarks.chaos.sessions import WAN, Device, limit_files
+from benchmarks.support import harness
 
 HOUR_S = 3_600.0
 FAR_MS = 4_000.0
@@ -63,6 +64,8 @@ class FaultKind:
     weight: float = 1.0
     smoke: bool = False
     """Whether the smoke run has it."""
+    logs: str = ""
+    """What a line at ERROR has in it that each such fault may cause once, because somebody should look."""
 
     @property
     def rate(self) -> FaultRate:
@@ -157,12 +160,18 @@ async def all_verifiers_killed(bed: Bed) -> AsyncIterator[Struck]:
 
 @contextlib.asynccontextmanager
 async def rolling_upgrade(bed: Bed) -> AsyncIterator[Struck]:
-    """Drain, stop and start every verifier and coordinator, one after another."""
+    """Drain, stop and start every verifier and coordinator, one after another.
+
+    Verifiers change to the previous version, where there is one, or back from it: meanwhile both versions serve.
+    """
+    cluster = bed.cluster
     yield Struck("every verifier and coordinator")
-    for server in (*bed.cluster.verifiers, *bed.cluster.coordinators):
+    for server in (*cluster.verifiers, *cluster.coordinators):
         server.wanted = False
         try:
             await server.stop()
+            if cluster.previous is not None and server in cluster.verifiers:
+                server.root = harness.ROOT if server.root == cluster.previous else cluster.previous
         finally:
             server.wanted = True
         await server.until_ready()
@@ -390,7 +399,8 @@ def clock_off(pick: Callable[[Bed], Server | Device]) -> Inject:
         offset = bed.draw.choice((-HOUR_S, HOUR_S))
         struck.clock.write_text(str(offset))
         try:
-            yield Struck(f"{struck.name} by {offset:+.0f} s")
+            device = struck.number if isinstance(struck, Device) else None
+            yield Struck(f"{struck.name} by {offset:+.0f} s", device)
         finally:
             struck.clock.write_text("0")
 
@@ -401,7 +411,8 @@ def _kinds() -> Iterable[FaultKind]:
     """Yield all kinds; the rare ones take long."""
     yield FaultKind("verifier killed", killed(verifier), weight=0.7, smoke=True)
     yield FaultKind("front killed", killed(verifier, _front), weight=0.5)
-    yield FaultKind("engine killed", killed(verifier, _engine), weight=0.5)
+    ended = "the engine process has ended by itself"
+    yield FaultKind("engine killed", killed(verifier, _engine), weight=0.5, logs=ended)
     yield FaultKind("verifier frozen", frozen(verifier), (0.5, 8.0))
     yield FaultKind("front frozen", frozen(verifier, _front), (0.5, 8.0))
     yield FaultKind("engine frozen", frozen(verifier, _engine), (1.0, 10.0))

@@ -13,6 +13,8 @@ from benchmarks.support.harness import Criterion
 LONG_PAUSE_S = 5.0
 RECOVERY_S = 15.0
 """Time after a fault's end in which a pause that ends then may still be of that fault."""
+AGAIN_S = 3.0
+"""Time after which sessions can be opened again once the control plane is back: a verifier's report, and a retry."""
 LAST_S = 0.5
 """What was in force so long before an error explains it."""
 MOST_MINUTES = 30.0
@@ -61,6 +63,7 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     lost_by_kind: Counter[str] = field(default_factory=Counter)
+    refused_by_kind: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 
@@ -98,8 +101,9 @@ class Findings:
             self.counts["untyped"] += 1
         near = [f for f in self.faults if f.concerns(outcome.device, outcome.began, outcome.ended, RECOVERY_S)]
         kinds = ", ".join(sorted({fault.kind for fault in near})) or "no fault"
-        if not outcome.tokens and any(fault.refuses for fault in near):
-            self.counts["refused"] += 1  # nothing can be opened without the control plane
+        if not outcome.tokens and (refusing := self._refusing(outcome)):
+            self.counts["refused"] += 1
+            self.refused_by_kind[f"{refusing.kind}: {outcome.error}"] += 1
             return
         if self._out_of_reach(outcome):
             self.counts["out_of_reach"] += 1
@@ -108,6 +112,14 @@ class Findings:
         cause = self._explain(outcome.device, max(outcome.began, outcome.ended - LAST_S), outcome.ended)
         self.lost_by_kind[cause.kind if cause else "no fault"] += 1
         self._note(outcome, f"lost after {outcome.ended - outcome.began:.1f} s, {len(outcome.tokens)} tokens ({kinds})")
+
+    def _refusing(self, outcome: SessionOutcome) -> InjectedFault | None:
+        """Return the fault that was in force as the session ended, and lets none be opened."""
+        last = max(outcome.began, outcome.ended - LAST_S)
+        for fault in self.faults:
+            if fault.refuses and fault.concerns(outcome.device, last, outcome.ended, AGAIN_S):
+                return fault
+        return None
 
     def _out_of_reach(self, outcome: SessionOutcome) -> bool:
         """Return whether no verifier could be reached from the error on until the caller's time was over."""

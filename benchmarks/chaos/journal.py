@@ -46,6 +46,12 @@ class Journal:
         elif level == "WARNING":
             self._count(self.warnings, name, message, line)
 
+    def excuse(self, text: str, times: int) -> None:
+        """Leave out the kinds of errors with this text, if they came at most so often."""
+        for kind in [kind for kind in self.errors if text in kind]:
+            if self.errors[kind] <= times:
+                del self.errors[kind]
+
     def read(self, name: str, file: Path) -> None:
         """Take all lines of a file that a process has logged to itself."""
         for line in file.read_text(errors="replace").splitlines():

@@ -38,6 +38,7 @@ from benchmarks import (
     vocabulary,
 )
 from benchmarks.capacity import CapacityClusters
+from benchmarks.chaos import __main__ as chaos
 from benchmarks.distill import __main__ as distill
 from benchmarks.support import engine_options, harness
 from benchmarks.support.draft_replay.client import ServiceAddress
@@ -225,6 +226,17 @@ async def test_failover(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["zombie_refused"] > 0
     for figure in ("resume_ms", "kill9_resume_ms", "sigstop_resume_ms"):
         assert 0 < last[f"{figure}_p50"] <= last[f"{figure}_max"]
+
+
+@in_shared_loop
+async def test_chaos(capsys: pytest.CaptureFixture[str]) -> None:
+    await chaos.main(SMOKE)
+    last = last_line(capsys)
+    promises = ("differing", "lost", "stuck", "leaked_places", "leaked_slots", "untyped", "two_owners", "error_lines")
+    assert {promise: last[promise] for promise in promises} == dict.fromkeys(promises, 0)
+    assert last["faults"] == chaos.SMOKE.faults
+    assert last["equal"] > 0
+    assert last["worst_pause_s"] > 0
 
 
 @in_shared_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -97,6 +98,36 @@ def test_a_long_soak_fails_for_growth_and_for_an_attack_that_was_never_made() ->
     assert list(failures(findings(answers=every, samples=grown, **long)).values()) == ["27.1"]
     refused = [(attack, "Overloaded" if attack == "id_gap" else ended) for attack, ended in every]
     assert list(failures(findings(answers=refused, **long))) == ["attacks never made"]
+
+
+def sampled(slope_mb: float, wobble_mb: float) -> list[VerifierSample]:
+    """Return an hour of samples of a memory that grows by so much an hour and wobbles beside it, every 20 minutes."""
+    return [
+        VerifierSample(float(t), 80.0 + slope_mb * t / 3600 + wobble_mb * math.sin(t / 190), 700.0, 0, 0)
+        for t in range(0, 3600, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slope_mb", "wobble_mb", "sessions", "fails"),
+    [
+        (0.0, 1.0, 0, False),
+        (8.0, 0.1, 5_000, True),
+        (8.0, 0.1, 10_000, False),
+        (8.0, 20.0, 5_000, False),
+    ],
+)
+def test_an_hour_fails_for_memory_that_grows_with_the_sessions_beyond_its_margin(
+    slope_mb: float, wobble_mb: float, sessions: int, fails: bool
+) -> None:
+    every = [(attack, next(iter(endings - malicious_client.NO_PLACE))) for attack, endings in RIGHT.items()]
+    tally = paced(30.0, 30.0)
+    tally.endings["finish"] = sessions
+    samples = sampled(slope_mb, wobble_mb)
+    found = failures(findings(tally, answers=every, phases=BOTH, seconds=3_600.0, samples=samples))
+    assert any("in the last half" in name for name in found) is fails
+    if wobble_mb < 1.0:
+        assert findings(seconds=3_600.0, samples=samples).slope_mb[0] == pytest.approx(slope_mb, abs=0.5)
 
 
 def test_a_long_soak_fails_where_the_attacker_slows_its_neighbours() -> None:

@@ -65,6 +65,20 @@ async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(start, redis
     await until(works)
 
 
+async def test_a_redis_without_room_is_unavailable_in_words_and_works_again_once_there_is_some(
+    coordinator, redis, refused
+):
+    await coordinator.join("v1")
+    store = RedisStore(redis.url)
+    await store.call("config", [("CONFIG", "SET", "maxmemory", "1")])
+    error = await refused(coordinator.report("v1"))
+    assert type(error) is Unavailable
+    assert "OutOfMemoryError" in str(error)
+    await store.call("config", [("CONFIG", "SET", "maxmemory", "0")])
+    await store.close()
+    await coordinator.report("v1")
+
+
 async def test_the_health_service_follows_the_store(coordinator, redis):
     assert await serving(coordinator)
     redis.stop(kill=True)
