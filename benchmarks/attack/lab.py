@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ class Lab:
     coordinator: Child = field(init=False)
     verifier: Child = field(init=False)
     neighbour: Neighbour = field(init=False)
+    metrics: str = field(init=False, default="")
+    """Where the coordinator serves its metrics."""
     attacks: list[Window] = field(default_factory=list)
     """When there was an attack."""
     calm: list[Window] = field(default_factory=list)
@@ -206,9 +209,10 @@ class Lab:
         self._running = contextlib.AsyncExitStack()
         try:
             enter = self._running.enter_async_context
+            self.metrics = f"127.0.0.1:{free_port()}"
             self.coordinator = await enter(
                 self.a_coordinator(
-                    *("--metrics", "127.0.0.1:0"),
+                    *("--metrics", self.metrics),
                     tenants=tuple(self.keys),
                     admin_token=self.admin_token,
                     join_token=self.join_token,
@@ -233,6 +237,14 @@ class Lab:
         client = {"coordinator": self.coordinator.address, "api_key": self.keys[tenant], "cache_dir": cache}
         options = {"client": client, "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True}
         return options | {"temperature": 0.8, "seed": 7} | changes
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def redis_of(coordinator: Child) -> tuple[int, str]:
