@@ -57,7 +57,7 @@ async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
         finding = Finding(False, {"error": f"{type(error).__name__}: {error}"[:300]}, "the attack was carried out")
     windows = lab.attacks[attacks:]
     faults = [fault for window in windows for fault in lab.neighbour.faults(window)]
-    during, quiet = lab.neighbour.p99_ms(*windows) if windows else None, lab.neighbour.p99_ms(*lab.calm)
+    during, quiet = lab.neighbour.p99_ms(*windows) if windows else None, lab.quiet_p99_ms()
     ratio = during / quiet if during and quiet else None
     line = {
         "attack": name,

@@ -141,7 +141,7 @@ async def unknown_keys(lab: Lab) -> Finding:
             refused[ended] += 1
 
     async with lab.under_attack():
-        tasks = [asyncio.create_task(show()) for _ in range(8)]
+        tasks = [asyncio.create_task(show()) for _ in range(32)]
         rate = await _report_rate(lab, seconds)
         for task in tasks:
             task.cancel()
@@ -174,9 +174,10 @@ async def _hold_streams(lab: Lab, victim: Child, count: int, begin: Callable[[gr
                 await asyncio.sleep(lab.size.pick(smoke=1.0, quick=7.0, full=15.0))  # longer than a lease
                 grown = proc.rss_mb(victim.pid) - before
             held = sum(not call.done() for call in calls)
+            ended = Counter([(await call.code()).name for call in calls if call.done()])
             for call in calls:
                 call.cancel()
-    measured = {"streams": count, "held": held, "rss_growth_mb": rounded(grown), **_shares(answers)}
+    measured = {"streams": count, "held": held, "ended": dict(ended), "rss_growth_mb": rounded(grown), **_shares(answers)}
     bound = f"everybody else answered, at most {GROWTH_MB:.0f} MB more"
     return Finding(_all_served(answers) and grown <= GROWTH_MB, measured, bound)
 
@@ -212,7 +213,8 @@ async def _hold_downloads(lab: Lab, ticket: bytes) -> Finding:
             async with lab.under_attack(), channel(lab.verifier.address) as link:
                 holding = [asyncio.create_task(_hold_download(link, draft.hash, ticket)) for _ in range(DOWNLOADS)]
                 await asyncio.sleep(1.0)
-                seconds = await _download(lab, draft, opened.primary.ticket)
+                began, seconds = time.monotonic(), await _download(lab, draft, opened.primary.ticket)
+                await asyncio.sleep(lab.least_s - (time.monotonic() - began))
                 for task in holding:
                     task.cancel()
                 await asyncio.gather(*holding, return_exceptions=True)

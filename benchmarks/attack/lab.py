@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -121,6 +122,11 @@ class Lab:
         """Return the seconds of quiet before each attack."""
         return self.size.pick(smoke=0.5, quick=2.5, full=10.0)
 
+    @property
+    def least_s(self) -> float:
+        """Return the least seconds of an attack: in a shorter one few gaps of the neighbour's show little."""
+        return self.size.pick(smoke=0.5, quick=4.0, full=10.0)
+
     @contextlib.asynccontextmanager
     async def under_attack(self) -> AsyncIterator[None]:
         """Take what happens in the body for the attack, and a while before it for quiet time."""
@@ -132,6 +138,11 @@ class Lab:
             yield
         finally:
             self.attacks.append((at, time.monotonic()))
+
+    def quiet_p99_ms(self) -> float | None:
+        """Return the neighbour's p99 gap in a quiet time, the median of all of this cluster's."""
+        found = [p99 for window in self.calm if (p99 := self.neighbour.p99_ms(window)) is not None]
+        return statistics.median(found) if found else None
 
     def caller(self, tenant: str) -> Caller:
         """Return a caller with a tenant's key."""
@@ -207,6 +218,7 @@ class Lab:
     async def _start(self) -> None:
         """Start coordinator, verifier and neighbour, and wait until the verifier serves."""
         self._running = contextlib.AsyncExitStack()
+        self.calm.clear()
         try:
             enter = self._running.enter_async_context
             self.metrics = f"127.0.0.1:{free_port()}"
