@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack import floods
+from benchmarks.attack import canary, floods, hostile_files, places, sizes, trust
 from benchmarks.attack.finding import Attack, Finding
 from benchmarks.attack.lab import Lab
 from benchmarks.attack.product import Product
@@ -34,8 +34,23 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "unfinished_at_verifier": ("1.2", floods.unfinished_at_verifier),
     "unread_downloads": ("1.3", floods.unread_downloads),
     "unread_downloads_with_ticket": ("1.3", floods.unread_downloads_with_ticket),
+    "all_places": ("1.4", places.all_places),
+    "flood_of_opens": ("1.4", places.flood_of_opens),
+    "closed_tickets": ("1.4", places.closed_tickets),
+    "hostile_drafts": ("1.5", hostile_files.hostile_drafts),
+    "random_draft_of_up": ("1.5", hostile_files.random_draft_of_up),
+    "redis_lost": ("1.6", trust.redis_lost),
+    "killed_session": ("1.7", places.killed_session),
+    "revoked_tenant": ("1.7", places.revoked_tenant),
+    "frame_sizes": ("1.8", sizes.frame_sizes),
+    "worse_made_stable": ("1.9", canary.worse_made_stable),
+    "better_rolled_back": ("1.9", canary.better_rolled_back),
+    "template_bombs": ("1.10", hostile_files.template_bombs),
     "silent_connections": ("1.11", floods.silent_connections),
     "unknown_keys": ("1.11", floods.unknown_keys),
+    "key_in_redis": ("1.11", trust.key_in_redis),
+    "fenced_by_id": ("1.11", trust.fenced_by_id),
+    "on_loopback": ("1.11", trust.on_loopback),
 }
 """Attack -> the section of the review that found it, and what carries it out."""
 SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
@@ -67,6 +82,7 @@ async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
         "bound": finding.bound,
         "neighbour_equal": not faults,
         "neighbour_p99_ratio": harness.rounded(ratio, 2),
+        "neighbour_p99_ms": [harness.rounded(during), harness.rounded(quiet)],
         "seconds": round(time.monotonic() - began, 1),
     }
     return line | ({"neighbour_faults": faults[:3]} if faults else {})

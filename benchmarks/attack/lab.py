@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import secrets
 import socket
@@ -28,7 +27,11 @@ from outrider.wire.v1 import coordinator_pb2_grpc
 
 PLACES = 24
 """Places of the cluster's verifier."""
-NEIGHBOUR, HONEST, HOSTILE = "neighbour", "honest", "hostile"
+OPENS_PER_MINUTE = 300
+"""Sessions that a tenant may open in a minute, where the product bounds that: its default bounds what a minute's flood
+costs, and attacks take seconds."""
+NEIGHBOUR, HONEST, HOSTILE, FLOODER = "neighbour", "honest", "hostile", "flooder"
+OTHERS = ("first", "second", "third")
 SECRET_BYTES = 24
 CALL_S = 5.0
 PACE = {"PACED_PASS_MS": "20", "PACED_ROW_MS": "0.05"}
@@ -105,7 +108,7 @@ class Lab:
     """When there was none."""
 
     def __post_init__(self) -> None:
-        self.keys = {name: secrets.token_hex(SECRET_BYTES) for name in (NEIGHBOUR, HONEST, HOSTILE)}
+        self.keys = {name: secrets.token_hex(SECRET_BYTES) for name in (NEIGHBOUR, HONEST, HOSTILE, FLOODER, *OTHERS)}
         self.admin_token, self.join_token = secrets.token_hex(SECRET_BYTES), secrets.token_hex(SECRET_BYTES)
         self._started = 0
         self._running = contextlib.AsyncExitStack()
@@ -160,15 +163,15 @@ class Lab:
         return made
 
     @contextlib.asynccontextmanager
-    async def a_coordinator(self, *options: str, tenants: Sequence[str] = (), **secret: str) -> AsyncIterator[Child]:
-        """Run a coordinator with an embedded Redis. secret: join_token, admin_token."""
+    async def a_coordinator(self, *options: str, tenants: Sequence[str] = (), **settings: str) -> AsyncIterator[Child]:
+        """Run a coordinator with an embedded Redis. settings: go by its environment; a checkout without one ignores it."""
         folder = self.folder("coordinator")
         arguments = ["--listen", "127.0.0.1:0", "--state-dir", str(folder / "state"), *options]
         if tenants:
             file = folder / "tenants.toml"
             file.write_text("[tenants]\n" + "".join(f'{name} = "{self.keys[name]}"\n' for name in tenants))
             arguments += ["--tenants", str(file)]
-        variables = {f"OUTRIDER_COORDINATOR_{name.upper()}": value for name, value in secret.items()}
+        variables = {f"OUTRIDER_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
         child = await self.product.start(
             "coordinator", "coordinator.app", *arguments, logs=folder, core=self.cores[1], **variables
         )
@@ -178,18 +181,19 @@ class Lab:
             await child.stop()
 
     @contextlib.asynccontextmanager
-    async def a_verifier(self, *options: str, core: int | None = None, **variables: str) -> AsyncIterator[Child]:
-        """Run a verifier of the pair with its draft."""
+    async def a_verifier(
+        self, *options: str, core: int | None = None, module: str = "cloud_verifier.app", **variables: str
+    ) -> AsyncIterator[Child]:
+        """Run a verifier of the pair with its draft. Its log goes to a file."""
         models = ("--model", str(self.pair.target), "--draft", str(self.pair.draft), "--threads", "1")
         folder = self.folder("verifier")
         child = await self.product.start(
             "verifier",
-            "benchmarks.support.paced_verifier",
+            module,
             *models,
-            *("--attention", "exact", "--max-sessions", str(PLACES), *options),
+            *options,
             logs=folder,
             core=self.cores[0] if core is None else core,
-            **PACE,
             **variables,
         )
         try:
@@ -228,14 +232,17 @@ class Lab:
                     tenants=tuple(self.keys),
                     admin_token=self.admin_token,
                     join_token=self.join_token,
+                    cluster_key=secrets.token_hex(SECRET_BYTES),
+                    tenant_opens_per_minute=str(OPENS_PER_MINUTE),
                 )
             )
-            padded = {f"OUTRIDER_{process}_PADDING": "buckets" for process in ("VERIFIER", "EDGE")}
-            os.environ.update(padded)  # off on loopback by default, where nobody else sees a frame
             self.verifier = await enter(
                 self.a_verifier(
                     *("--verifier-id", "attacked", "--coordinator", self.coordinator.address),
+                    *("--attention", "exact", "--max-sessions", str(PLACES)),
+                    module="benchmarks.support.paced_verifier",
                     OUTRIDER_VERIFIER_JOIN_TOKEN=self.join_token,
+                    **PACE,
                 )
             )
             self.neighbour = await enter(Neighbour.running(self.product, self.cores[1], self.request(NEIGHBOUR)))

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from outrider.wire.v1 import session_pb2 as pb
 DEVICE = Path(__file__).with_name("device.py")
 TICKETS_IN_METADATA = "outrider/wire/admission.py"
 """File that a checkout has since tickets travel in a call's metadata; before, they were a field of Open."""
+
+ASKED_FOR = {"OUTRIDER_VERIFIER_PADDING": "buckets", "OUTRIDER_EDGE_PADDING": "buckets"}
+"""Settings that everything on more than one machine has by default. Checkouts without them ignore them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Product:
 
     def python(self, *arguments: str, **variables: str) -> list[str]:
         """Return the command of a Python program of the checkout. variables: of its environment."""
-        given = {"PYTHONPATH": str(self.code), "PYTHONSAFEPATH": "1", **variables}
+        given = {"PYTHONPATH": str(self.code), "PYTHONSAFEPATH": "1", **ASKED_FOR, **variables}
         return ["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, *arguments]
 
     async def start(self, name: str, *arguments: str, logs: Path, core: int, **variables: str) -> Child:
@@ -71,9 +74,11 @@ class Product:
             _kill_group(process.pid)
             await process.wait()
 
-    async def run_device(self, task: str, core: int, timeout_s: float, **options: Any) -> Ended:
-        """Run a task of device.py to its end."""
-        return await self.run(self._device_command(task, core, options), timeout_s)
+    async def run_device(
+        self, task: str, core: int, timeout_s: float, *, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> Ended:
+        """Run a task of device.py to its end. variables: of its environment."""
+        return await self.run(self._device_command(task, core, options, **(variables or {})), timeout_s)
 
     async def run(self, command: Sequence[str], timeout_s: float, most_mb: float = 3_000.0) -> Ended:
         """Run a command to its end, and kill it with its children after a time, or when they take too much memory."""
@@ -103,8 +108,8 @@ class Product:
         raw.session_id, raw.ticket, raw.epoch = session_id, ticket, epoch
         return raw
 
-    def _device_command(self, task: str, core: int, options: dict[str, Any]) -> list[str]:
-        command = self.python("-P", str(DEVICE), task, json.dumps(options))
+    def _device_command(self, task: str, core: int, options: dict[str, Any], **variables: str) -> list[str]:
+        command = self.python("-P", str(DEVICE), task, json.dumps(options), **variables)
         return ["taskset", "--cpu-list", str(core), *command]
 
 
