@@ -56,7 +56,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
 SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
 TIMES = 2.0
 """By how much the neighbour's p99 gap may grow."""
-ATTACK_S = 90.0
+ATTACK_S = 240.0
 """Time after which an attack is given up, which then has not held."""
 
 
@@ -124,7 +124,7 @@ def finish(lines: Sequence[dict[str, Any]], size: Size) -> None:
             "neighbour_p99_ratio": max(ratios, default=None),
         },
         [
-            Criterion.none("attacks against which the product did not hold", len(lines) - held),
+            Criterion.bound("attacks against which the product held", held, at_least=len(lines)),
             Criterion.none("attacks in which the neighbour's session was not as an undisturbed one", differing),
             Criterion.bound("the neighbour's p99 gap over the quiet one's", max(ratios, default=None), at_most=TIMES),
         ],

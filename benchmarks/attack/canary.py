@@ -62,7 +62,7 @@ class _Trial:
         """Register the verifier, and publish a stable release and a canary."""
         async with self._verifier() as verifier:
             target = session_pb2.TargetIdentity(name="any", weights_hash=WEIGHTS, tokenizer_hash=TOKENIZER)
-            fields = {"verifier_id": "v1", "address": "127.0.0.1:1", "capacity_sessions": 10_000, "instance": 1}
+            fields = {"verifier_id": "v1", "address": "127.0.0.1:1", "capacity_sessions": 4_096, "instance": 1}
             await verifier("Registry.Register", pb.RegisterRequest(target=target, **fields))
         async with self._operator() as operator:
             for version in (1, 2):

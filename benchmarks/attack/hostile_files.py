@@ -15,6 +15,7 @@ import grpc
 from benchmarks.attack import wire
 from benchmarks.attack.finding import Finding, rounded
 from benchmarks.attack.lab import Lab
+from benchmarks.support.harness import Size
 from outrider.wire.channels import channel
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import session_pb2 as pb
@@ -23,12 +24,12 @@ CHUNK_BYTES = 1 << 18
 REFUSED_S = 40.0
 """Time in which `outrider up` ends that was given no draft but bytes."""
 RENDERED_S = 12.0
-"""Time in which a template has been rendered or refused, the start of the program included."""
+"""Time in which a template has been rendered or refused; the product's own limit is 5 s."""
 RENDERED_MB = 1_536.0
 """Memory that rendering takes, with the program that asks for it."""
 BOMBS = {
     "nested_loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "list_doubling": "{% set n = namespace(l=['x' * 999]) %}{% for i in range(40) %}{% set n.l = n.l + n.l %}{% endfor %}",
+    "list_doubling": "{% set n = namespace(l=['x']) %}{% for i in range(40) %}{% set n.l = n.l + n.l %}{% endfor %}",
     "replace": "{{ ('a' * 50000).replace('a', 'a' * 50000) | length }}",
     "center": "{{ 'x'.center(2000000000) }}",
     "ljust": "{{ 'x'.ljust(2000000000) }}",
@@ -38,8 +39,8 @@ BOMBS = {
 async def hostile_drafts(lab: Lab) -> Finding:
     """Offer devices drafts that abort llama.cpp, as a verifier that does not check what it offers."""
     drafts = _drafts(lab.pair.draft.read_bytes())
-    if lab.size == 0:
-        drafts = {name: drafts[name] for name in ("block_count",)}
+    if lab.size is Size.SMOKE:
+        drafts = {"block_count": drafts["block_count"]}
     endings: dict[str, str] = {}
     async with lab.a_verifier("--kv-slots", "4096", core=lab.cores[1], module="cloud_verifier.app") as lone:
         async with lab.under_attack():
@@ -75,11 +76,11 @@ async def template_bombs(lab: Lab) -> Finding:
     measured = {}
     async with lab.under_attack():
         for name, template in list(BOMBS.items())[: lab.size.pick(smoke=1, quick=None, full=None)]:
-            ended = await lab.product.run_device("render", lab.cores[1], RENDERED_S + 3.0, template=template)
-            refused = '"error"' in ended.output and "ModelRefused" in ended.output
+            ended = await lab.product.run_device("render", lab.cores[1], 3 * RENDERED_S, template=template)
+            said = _lines(ended.output)[-1:] or [{}]
             measured[name] = {
-                "refused": refused,
-                "seconds": rounded(ended.seconds),
+                "refused": said[0].get("error", "").startswith("ModelRefused"),
+                "seconds": rounded(said[0].get("seconds")),
                 "peak_mb": rounded(ended.peak_mb),
                 "exit": ended.code,
             }
@@ -102,7 +103,7 @@ def _drafts(good: bytes) -> dict[str, bytes]:
 
 
 def _changed(good: bytes, key: str, value: bytes) -> bytes:
-    """Return a GGUF with another value of 4 bytes: after the key, with its length before it, stands the value's kind."""
+    """Return a GGUF with another value of 4 bytes. Before a key stands its length, and after it the value's kind."""
     named = struct.pack("<Q", len(key)) + key.encode()
     at = good.index(named) + len(named) + 4
     return good[:at] + value + good[at + 4 :]
@@ -117,8 +118,13 @@ async def _load(lab: Lab, behind: str, draft: bytes, **variables: str) -> str:
         return "did not end"
     if ended.code:
         return f"ended with exit code {ended.code}"
-    lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    lines = _lines(ended.output)
     return "went on" if any(line.get("tokens") for line in lines) else f"got {lines[-1:]}"
+
+
+def _lines(output: str) -> list[dict[str, Any]]:
+    """Return what a device has said."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 @contextlib.asynccontextmanager

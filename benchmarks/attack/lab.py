@@ -164,7 +164,10 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def a_coordinator(self, *options: str, tenants: Sequence[str] = (), **settings: str) -> AsyncIterator[Child]:
-        """Run a coordinator with an embedded Redis. settings: go by its environment; a checkout without one ignores it."""
+        """Run a coordinator with an embedded Redis.
+
+        settings: given by its environment, so that a checkout which does not have one ignores it.
+        """
         folder = self.folder("coordinator")
         arguments = ["--listen", "127.0.0.1:0", "--state-dir", str(folder / "state"), *options]
         if tenants:

@@ -95,7 +95,7 @@ class Product:
         try:
             while process.returncode is None and loop.time() - began < timeout_s and peak < most_mb:
                 peak = max(peak, sum(map(proc.rss_mb, proc.family(process.pid))))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
             code, seconds = process.returncode, loop.time() - began
         finally:
             _kill_group(process.pid)

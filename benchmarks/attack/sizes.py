@@ -1,4 +1,4 @@
-"""Observe a device's connection, and learn from the sizes of frames how many tokens were accepted (arXiv 2411.01076)."""
+"""Observe a device's connection, and learn from the sizes of frames how many tokens it got (arXiv 2411.01076)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ MOST_BITS = 0.1
 LEAST_BITS = 0.3
 """Entropy of the tokens per commit below which there was nothing to learn."""
 SHUFFLES = 50
+SESSIONS_S = 160.0
 
 
 async def frame_sizes(lab: Lab) -> Finding:
     """Record the sizes of the frames of a session that drafts, and what they tell of its tokens."""
     async with Wiretap(lab.verifier.address) as tap:
-        request = lab.request(HONEST)
+        request, sessions = lab.request(HONEST), lab.size.pick(smoke=1, quick=1, full=4)
         request["client"] |= {"reroute": {lab.verifier.address: tap.address}}
         async with lab.under_attack():
             ended = await lab.product.run_device(
                 "generate",
                 lab.cores[1],
-                80.0,
+                SESSIONS_S,
                 **request,
                 draft="auto",
-                sessions=lab.size.pick(smoke=1, quick=1, full=4),
+                sessions=sessions,
             )
         down, up = _commits(tap.down), _appends(tap.up)
     tokens = [count for _, _, count in down]

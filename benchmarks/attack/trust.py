@@ -1,4 +1,4 @@
-"""Get in without a credential, or with one that nobody gave: by Redis, by the id of a session, by being on the machine."""
+"""Get in with no credential, or with one that nobody gave: by Redis, by a session's id, by being on the machine."""
 
 from __future__ import annotations
 
