@@ -62,8 +62,10 @@ class _Trial:
         """Register the verifier, and publish a stable release and a canary."""
         async with self._verifier() as verifier:
             target = session_pb2.TargetIdentity(name="any", weights_hash=WEIGHTS, tokenizer_hash=TOKENIZER)
-            fields = {"verifier_id": "v1", "address": "127.0.0.1:1", "capacity_sessions": 4_096, "instance": 1}
-            await verifier("Registry.Register", pb.RegisterRequest(target=target, **fields))
+            registration = pb.RegisterRequest(
+                verifier_id="v1", address="127.0.0.1:1", target=target, capacity_sessions=4_096, instance=1
+            )
+            await verifier("Registry.Register", registration)
         async with self._operator() as operator:
             for version in (1, 2):
                 await operator("Admin.PublishRelease", pb.PublishReleaseRequest(manifest=_signed(version)))

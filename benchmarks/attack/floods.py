@@ -154,7 +154,7 @@ async def unknown_keys(lab: Lab) -> Finding:
 
 
 def _watch(link: grpc.aio.Channel) -> Any:
-    return health_pb2_grpc.HealthStub(link).Watch(health_pb2.HealthCheckRequest())  # type: ignore[no-untyped-call]
+    return health_pb2_grpc.HealthStub(link).Watch(health_pb2.HealthCheckRequest())
 
 
 def _reflect(link: grpc.aio.Channel) -> Any:
@@ -162,7 +162,7 @@ def _reflect(link: grpc.aio.Channel) -> Any:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
         await asyncio.sleep(600.0)
 
-    return reflection_pb2_grpc.ServerReflectionStub(link).ServerReflectionInfo(ask())  # type: ignore[no-untyped-call]
+    return reflection_pb2_grpc.ServerReflectionStub(link).ServerReflectionInfo(ask())
 
 
 async def _hold_streams(lab: Lab, victim: Child, count: int, begin: Callable[[grpc.aio.Channel], Any]) -> Finding:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,9 +185,13 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def a_verifier(
-        self, *options: str, core: int | None = None, module: str = "cloud_verifier.app", **variables: str
+        self,
+        *options: str,
+        core: int | None = None,
+        module: str = "cloud_verifier.app",
+        variables: Mapping[str, str] = {},
     ) -> AsyncIterator[Child]:
-        """Run a verifier of the pair with its draft. Its log goes to a file."""
+        """Run a verifier of the pair with its draft. variables: of its environment."""
         models = ("--model", str(self.pair.target), "--draft", str(self.pair.draft), "--threads", "1")
         folder = self.folder("verifier")
         child = await self.product.start(
@@ -197,7 +201,7 @@ class Lab:
             *options,
             logs=folder,
             core=self.cores[0] if core is None else core,
-            **variables,
+            **(variables or {}),
         )
         try:
             yield child
@@ -244,8 +248,7 @@ class Lab:
                     *("--verifier-id", "attacked", "--coordinator", self.coordinator.address),
                     *("--attention", "exact", "--max-sessions", str(PLACES)),
                     module="benchmarks.support.paced_verifier",
-                    OUTRIDER_VERIFIER_JOIN_TOKEN=self.join_token,
-                    **PACE,
+                    variables={**PACE, "OUTRIDER_VERIFIER_JOIN_TOKEN": self.join_token},
                 )
             )
             self.neighbour = await enter(Neighbour.running(self.product, self.cores[1], self.request(NEIGHBOUR)))

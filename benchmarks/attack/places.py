@@ -17,8 +17,9 @@ from benchmarks.attack.finding import Finding, rounded
 from benchmarks.attack.lab import FLOODER, HONEST, HOSTILE, PLACES, Caller, Lab
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-PLACED_S = 5.0
-"""Time in which a tenant that has no place gets one, whoever has taken all."""
+PLACED_S = 12.0
+"""Time in which a tenant that has no place gets one, whoever has taken all and attaches to none: places that are not
+attached are given back after 10 s."""
 WANTED = 3
 """Places that the honest tenant wants, one after the other."""
 GREEDY = 6
@@ -49,7 +50,7 @@ async def all_places(lab: Lab) -> Finding:
             held = []
             for _ in range(lab.size.pick(smoke=1, quick=WANTED, full=2 * WANTED)):
                 began = time.monotonic()
-                opened = await _placed(honest, 3 * PLACED_S)
+                opened = await _placed(honest, PLACED_S)
                 waits.append(time.monotonic() - began if opened else None)
                 if opened is None:
                     break
