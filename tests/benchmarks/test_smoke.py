@@ -37,6 +37,7 @@ from benchmarks import (
     swarm,
     vocabulary,
 )
+from benchmarks.attack import __main__ as attack
 from benchmarks.capacity import CapacityClusters
 from benchmarks.chaos import __main__ as chaos
 from benchmarks.distill import __main__ as distill
@@ -416,6 +417,18 @@ async def test_constrained(capsys: pytest.CaptureFixture[str]) -> None:
     for key in ("neighbour_step_p99_ratio", "mask_ms_per_node"):
         assert last[key].keys() == {"8192", "151936"} and min(last[key].values()) > 0
     assert last["tokens_per_step_constrained_over_free"] > 0
+
+
+@in_shared_loop
+async def test_attack(capsys: pytest.CaptureFixture[str]) -> None:
+    await attack.main(SMOKE)
+    *lines, last = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["attack"] for line in lines] == list(attack.SMOKE)
+    for line in lines:
+        assert line["neighbour_equal"] and line["neighbour_p99_ratio"] > 0
+        assert "error" not in line["measured"]
+    assert last.keys() == {"attacks", "held", "neighbour_differing", "neighbour_p99_ratio"}
+    assert (last["attacks"], last["neighbour_differing"]) == (len(attack.SMOKE), 0)
 
 
 def test_exact(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,146 @@
+"""Attack a live cluster in every way that a review found, while a neighbour's session goes on.
+
+One line of JSON for each attack says what was measured and whether the product held; the last line counts them.
+`--code` starts the cluster from another checkout, such as one of an earlier commit; the attackers are this one's.
+The neighbour's session is one request again and again, whose tokens must be those of an undisturbed session, and whose
+99th percentile of the time between deliveries must be at most twice that of the quiet times before the attacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attack import canary, floods, hostile_files, places, sizes, trust
+from benchmarks.attack.finding import Attack, Finding
+from benchmarks.attack.lab import Lab
+from benchmarks.attack.product import Product
+from benchmarks.support import harness
+from benchmarks.support.harness import Criterion, Pair, Size
+from coordinator.cluster import stand_apart
+
+ATTACKS: dict[str, tuple[str, Attack]] = {
+    "watch_coordinator": ("1.1", floods.watch_coordinator),
+    "reflect_coordinator": ("1.1", floods.reflect_coordinator),
+    "watch_verifier": ("1.1", floods.watch_verifier),
+    "reflect_verifier": ("1.1", floods.reflect_verifier),
+    "unfinished_at_coordinator": ("1.2", floods.unfinished_at_coordinator),
+    "unfinished_at_verifier": ("1.2", floods.unfinished_at_verifier),
+    "unread_downloads": ("1.3", floods.unread_downloads),
+    "unread_downloads_with_ticket": ("1.3", floods.unread_downloads_with_ticket),
+    "all_places": ("1.4", places.all_places),
+    "flood_of_opens": ("1.4", places.flood_of_opens),
+    "closed_tickets": ("1.4", places.closed_tickets),
+    "hostile_drafts": ("1.5", hostile_files.hostile_drafts),
+    "random_draft_of_up": ("1.5", hostile_files.random_draft_of_up),
+    "redis_lost": ("1.6", trust.redis_lost),
+    "killed_session": ("1.7", places.killed_session),
+    "revoked_tenant": ("1.7", places.revoked_tenant),
+    "frame_sizes": ("1.8", sizes.frame_sizes),
+    "worse_made_stable": ("1.9", canary.worse_made_stable),
+    "better_rolled_back": ("1.9", canary.better_rolled_back),
+    "template_bombs": ("1.10", hostile_files.template_bombs),
+    "silent_connections": ("1.11", floods.silent_connections),
+    "unknown_keys": ("1.11", floods.unknown_keys),
+    "key_in_redis": ("1.11", trust.key_in_redis),
+    "fenced_by_id": ("1.11", trust.fenced_by_id),
+    "on_loopback": ("1.11", trust.on_loopback),
+}
+"""Attack -> the section of the review that found it, and what carries it out."""
+SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
+TIMES = 2.0
+"""By how much the neighbour's p99 gap may grow."""
+ATTACK_S = 240.0
+"""Time after which an attack is given up, which then has not held."""
+
+
+async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
+    """Carry out one attack; return its line."""
+    section, attack = ATTACKS[name]
+    attacks = len(lab.attacks)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(ATTACK_S):
+            finding = await attack(lab)
+    except Exception as error:  # whatever it is, nothing was shown
+        finding = Finding(False, {"error": f"{type(error).__name__}: {error}"[:300]}, "the attack was carried out")
+    windows = lab.attacks[attacks:]
+    faults = [fault for window in windows for fault in lab.neighbour.faults(window)]
+    during, quiet = lab.neighbour.p99_ms(*windows) if windows else None, lab.quiet_p99_ms()
+    ratio = during / quiet if during and quiet else None
+    line = {
+        "attack": name,
+        "section": section,
+        "held": finding.held,
+        "measured": finding.measured,
+        "bound": finding.bound,
+        "neighbour_equal": not faults,
+        "neighbour_p99_ratio": harness.rounded(ratio, 2),
+        "neighbour_p99_ms": [harness.rounded(during), harness.rounded(quiet)],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    return line | ({"neighbour_faults": faults[:3]} if faults else {})
+
+
+async def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    if options.list:
+        for name, (section, attack) in ATTACKS.items():
+            print(f"{name:<30} {section:<5} {attack.__doc__}")
+        return
+    pair, names = Pair.in_folder(options.models), options.only or list(SMOKE if options.size is Size.SMOKE else ATTACKS)
+    cores = harness.cores()
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+        stand_apart(Path(scratch))
+        harness.pin(cores[1])
+        prompt = next(iter(pair.encode(harness.prompts("heldout", 1)).values()))
+        tokens = options.size.pick(smoke=200, quick=1_200, full=1_200)
+        async with Lab(Product(options.code), pair, options.size, Path(scratch), cores, prompt, tokens) as lab:
+            for name in names:
+                lines.append(await carry_out(name, lab))
+                print(json.dumps(lines[-1]), flush=True)
+                if not await lab.recover():
+                    print(f"after {name} nobody was served any more: the cluster was started anew", flush=True)
+    finish(lines, options.size)
+
+
+def finish(lines: Sequence[dict[str, Any]], size: Size) -> None:
+    """Print the last line; exit with status 1 if something did not hold."""
+    differing = sum(not line["neighbour_equal"] for line in lines)
+    ratios = [line["neighbour_p99_ratio"] for line in lines if line["neighbour_p99_ratio"] is not None]
+    held = sum(line["held"] for line in lines)
+    harness.finish(
+        {
+            "attacks": len(lines),
+            "held": held,
+            "neighbour_differing": differing,
+            "neighbour_p99_ratio": max(ratios, default=None),
+        },
+        [
+            Criterion.bound("attacks against which the product held", held, at_least=len(lines)),
+            Criterion.none("attacks in which the neighbour's session was not as an undisturbed one", differing),
+            Criterion.bound("the neighbour's p99 gap over the quiet one's", max(ratios, default=None), at_most=TIMES),
+        ],
+        size,
+    )
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = harness.arguments("attack", __doc__)
+    parser.add_argument("--only", nargs="+", choices=list(ATTACKS), metavar="NAME", help="carry out these alone")
+    parser.add_argument("--list", action="store_true", help="print the attacks and what each does")
+    parser.add_argument(
+        "--code", type=Path, default=harness.ROOT, help="checkout from which the cluster's processes are started"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

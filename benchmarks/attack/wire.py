@@ -1,0 +1,203 @@
+"""Speak to coordinator and verifier as attackers do, below and beside what a client of gRPC can do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from benchmarks.attack.product import Product
+from outrider.core.addresses import split_address
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import session_pb2
+
+SERVED = "served"
+"""What `attached` returns for a stream that got tokens."""
+OPEN_SESSION = "/outrider.wire.v1.Coordinator/OpenSession"
+SESSION = "/outrider.wire.v1.Verifier/Session"
+_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_END_HEADERS, _ACK = 0x4, 0x1
+_FIRST_WINDOW = 65_535
+_MOST_DATA = 16_384
+"""Bytes of a frame that every peer accepts."""
+
+
+async def attached(
+    product: Product,
+    verifier: str,
+    session_id: str,
+    ticket: bytes,
+    *,
+    prompt: Sequence[int],
+    epoch: int = 1,
+    timeout_s: float = 5.0,
+) -> str:
+    """Attach and wait for tokens. Return SERVED, the status of the refusal, or what else was seen."""
+    async with product.stream(verifier, session_id, ticket, epoch) as raw:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await raw.open(list(prompt), 64)
+                while (message := await raw.receive()) is not None:
+                    if message.WhichOneof("kind") == "commit":
+                        return SERVED
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        except asyncio.InvalidStateError:  # the stream ended while it was written to
+            return str((await raw.call.code()).name)
+        except TimeoutError:
+            return "no answer"
+    return "ended"
+
+
+def sign(key: Ed25519PrivateKey, claims: pb.TicketClaims) -> bytes:
+    """Return a ticket that this key signs."""
+    body = claims.SerializeToString()
+    signed = pb.SignedTicket(claims=body, signature=key.sign(body), key_id=key_id(key))
+    return signed.SerializeToString()
+
+
+def key_id(key: Ed25519PrivateKey) -> str:
+    """Return the id by which tickets name a key."""
+    return hashlib.sha256(key.public_key().public_bytes_raw()).hexdigest()[:16]
+
+
+def claims_for(target: session_pb2.TargetIdentity, verifier_id: str, session_id: str) -> pb.TicketClaims:
+    """Return what an attacker would have a ticket say."""
+    limits = session_pb2.SessionLimits(nodes=64, depth=32, in_flight=128, run_ahead=64)
+    return pb.TicketClaims(
+        session_id=session_id,
+        tenant="neighbour",
+        audience=verifier_id,
+        epoch_first=1,
+        epoch_last=1 << 20,
+        expires_unix=time.time() + 600,
+        limits=limits,
+        target=target,
+    )
+
+
+def log_errors(log: str) -> int:
+    """Return the number of lines at ERROR in a log."""
+    return sum(" ERROR " in line for line in log.splitlines())
+
+
+@dataclass
+class UnfinishedMessages:
+    """Hold one connection of HTTP/2 on which every call sends a message of gRPC but for its last byte.
+
+    It sends as much as the server's flow control allows. headers: further ones of each call.
+    """
+
+    address: str
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    sent: int = 0
+    """Bytes of messages."""
+    ended: int = 0
+    """Calls that the server has ended."""
+    _window: int = _FIRST_WINDOW
+    _first: int = _FIRST_WINDOW
+    """What a new stream may send."""
+    _left: dict[int, int] = field(default_factory=dict)
+    """Stream -> bytes that it has not sent."""
+    _windows: dict[int, int] = field(default_factory=dict)
+    _writer: Any = None
+
+    async def send(self, path: str, calls: int, message_bytes: int, seconds: float) -> None:
+        """Begin the calls, and send for so long. The connection stays open; `close` ends it."""
+        reader, self._writer = await asyncio.open_connection(*split_address(self.address))
+        self._writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            await asyncio.sleep(0.2)  # the server's settings
+            for stream in range(1, 2 * calls, 2):
+                self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, self._fields(path)))
+                self._left[stream], self._windows[stream] = message_bytes + 4, self._first
+                self._data(stream, b"\0" + struct.pack(">I", message_bytes))
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and not reading.done():
+                self._send_what_fits()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._writer.drain(), 0.5)
+                await asyncio.sleep(0.01)
+        except OSError:  # the server has closed the connection
+            pass
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def _fields(self, path: str) -> bytes:
+        """Return the call's header block, of literal fields without an index (RFC 7541, 6.2.2)."""
+        fields = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path.encode()),
+            (b":authority", self.address.encode()),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+            *self.headers,
+        ]
+        return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
+
+    def _send_what_fits(self) -> None:
+        """Send of every call as much as both windows allow."""
+        for stream, left in list(self._left.items()):
+            size = min(left, self._windows[stream], self._window, _MOST_DATA)
+            if size > 0:
+                self._left[stream] -= size
+                self._data(stream, bytes(size))
+
+    def _data(self, stream: int, data: bytes) -> None:
+        self._writer.write(_frame(_DATA, 0, stream, data))
+        self._windows[stream] -= len(data)
+        self._window -= len(data)
+        self.sent += len(data)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Follow the server's windows, and answer its settings and pings, until it ends the connection."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await reader.readexactly(9)
+                size, kind, flags = int.from_bytes(head[:3]), head[3], head[4]
+                stream, body = int.from_bytes(head[5:]) & 0x7FFF_FFFF, await reader.readexactly(size)
+                self._take(kind, flags, stream, body)
+
+    def _take(self, kind: int, flags: int, stream: int, body: bytes) -> None:
+        if kind == _SETTINGS and not flags & _ACK:
+            for at in range(0, len(body), 6):
+                name, value = struct.unpack(">HI", body[at : at + 6])
+                if name == 0x4:  # the first window of a stream
+                    self._first = value
+            self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+        elif kind == _PING and not flags & _ACK:
+            self._writer.write(_frame(_PING, _ACK, 0, body))
+        elif kind == _WINDOW:
+            more = int.from_bytes(body) & 0x7FFF_FFFF
+            if stream == 0:
+                self._window += more
+            elif stream in self._windows:
+                self._windows[stream] += more
+        elif kind == _RESET or (kind == _HEADERS and flags & 0x1):
+            self.ended += self._left.pop(stream, None) is not None
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    return len(body).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + body
+
+
+def _text(value: bytes) -> bytes:
+    """Return a string of HPACK, not compressed. Only strings of less than 127 bytes fit its one byte of length."""
+    return bytes([len(value)]) + value
