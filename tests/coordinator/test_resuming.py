@@ -126,10 +126,10 @@ async def test_a_session_never_moves_to_other_weights_or_another_tokenizer(coord
 
 
 async def test_a_resume_onto_full_verifiers_says_when_to_ask_again(start, refused):
-    coordinator = await start(attach_grace_ms=100)
+    coordinator = await start(attach_grace_ms=1_000)
     await coordinator.join("v1", capacity=1)
     opened = await coordinator.open()
-    await asyncio.sleep(0.2)  # its device has not attached, and its place goes to the next
+    await asyncio.sleep(1.2)  # its device has not attached, and its place goes to the next
     await coordinator.open()
     assert isinstance(await refused(coordinator.resume(opened)), Overloaded)
 
