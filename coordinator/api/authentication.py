@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
+from outrider.wire.admission import Metadata
 from outrider.wire.bounds import identifier
 from outrider.wire.channels import is_loopback
 
@@ -32,7 +33,6 @@ MAX_TENANT = 64
 DAY_S = 86_400.0
 MAX_KEEP_DAYS = 3_650.0
 
-Metadata = Iterable[tuple[str, str | bytes]]
 Lookup = Callable[[bytes | None], Awaitable[tuple[str, bool]]]
 """Hash of a key that no tenant of the settings has (None: none was sent) -> the tenant that was created with it, "" if
 there is none, and whether any tenant was ever created: callers need a key then. Raises Unavailable."""
@@ -57,7 +57,7 @@ class RecordingPolicy:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: the tenant of a device, or one of the roles."""
+    """Names who calls: the tenant of a device, or one of the roles."""
 
     name: str
     api_key_id: str = ""

@@ -14,12 +14,13 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from coordinator.api import admin_codec, codec
 from coordinator.api.admin_handlers import AdminHandlers
-from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller, Metadata
+from coordinator.api.authentication import OPERATOR, VERIFIER, Authenticator, Caller
 from coordinator.api.counters import CoordinatorCounters
 from coordinator.api.handlers import Handlers
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.releases.handlers import ReleaseHandlers
 from outrider.telemetry import logs, traces
+from outrider.wire.admission import Metadata
 from outrider.wire.health import HealthServicer
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
