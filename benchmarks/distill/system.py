@@ -17,7 +17,7 @@ from benchmarks.distill.size import DistillSize
 from benchmarks.support import proc
 from benchmarks.support.harness import Pair
 from cloud_verifier.distill.publishing.publisher import create_key
-from cloud_verifier.distill.publishing.release_client import ReleaseClient, ReleaseRecord
+from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.state import LoopState
 from coordinator.cluster import Child, Cluster, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
@@ -60,6 +60,7 @@ class DistillSystem:
             await self._cluster.__aenter__()
             await self.start_coordinator()
             await self._cluster.start_verifier("--model", str(self.pair.target), "--draft", str(self.pair.narrow))
+            await self._publish_first()
             await self._start_loop()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -161,6 +162,15 @@ class DistillSystem:
         if self._loop is None:
             raise Unavailable("the loop has not begun")
         return self._loop
+
+    async def _publish_first(self) -> None:
+        """Publish the narrow draft and make it stable: devices with keys load none that is not signed."""
+        await self.distill("publish", str(self.pair.narrow))
+        async with ReleaseClient(self.address) as coordinator:
+            [first] = await coordinator.list()
+            state = first.state
+            while state != STABLE:
+                state = await coordinator.promote(first.digest)
 
     async def _start_loop(self) -> None:
         with (self.logs / "loop.log").open("ab") as log:
