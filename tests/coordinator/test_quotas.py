@@ -223,6 +223,11 @@ async def test_tokens_keep_a_tenant_out_for_an_hour_at_most(tenants, refused):
     assert (await tenants.shown("acme")).use.tokens == pytest.approx(61, abs=1)
 
 
+@pytest.mark.parametrize("tokens", [{"a b": 1}, {"": 1}, {"acme": 2**41}])
+async def test_tokens_out_of_bounds_are_refused(tenants, refused, tokens):
+    assert isinstance(await refused(tenants.coordinator.registry.Report(report_of(tokens))), BadRequest)
+
+
 async def test_a_tenant_has_no_more_places_than_its_limit(tenants, refused):
     await tenants.limit("acme", max_places=2)
     opened = [await tenants.open("acme") for _ in range(2)]
