@@ -117,10 +117,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def target_name(self) -> str:
         return self._target.name
 
-    async def admit(self, metadata: Metadata) -> None:
-        """Return if a call with this metadata may describe the target and fetch files. Raises what refuses it."""
+    async def admit(self, metadata: Metadata) -> str | None:
+        """Return the tenant of a call with this metadata, which may describe the target and fetch files; None without
+        tickets. Raises what refuses it."""
         claims = await self._authorise(ticket_of(metadata))
         _fetching.set(claims.tenant if claims else ANONYMOUS_TENANT)
+        return claims.tenant if claims and claims.api_key_id else None
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         return session_pb2.DescribeResponse(

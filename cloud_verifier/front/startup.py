@@ -55,13 +55,12 @@ class StartupService(session_pb2_grpc.VerifierServicer):
             if self._clock() - self._logged >= REMIND_EVERY_S:
                 self._log(f"still {self.phase}, {self._clock() - self._began:.0f} s after the start")
 
-    async def admit(self, method: str, metadata: Metadata) -> None:
-        """Return if a call with one request may be read: a health check, or one with a ticket.
+    async def admit(self, method: str, metadata: Metadata) -> str | None:
+        """Return the tenant of a call with one request that may be read: one with a ticket, or a health check (None).
 
         Raises Unavailable while the target loads, and what refuses the ticket.
         """
-        if not method.startswith(HEALTH):
-            await self._ready().admit(metadata)
+        return None if method.startswith(HEALTH) else await self._ready().admit(metadata)
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         async with aborting(context):

@@ -71,14 +71,16 @@ class Admission:
         self._authenticator = authenticator
         self._counters = counters
 
-    async def __call__(self, method: str, metadata: Metadata) -> None:
-        """Note who calls. Raises Unauthenticated, PermissionDenied or Unavailable."""
+    async def __call__(self, method: str, metadata: Metadata) -> str | None:
+        """Note who calls, and return the tenant that has shown a key. Raises Unauthenticated, PermissionDenied or
+        Unavailable."""
         _, service, name = method.split("/")
         if service == health.SERVICE_NAME:
-            return
+            return None
         metadata = tuple(metadata)
         try:
-            _caller.set(await self._caller_of(service, metadata))
+            _caller.set(caller := await self._caller_of(service, metadata))
+            return caller.name if caller.api_key_id else None
         except Exception as error:
             logs.note(request=logs.request_id_from(metadata))
             self._counters.refuse(name, error)

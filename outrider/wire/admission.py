@@ -8,17 +8,20 @@ strangers send fills no more than a stream's look-ahead (wire.channels), and an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
 
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, Overloaded
 from outrider.wire.status import aborting
 
 Metadata = Iterable[tuple[str, str | bytes]]
-Admit = Callable[[str, Metadata], Awaitable[None]]
-"""Full name of the method and metadata of a call -> returns if it may be read. Raises OutriderError."""
+Admit = Callable[[str, Metadata], Awaitable[str | None]]
+"""Full name of the method and metadata of a call -> the tenant whose calls it counts among, None if among nobody's.
+Raises OutriderError if the call must not be read."""
 
 REQUEST_S = 10.0
 """Seconds in which the request of a call must have come."""
@@ -29,8 +32,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AdmitBeforeReading(grpc.aio.ServerInterceptor):
     """Serves calls with one request so. Calls that stream their requests admit and read by themselves."""
 
-    def __init__(self, admit: Admit) -> None:
+    def __init__(self, admit: Admit, most: int) -> None:
+        """most: calls of one tenant at once."""
         self._admit = admit
+        self._most = most
+        self._calls: Counter[str] = Counter()
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of the method, with our reading before its own."""
@@ -45,12 +51,28 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         )
 
         async def read_and_respond(requests: AsyncIterator[Any], context: _Context) -> Any:
-            async with aborting(context):
-                await self._admit(method, context.invocation_metadata() or ())
-                request = await _first(requests)
-            return await respond(request, context)
+            with contextlib.ExitStack() as held:
+                async with aborting(context):
+                    tenant = await self._admit(method, context.invocation_metadata() or ())
+                    if tenant is not None:
+                        held.enter_context(self._counted(tenant))
+                    request = await _first(requests)
+                return await respond(request, context)
 
         return build(read_and_respond, handler.request_deserializer, handler.response_serializer)
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Count a call while it lasts. Raises Overloaded if it is one too many."""
+        if self._calls[tenant] >= self._most:
+            raise Overloaded(f"tenant {tenant} has {self._most} calls at once, the most that one may have; try again")
+        self._calls[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls[tenant] -= 1
+            if not self._calls[tenant]:
+                del self._calls[tenant]
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

@@ -164,13 +164,14 @@ def channel(
 def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -> grpc.aio.Server:
     """Return a server without an address; `bind` gives it one.
 
-    admit: decides about calls with one request before the request is read (wire.admission).
+    admit: decides about calls with one request before the request is read (wire.admission). One tenant has half of
+    max_rpcs at once at most.
     """
     import grpc
 
     from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
 
-    interceptors = [AdmitBeforeReading(admit)] if admit is not None else []
+    interceptors = [AdmitBeforeReading(admit, max(1, max_rpcs // 2))] if admit is not None else []
     return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs + WATCHERS, interceptors=interceptors)
 
 

@@ -6,10 +6,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from peers import until
 
-from outrider.core.errors import BadRequest, Unauthenticated
+from outrider.core.errors import BadRequest, Overloaded, Unauthenticated
 from outrider.wire import admission, channels
 from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 
 async def test_watchers_and_reflection_of_one_connection_stop_nothing(start):
@@ -57,3 +59,29 @@ async def test_a_stranger_is_refused_before_its_request_is_read(start):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await coordinator.channel.stream_unary(f"/outrider.wire.v1.{method}")()  # no request ever comes
         assert isinstance(error_from_rpc(ended.value), Unauthenticated)
+
+
+async def test_a_tenant_whose_calls_never_end_keeps_nobody_else_out(start, refused):
+    keys = {name: f"{name}-key-0123456789" for name in ("acme", "bobs")}
+    coordinator = await start(max_rpcs=64, tenant_keys=keys)
+    await coordinator.join("v1")
+    acme, bobs = ((("authorization", f"Bearer {keys[name]}"),) for name in ("acme", "bobs"))
+    async with channels.channel(coordinator.address) as flood:
+        unfinished = flood.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")
+        calls = [unfinished(metadata=acme) for _ in range(200)]
+        await asyncio.sleep(1.0)
+        assert (await coordinator.report("v1")).known
+        assert (await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=bobs)).session_id
+        error = await refused(coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=acme))
+        assert isinstance(error, Overloaded)
+        assert "tenant acme has 32 calls at once" in str(error)
+        for call in calls:
+            call.cancel()
+    await until(lambda: opened(coordinator, acme))
+
+
+async def opened(coordinator, metadata) -> bool:
+    try:
+        return bool(await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=metadata))
+    except grpc.aio.AioRpcError:
+        return False

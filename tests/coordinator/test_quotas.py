@@ -100,6 +100,32 @@ async def test_a_place_that_is_freed_goes_to_the_tenant_that_waits_and_not_to_th
     await tenants.open("bobs")
 
 
+async def test_a_neighbour_gets_its_share_while_one_tenant_floods(tenants):
+    taken = [await tenants.open("acme") for _ in range(4)]
+    client = CoordinatorClient(tenants.coordinator.channel, KEYS["bobs"], lambda work: work.close())
+
+    async def flood() -> None:
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                taken.append(await tenants.open("acme"))
+
+    async def finish() -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            if taken:
+                await tenants.close("acme", taken.pop(0))
+
+    hostile = [asyncio.create_task(work) for work in (*(flood() for _ in range(8)), finish())]
+    try:
+        await asyncio.gather(*(client.open("", wait_s=20.0) for _ in range(2)))
+        assert (await tenants.shown("bobs")).use.places == 2
+        assert (await tenants.shown("acme")).use.places <= 2
+    finally:
+        for task in hostile:
+            task.cancel()
+        await asyncio.wait(hostile)
+
+
 async def test_who_asks_no_more_does_not_wait(tenants, refused, monkeypatch):
     monkeypatch.setattr(quotas, "WAIT_MS", 200)
     taken = [await tenants.open("acme") for _ in range(4)]
@@ -221,6 +247,11 @@ async def test_tokens_keep_a_tenant_out_for_an_hour_at_most(tenants, refused):
     error = await refused(tenants.open("acme"))
     assert error.retry_after_s == 3_600.0
     assert (await tenants.shown("acme")).use.tokens == pytest.approx(61, abs=1)
+
+
+@pytest.mark.parametrize("tokens", [{"a b": 1}, {"": 1}, {"acme": 2**41}])
+async def test_tokens_out_of_bounds_are_refused(tenants, refused, tokens):
+    assert isinstance(await refused(tenants.coordinator.registry.Report(report_of(tokens))), BadRequest)
 
 
 async def test_a_tenant_has_no_more_places_than_its_limit(tenants, refused):
