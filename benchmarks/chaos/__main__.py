@@ -267,7 +267,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--faults", type=int, help="how many (default: 300; 30 with --quick)")
     parser.add_argument("--only", choices=sorted(KINDS), metavar="KIND", help=f"one kind alone: {', '.join(KINDS)}")
     parser.add_argument(
-        "--previous", type=Path, help="checkout of an earlier version: rolling upgrades of verifiers go to it and back"
+        "--previous", type=Path, help="checkout of an earlier version: rolling upgrades take verifiers back to it first"
     )
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all processes")
     options = parser.parse_args(argv)

@@ -162,16 +162,17 @@ async def all_verifiers_killed(bed: Bed) -> AsyncIterator[Struck]:
 async def rolling_upgrade(bed: Bed) -> AsyncIterator[Struck]:
     """Drain, stop and start every verifier and coordinator, one after another.
 
-    Verifiers change to the previous version, where there is one, or back from it: meanwhile both versions serve.
+    Where there is a previous version, verifiers go back to it and then forward again: meanwhile both versions serve.
     """
     cluster = bed.cluster
     yield Struck("every verifier and coordinator")
-    for server in (*cluster.verifiers, *cluster.coordinators):
+    versions = [cluster.previous, harness.ROOT] if cluster.previous else [harness.ROOT]
+    steps = [(server, root) for root in versions for server in cluster.verifiers]
+    for server, root in (*steps, *((server, harness.ROOT) for server in cluster.coordinators)):
         server.wanted = False
         try:
             await server.stop()
-            if cluster.previous is not None and server in cluster.verifiers:
-                server.root = harness.ROOT if server.root == cluster.previous else cluster.previous
+            server.root = root
         finally:
             server.wanted = True
         await server.until_ready()
