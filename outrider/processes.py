@@ -45,7 +45,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def bound_resources(limits: Mapping[int, int]) -> None:
-    """Bound what this process may take. limits: by kind, such as `resource.RLIMIT_AS`; lower ones that hold already stay."""
+    """Bound what this process may take. limits: by kind, such as `resource.RLIMIT_AS`; lower ones that hold stay."""
     for kind, most in limits.items():
         _, hard = resource.getrlimit(kind)
         bounded = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -249,9 +249,7 @@ class PendingNodes:
     def _probability(self, node: int, name: str) -> float:
         """Return the probability of a merged node by one of its sources, in the light of what others propose."""
         one = self._proposed[node][name]
-        ratios = (
-            one.acceptance.ratio_beside(other, one.order, agrees) for other, agrees in self._others(node, name)
-        )
+        ratios = (one.acceptance.ratio_beside(other, one.order, agrees) for other, agrees in self._others(node, name))
         return min(MAX_PROBABILITY, one.estimate * math.prod(ratios))
 
     def _others(self, node: int, name: str) -> list[tuple[str, bool]]:
