@@ -101,7 +101,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         stand_apart(Path(scratch))
         harness.pin(cores[1])
         prompt = next(iter(pair.encode(harness.prompts("heldout", 1)).values()))
-        tokens = options.size.pick(smoke=200, quick=1_200, full=1_200)
+        tokens = options.size.pick(smoke=200, quick=800, full=1_600)
         async with Lab(Product(options.code), pair, options.size, Path(scratch), cores, prompt, tokens) as lab:
             for name in names:
                 lines.append(await carry_out(name, lab))

@@ -42,11 +42,10 @@ async def hostile_drafts(lab: Lab) -> Finding:
     if lab.size is Size.SMOKE:
         drafts = {"block_count": drafts["block_count"]}
     endings: dict[str, str] = {}
-    async with lab.a_verifier("--kv-slots", "4096", core=lab.cores[1], module="cloud_verifier.app") as lone:
-        async with lab.under_attack():
-            for name, draft in drafts.items():
-                endings[name] = await _load(lab, lone.address, draft)
-        key = Signer.generate().public_key.hex()
+    lone, key = await lab.lone_verifier(), Signer.generate().public_key.hex()
+    async with lab.under_attack():
+        for name, draft in drafts.items():
+            endings[name] = await _load(lab, lone.address, draft)
         endings["block_count, with release keys"] = await _load(
             lab, lone.address, drafts["block_count"], OUTRIDER_EDGE_RELEASE_KEYS=key
         )

@@ -27,6 +27,10 @@ TICKETS_IN_METADATA = "outrider/wire/admission.py"
 ASKED_FOR = {"OUTRIDER_VERIFIER_PADDING": "buckets", "OUTRIDER_EDGE_PADDING": "buckets"}
 """Settings that everything on more than one machine has by default. Checkouts without them ignore them."""
 
+NICE = 15
+"""Niceness of programs that are run to their end: they stand for other machines than the neighbour's, and leave it the
+core that they share."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -85,7 +89,7 @@ class Product:
         loop = asyncio.get_running_loop()
         began, peak = loop.time(), 0.0
         process = await asyncio.create_subprocess_exec(
-            *tied_to_this_process(),
+            *tied_to_this_process(nice=NICE),
             *command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -23,7 +23,7 @@ SESSIONS_S = 160.0
 async def frame_sizes(lab: Lab) -> Finding:
     """Record the sizes of the frames of a session that drafts, and what they tell of its tokens."""
     async with Wiretap(lab.verifier.address) as tap:
-        request, sessions = lab.request(HONEST), lab.size.pick(smoke=1, quick=1, full=4)
+        request, sessions = lab.request(HONEST), lab.size.pick(smoke=1, quick=2, full=8)
         request["client"] |= {"reroute": {lab.verifier.address: tap.address}}
         async with lab.under_attack():
             ended = await lab.product.run_device(

@@ -28,8 +28,8 @@ KEY_TAKEN_S = 6.0
 LOST_S = 6.0
 """Time after the loss of Redis for which callers without a key try."""
 UP_S = 90.0
-ID = re.compile(r"[0-9a-f]{32,}")
-"""A session's id as it is: 128 bits in hex."""
+ID_BITS = 128
+_HEX = re.compile(r"[0-9a-f]+")
 _READY = re.compile(r"coordinator at (\S+?),")
 
 
@@ -81,7 +81,8 @@ async def key_in_redis(lab: Lab) -> Finding:
 
 async def fenced_by_id(lab: Lab) -> Finding:
     """Look in the log of a verifier without a coordinator for the id of a session, and fence the session with it."""
-    async with lab.a_verifier("--kv-slots", "4096", core=lab.cores[1]) as lone, wiretap.Wiretap(lone.address) as tap:
+    lone = await lab.lone_verifier()
+    async with wiretap.Wiretap(lone.address) as tap:
         client = {"verifier": lone.address, "reroute": {lone.address: tap.address}, "cache_dir": str(lab.folder("c"))}
         request = lab.request("neighbour", client=client) | {"draft": None, "max_tokens": 64}
         async with lab.under_attack():
@@ -91,7 +92,7 @@ async def fenced_by_id(lab: Lab) -> Finding:
             logged = {session_id for session_id in ids if session_id in log}
             fenced = Counter([await _fence(lab, lone.address, session_id) for session_id in sorted(logged)])
             await asyncio.sleep(lab.least_s)
-    bits = min((4 * len(session_id) if ID.fullmatch(session_id) else 0 for session_id in ids), default=0)
+    bits = min((4 * len(session_id) if _HEX.fullmatch(session_id) else 0 for session_id in ids), default=0)
     measured = {
         "sessions": len(ids),
         "bits": bits,
@@ -99,8 +100,8 @@ async def fenced_by_id(lab: Lab) -> Finding:
         "attached_by_logged_id": dict(fenced),
         "victim_ended": victim.code,
     }
-    held = bool(ids) and bits >= 128 and not logged
-    return Finding(held, measured, "ids have 128 random bits, and none is logged whole")
+    held = bool(ids) and bits >= ID_BITS and not logged
+    return Finding(held, measured, f"ids have {ID_BITS} random bits, and none is logged whole")
 
 
 async def on_loopback(lab: Lab) -> Finding:
