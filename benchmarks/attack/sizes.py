@@ -7,9 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+from google.protobuf.message import Message
+
 from benchmarks.attack.finding import Finding, rounded
 from benchmarks.attack.lab import HONEST, Lab
 from benchmarks.attack.wiretap import Seen, Wiretap
+from outrider.wire.frames import LEAST_PADDING, Padding, padded_size
 from outrider.wire.v1 import session_pb2 as pb
 
 MOST_BITS = 0.1
@@ -17,6 +20,7 @@ MOST_BITS = 0.1
 LEAST_BITS = 0.3
 """Entropy of the tokens per commit below which there was nothing to learn."""
 SHUFFLES = 50
+PADDINGS: tuple[Padding, ...] = ("off", "buckets", "constant")
 SESSIONS_S = 160.0
 
 
@@ -35,6 +39,7 @@ async def frame_sizes(lab: Lab) -> Finding:
                 sessions=sessions,
             )
         down, up = _commits(tap.down), _appends(tap.up)
+        seen = [*tap.down, *tap.up]
     tokens = [count for _, _, count in down]
     follows = _next_sizes([at for at, _, _ in down], up)
     known = [(count, size) for count, size in zip(tokens, follows, strict=True) if size is not None]
@@ -47,9 +52,25 @@ async def frame_sizes(lab: Lab) -> Finding:
         "append_bits": rounded(append_bits),
         "commit_sizes": len({size for _, size, _ in down}),
         "device_ended": ended.code,
+        "bytes_per_token": {padding: rounded(_bytes(seen, padding) / max(1, sum(tokens))) for padding in PADDINGS},
     }
     held = entropy(tokens) >= LEAST_BITS and commit_bits <= MOST_BITS and append_bits <= MOST_BITS
     return Finding(held, measured, f"either size holds at most {MOST_BITS} bit of the tokens of a commit")
+
+
+def _bytes(seen: Sequence[Seen], padding: Padding) -> int:
+    """Return the bytes of these messages, as they would be with this padding."""
+    bare = [_bare_size(one.message) for one in seen]
+    if padding == "off":
+        return sum(bare)
+    return sum(padded_size(size + LEAST_PADDING, padding) for size in bare)
+
+
+def _bare_size(message: Message) -> int:
+    plain = type(message)()
+    plain.CopyFrom(message)
+    plain.ClearField("padding")
+    return plain.ByteSize()
 
 
 def entropy(values: Sequence[object]) -> float:

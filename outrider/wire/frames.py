@@ -43,7 +43,7 @@ _TOKENS = 32
 _PADDING_TAG = bytes([14 << 3 | 2])
 _CHECKSUM_TAG = bytes([15 << 3 | 5])
 _CHECKSUM_BYTES = 5
-_LEAST_PADDING = 4
+LEAST_PADDING = 4
 """Bytes of an empty padding field: its tag, and its length as a varint of three bytes."""
 
 
@@ -128,7 +128,7 @@ class Frames(Generic[Incoming]):
         return zlib.crc32(memoryview(data)[:-_CHECKSUM_BYTES], self._received)
 
     def _padded(self, data: bytes) -> bytes:
-        least = len(data) + _LEAST_PADDING + _CHECKSUM_BYTES * self._sends_checksum
+        least = len(data) + LEAST_PADDING + _CHECKSUM_BYTES * self._sends_checksum
         zeros = padded_size(least, self._padding, self._scale) - least
         # The length always takes three bytes, so that any size can be reached.
         length = bytes([zeros & 0x7F | 0x80, zeros >> 7 & 0x7F | 0x80, zeros >> 14])
