@@ -216,6 +216,7 @@ def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
     ("arguments", "code", "complaint"),
     [
         (["up", "--model", "x", "--tls-cert", "y"], 2, "go together"),
+        (["up", "--model", "x", "--tls-client-ca", "y"], 2, "--tls-client-ca needs --tls-cert and --tls-key"),
         (["up", "--model", TARGET, "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 4, "--start-timeout-s"),
         (["demo"], 2, "clone of the repository"),
     ],
