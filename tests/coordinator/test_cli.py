@@ -216,6 +216,7 @@ def test_other_commands_refuse_what_they_do_not_know(arguments, capsys):
     ("arguments", "code", "complaint"),
     [
         (["up", "--model", "x", "--tls-cert", "y"], 2, "go together"),
+        (["up", "--model", "x", "--tls-client-ca", "y"], 2, "--tls-client-ca needs --tls-cert and --tls-key"),
         (["up", "--model", TARGET, "--listen", "127.0.0.1:0", "--start-timeout-s", "0.01"], 4, "--start-timeout-s"),
         (["demo"], 2, "clone of the repository"),
     ],
@@ -311,6 +312,36 @@ def test_up_names_the_flag_of_what_is_not_there_before_anything_starts(arguments
         cli.main([word.format(tmp=tmp_path) for word in given])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"outrider: {said.format(tmp=tmp_path)}")
+
+
+@pytest.mark.parametrize(("redis", "made"), [("redis://127.0.0.1:1", True), ("embedded", False)])
+def test_up_makes_a_cluster_key_for_a_redis_that_others_may_write_to(redis, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_checked_pair", lambda pair, *_, **__: pair)
+
+    async def start(*_: object) -> None:
+        raise Unavailable("far enough")
+
+    monkeypatch.setattr(Cluster, "_start", start)
+    up = ["up", "--listen", "127.0.0.1:0", "--model", TARGET, "--state-dir", str(tmp_path / "state"), "--redis", redis]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(up)
+    assert ended.value.code == 4
+    path = tmp_path / "state" / "cluster-key"
+    assert path.exists() is made
+    assert not made or path.stat().st_mode & 0o777 == 0o600
+
+
+def test_up_passes_given_tokens_on_and_makes_the_others(monkeypatch):
+    made, variables = local._tokens(None)
+    assert set(made) == {"admin", "join"}
+    assert variables["OUTRIDER_VERIFIER_JOIN_TOKEN"] == variables["OUTRIDER_COORDINATOR_JOIN_TOKEN"] == made["join"]
+    assert variables["OUTRIDER_COORDINATOR_ADMIN_TOKEN"] == made["admin"]
+    assert local._tokens(None)[0] != made
+    monkeypatch.setenv("OUTRIDER_COORDINATOR_ADMIN_TOKEN", "given-admin-token")
+    monkeypatch.setenv("OUTRIDER_VERIFIER_JOIN_TOKEN", "given-join-token")
+    made, variables = local._tokens(None)
+    assert made == {}
+    assert set(variables.values()) == {"given-join-token"}
 
 
 def test_up_names_the_port_that_is_taken_and_how_to_go_on(tmp_path, capsys):

@@ -70,6 +70,19 @@ def test_settings_are_held_against_one_another_although_one_is_missing() -> None
 
 
 @pytest.mark.parametrize(
+    ("cls", "settings", "said"),
+    [
+        (CoordinatorConfig, {"tls_client_ca": "a"}, "tls_client_ca needs tls_cert and tls_key"),
+        (VerifierConfig, {"tls_client_ca": "a"}, "tls_client_ca needs tls_cert and tls_key"),
+        (VerifierConfig, {"coordinator_ca": "a", "coordinator_key": "k"}, "coordinator_cert and coordinator_key go"),
+        (VerifierConfig, {"coordinator_cert": "c", "coordinator_key": "k"}, "coordinator_cert needs coordinator_ca"),
+    ],
+)
+def test_certificates_that_nobody_would_ask_for_or_show_are_refused(cls: type, settings: dict, said: str) -> None:
+    assert said in refusal(cls, settings)[-1]
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("ADMIN_TOKN", SECRET),
