@@ -22,10 +22,13 @@ def say(**line: Any) -> None:
 
 
 async def generate(options: dict[str, Any]) -> None:
-    """Run sessions of one request, `sessions` of them or without end, and print what is delivered when."""
+    """Run sessions of one request, `sessions` of them or without end, and print what is delivered when.
+
+    Each has a seed greater by `other_seeds` than the one before.
+    """
     async with AsyncClient(draft=options.pop("draft"), **options.pop("client")) as client:
         sessions, prompt = options.pop("sessions"), options.pop("prompt")
-        pause_s = options.pop("pause_s", 0.0)
+        other_seeds = options.pop("other_seeds", 0)
         while sessions != 0:
             sessions -= 1
             say(begin=True, at=time.monotonic())
@@ -37,7 +40,7 @@ async def generate(options: dict[str, Any]) -> None:
             except OutriderError as error:
                 say(error=f"{type(error).__name__}: {error}"[:300], at=time.monotonic())
                 await asyncio.sleep(0.5)
-            await asyncio.sleep(pause_s)
+            options["seed"] += other_seeds
 
 
 async def load(options: dict[str, Any]) -> None:

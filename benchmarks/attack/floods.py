@@ -36,8 +36,9 @@ UNFINISHED = 100
 DOWNLOADS = 64
 DOWNLOADED_S = 20.0
 """Time in which an honest device has the draft, whoever holds downloads."""
-BATCH = 100
-"""Calls that are begun at once: of more, gRPC's server cancels many before it counts them."""
+BATCH, TRIES = 100, 3
+"""Calls that are begun at once, and how often calls that ended are begun again: of many, gRPC's server cancels some
+before it counts them."""
 CONNECTIONS = 1_500
 HANDSHAKE_S = 20.0
 """Time in which a connection that does not become one of HTTP/2 is closed."""
@@ -49,7 +50,7 @@ _REPORTS = re.compile(r'^outrider_coordinator_rpc_seconds_count\{rpc="Report"\} 
 
 async def watch_coordinator(lab: Lab) -> Finding:
     """Hold 1,100 calls that watch the health on one connection to the coordinator."""
-    return await _hold_streams(lab, lab.coordinator, lab.size.pick(smoke=1_100, quick=1_100, full=1_100), _watch)
+    return await _hold_streams(lab, lab.coordinator, 1_100, _watch)
 
 
 async def reflect_coordinator(lab: Lab) -> Finding:
@@ -169,12 +170,14 @@ async def _hold_streams(lab: Lab, victim: Child, count: int, begin: Callable[[gr
     """Hold calls that no secret is needed for, while an honest tenant opens and attaches sessions."""
     before = proc.rss_mb(victim.pid)
     async with lab.under_attack(), channel(victim.address) as link:
-        calls = []
-        for _ in range(count):
-            calls.append(begin(link))
-            if len(calls) % BATCH == 0:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
+        calls: list[Any] = []
+        for _ in range(TRIES):
+            calls = [call for call in calls if not call.done()]
+            while len(calls) < count:
+                calls.append(begin(link))
+                if len(calls) % BATCH == 0:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
         async with _asking(lab) as answers:
             await asyncio.sleep(lab.size.pick(smoke=1.0, quick=7.0, full=15.0))  # longer than a lease
             grown = proc.rss_mb(victim.pid) - before

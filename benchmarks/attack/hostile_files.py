@@ -54,13 +54,14 @@ async def hostile_drafts(lab: Lab) -> Finding:
 
 
 async def random_draft_of_up(lab: Lab) -> Finding:
-    """Start `outrider up` with random bytes for a draft."""
-    folder = lab.folder("random")
-    endings = {}
+    """Start `outrider up` with random bytes for a draft, and with one that aborts llama.cpp."""
+    folder, endings = lab.folder("random"), {}
+    hostile = _drafts(lab.pair.draft.read_bytes())
+    drafts = {"bytes": os.urandom(100_000), "head": hostile["random"], "block_count": hostile["block_count"]}
     async with lab.under_attack():
-        for name, head in (("bytes", b""), ("gguf", b"GGUF\x03\0\0\0")):
+        for name, content in drafts.items():
             draft = folder / f"{name}.gguf"
-            draft.write_bytes(head + os.urandom(100_000))
+            draft.write_bytes(content)
             words = ("up", "--listen", "127.0.0.1:0", "--state-dir", str(folder / name))
             models = ("--model", str(lab.pair.target), "--draft", str(draft))
             command = lab.product.python("-m", "coordinator.cli", *words, *models, HOME=str(folder))

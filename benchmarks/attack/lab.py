@@ -273,7 +273,7 @@ class Lab:
         cache = str(self.scratch / "cache" / tenant)
         client = {"coordinator": self.coordinator.address, "api_key": self.keys[tenant], "cache_dir": cache}
         options = {"client": client, "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True}
-        return options | {"temperature": 0.8, "seed": 7} | changes
+        return options | {"temperature": 1.0, "repetition_penalty": 1.1, "seed": 7} | changes
 
 
 def free_port() -> int:

@@ -22,12 +22,15 @@ LEAST_BITS = 0.3
 SHUFFLES = 50
 PADDINGS: tuple[Padding, ...] = ("off", "buckets", "constant")
 SESSIONS_S = 160.0
+TOKENS = 160
+"""Tokens of a session: longer texts of the small target repeat themselves, so that nearly all of a tree is accepted."""
 
 
 async def frame_sizes(lab: Lab) -> Finding:
     """Record the sizes of the frames of a session that drafts, and what they tell of its tokens."""
     async with Wiretap(lab.verifier.address) as tap:
-        request, sessions = lab.request(HONEST), lab.size.pick(smoke=1, quick=2, full=8)
+        request = lab.request(HONEST, temperature=0.8, repetition_penalty=1.0, max_tokens=TOKENS, other_seeds=1)
+        sessions = lab.size.pick(smoke=1, quick=8, full=40)
         request["client"] |= {"reroute": {lab.verifier.address: tap.address}}
         async with lab.under_attack():
             ended = await lab.product.run_device(
