@@ -272,13 +272,13 @@ def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineRea
     gc.collect()
     gc.freeze()  # looking through what was loaded would delay steps
     end.send([pb.EngineEvent(ready=ready)])
-    threading.Thread(target=_tell_alive, args=(end,), name="alive", daemon=True).start()
+    threading.Thread(target=tell_alive, args=(end,), name="alive", daemon=True).start()
     EngineLoop(engine, end).run()
 
 
-def _tell_alive(end: EngineEnd) -> None:
+def tell_alive(end: EngineEnd) -> None:
     """Tell the front that this process runs until the front has gone: a long step is no reason to leave it."""
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):  # also of a socket that this process has closed, as it ends
         while not end.closed:
             end.send([pb.EngineEvent(alive=pb.Alive())])
             time.sleep(ALIVE_INTERVAL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.stats import EngineStats
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop
+from cloud_verifier.engine_process.ipc import EngineEnd
+from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop, tell_alive
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
@@ -54,6 +56,17 @@ def start(epoch: int) -> pb.EngineRequest:
             directive=codecs.directive_to_proto(Directive(draft_wait_ms=1000)),
         ),
     )
+
+
+@pytest.mark.parametrize("ours_too", [True, False])
+def test_telling_the_front_that_the_process_runs_ends_quietly_with_either_end_of_the_socket(ours_too: bool) -> None:
+    front, engine = socket.socketpair()
+    end = EngineEnd(engine)
+    front.close()
+    if ours_too:
+        engine.close()
+    tell_alive(end)
+    engine.close()
 
 
 def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
