@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge_agent.session.statistics import Statistics, Usage
     from outrider.core.errors import (
         BadRequest,
+        Damaged,
         Draining,
         Fenced,
         InternalError,
@@ -47,6 +48,7 @@ __all__ = [
     "ClientTls",
     "Completion",
     "CompletionStream",
+    "Damaged",
     "Draining",
     "EdgeSettings",
     "Fenced",

@@ -439,8 +439,9 @@ def _kinds() -> Iterable[FaultKind]:
     yield replace(everywhere, refuses=True, weight=1.5)
     for how, few in (("flip", "bit flipped"), ("lose", "bytes lost")):
         for up, way in ((True, "up"), (False, "down")):
-            yield FaultKind(f"{few} {way}", bytes_broken(how, up=up, tls=False), (0.3, 1.0), weight=2.0)
-            yield FaultKind(f"{few} {way}, TLS", bytes_broken(how, up=up, tls=True), (0.3, 1.0), smoke=how == "flip")
+            plain = FaultKind(f"{few} {way}", bytes_broken(how, up=up, tls=False), (0.3, 1.0), weight=2.0)
+            yield replace(plain, smoke=how == "flip")
+            yield FaultKind(f"{few} {way}, TLS", bytes_broken(how, up=up, tls=True), (0.3, 1.0))
     yield FaultKind("slow link", changed_link(down_bps=SLOW_BPS, up_bps=SLOW_BPS), (1.0, 6.0))
     yield FaultKind("round trip of 4 s", changed_link(rtt_ms=FAR_MS), (10.0, 14.0), weight=0.3)
     yield FaultKind("disk full, verifier", disk_full(verifier), (1.5, 6.0))

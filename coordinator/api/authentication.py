@@ -14,13 +14,15 @@ import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
-from outrider.wire.admission import Metadata
 from outrider.wire.bounds import identifier
 from outrider.wire.channels import is_loopback
+
+if TYPE_CHECKING:  # it needs gRPC, for which a command's --help should not wait
+    from outrider.wire.admission import Metadata
 
 DEFAULT_TENANT = "default"
 """Tenant of all callers if no key is asked for; no other tenant may have this name."""

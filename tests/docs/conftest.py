@@ -32,6 +32,7 @@ def shared(able: None, network: Network, tmp_path_factory: pytest.TempPathFactor
     """Yield a network in which a cluster runs as `outrider up` starts it, for the pages that assume one."""
     with Terminal(network, tmp_path_factory.mktemp("cluster")) as other:
         other.type("outrider up")
+        network.state_dir = other.folder / ".outrider" / "coordinator"
         yield network
 
 

@@ -59,6 +59,8 @@ class Network:
 
     def __init__(self) -> None:
         self._holder: subprocess.Popen[bytes] | None = None
+        self.state_dir: Path | None = None
+        """The state directory of the cluster that runs in it, where that was started from another terminal."""
 
     def __enter__(self) -> Network:
         hold = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", "ip link set lo up && echo up && cat"]
@@ -91,6 +93,8 @@ class Terminal:
         self._endless: dict[str, Endless] = {}
         _lay_out(folder)
         self.environment = _environment(folder)
+        if network.state_dir is not None:  # as for the same user on the same machine
+            self.environment["OUTRIDER_COORDINATOR_STATE_DIR"] = str(network.state_dir)
 
     def __enter__(self) -> Terminal:
         return self

@@ -15,7 +15,6 @@ from edge_agent.session.stream import VerifierStream
 from outrider.core.errors import Draining
 from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server
-from outrider.wire.frames import add_verifier
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2_grpc
 
@@ -42,7 +41,7 @@ class Leaving(session_pb2_grpc.VerifierServicer):
 async def test_a_stream_that_ends_while_it_is_written_to_says_why() -> None:
     """grpc.aio replaces the status by an INTERNAL of its own if a write fails after the end."""
     leaving = server()
-    add_verifier(Leaving(), leaving)
+    session_pb2_grpc.add_VerifierServicer_to_server(Leaving(), leaving)
     port = bind(leaving, "127.0.0.1:0")
     await leaving.start()
     async with channel(f"127.0.0.1:{port}") as link:
