@@ -8,8 +8,8 @@ import functools
 import logging
 import math
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -60,6 +60,8 @@ ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
 TOLD_S = 3.0
 """Seconds for which what the coordinator last said of tenants holds."""
+MIN_OPENING = 64
+"""Streams of one tenant whose Open is awaited at once, at least; otherwise twice as many as there are places."""
 RECENT_S = 10.0
 """Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
@@ -108,6 +110,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """When the coordinator last said so, by the monotonic clock and by that of its store."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
+        self._opening: Counter[str] = Counter()
+        """Streams by tenant whose Open is awaited: each may hold a whole message."""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
@@ -313,12 +317,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
         claims = await self._authorised(ticket)
-        try:
-            first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
-        except TimeoutError:
-            raise BadRequest(f"no Open came within {self._config.open_timeout_s} s of the stream's begin") from None
-        except StopAsyncIteration:
-            raise BadRequest("the stream ended before its Open") from None
+        async with self._awaiting_open(claims):
+            try:
+                first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
+            except TimeoutError:
+                raise BadRequest(f"no Open came within {self._config.open_timeout_s} s of the stream's begin") from None
+            except StopAsyncIteration:
+                raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
         # Not before Open, whose write would lose the status, as in `_authorised`.
@@ -346,6 +351,25 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         self._refuse_beyond_share(claims)
         return first.open.attach, claims
+
+    @contextlib.asynccontextmanager
+    async def _awaiting_open(self, claims: Claims | None) -> AsyncIterator[None]:
+        """Count a stream whose Open is awaited. Raises Overloaded, as late as `_authorised` does, if its tenant has too
+        many of them: a ticket may be shown any number of times."""
+        if claims is None:
+            yield
+            return
+        tenant, most = claims.tenant, max(MIN_OPENING, 2 * self._config.max_sessions)
+        if self._opening[tenant] >= most:
+            await asyncio.sleep(REFUSAL_S)
+            raise Overloaded(f"{most} streams of tenant {tenant} have sent no Open yet", retry_after_s=RETRY_FULL_S)
+        self._opening[tenant] += 1
+        try:
+            yield
+        finally:
+            self._opening[tenant] -= 1
+            if not self._opening[tenant]:
+                del self._opening[tenant]
 
     async def _authorised(self, ticket: bytes) -> Claims | None:
         """Return what the ticket allows; None if this verifier takes none. Raises what refuses it, a moment later: of a

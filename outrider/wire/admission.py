@@ -3,6 +3,9 @@
 A server of grpc.aio reads the one request of a unary call before it calls any code of ours, whoever sends it, and waits
 for it without limit. Here such calls are served as streams with one message, which looks the same to the client: what
 strangers send fills no more than a stream's look-ahead (wire.channels), and an unfinished request ends.
+
+Health checks are for everybody. Only a few of their requests are waited for at a time, since each may be as long as any
+message; a check beyond these is answered without its request, as one for the whole server.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from outrider.core.errors import BadRequest, Overloaded
+from outrider.wire.channels import PUBLIC_REQUESTS
 from outrider.wire.status import aborting
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -25,6 +30,9 @@ Raises OutriderError if the call must not be read."""
 
 REQUEST_S = 10.0
 """Seconds in which the request of a call must have come."""
+REFLECTION_S = 60.0
+"""Seconds that a call of reflection may take."""
+_HEALTH, _REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/"
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,12 +45,16 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         self._admit = admit
         self._most = most
         self._calls: Counter[str] = Counter()
+        self._public = self._reflected = 0
+        """Requests of health checks that are waited for, and calls of reflection."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of the method, with our reading before its own."""
         handler, method = await continuation(handler_call_details), handler_call_details.method
-        if handler is None or handler.request_streaming:
-            return handler
+        if handler is None:
+            return None
+        if handler.request_streaming:
+            return self._bounded(handler) if method.startswith(_REFLECTION) else handler
         respond = handler.unary_stream if handler.response_streaming else handler.unary_unary
         build = (
             grpc.stream_stream_rpc_method_handler
@@ -50,16 +62,46 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
             else grpc.stream_unary_rpc_method_handler
         )
 
-        async def read_and_respond(requests: AsyncIterator[Any], context: _Context) -> Any:
+        async def read_and_respond(requests: AsyncIterator[bytes], context: _Context) -> Any:
             with contextlib.ExitStack() as held:
                 async with aborting(context):
                     tenant = await self._admit(method, context.invocation_metadata() or ())
                     if tenant is not None:
                         held.enter_context(self._counted(tenant))
-                    request = await _first(requests)
+                    read = self._read_public if method.startswith(_HEALTH) else _read
+                    request = _parsed(await read(requests), handler.request_deserializer)
                 return await respond(request, context)
 
-        return build(read_and_respond, handler.request_deserializer, handler.response_serializer)
+        return build(read_and_respond, None, handler.response_serializer)
+
+    async def _read_public(self, requests: AsyncIterator[bytes]) -> bytes:
+        """Return the request of a call that anybody may make: an empty one if too many are waited for already."""
+        if self._public >= PUBLIC_REQUESTS:
+            return b""
+        self._public += 1
+        try:
+            return await _read(requests)
+        finally:
+            self._public -= 1
+
+    def _bounded(self, handler: Any) -> Any:
+        """Return the handler of reflection for few callers at once, each for a bounded time."""
+
+        async def serve(requests: Any, context: _Context) -> AsyncIterator[Any]:
+            async with aborting(context):
+                if self._reflected >= PUBLIC_REQUESTS:
+                    raise Overloaded(f"{PUBLIC_REQUESTS} callers use reflection already; try again")
+                self._reflected += 1
+                try:
+                    async with asyncio.timeout(REFLECTION_S):
+                        async for answer in handler.stream_stream(requests, context):
+                            yield answer
+                except TimeoutError:
+                    raise BadRequest(f"a call of reflection ends after {REFLECTION_S} s; begin another one") from None
+                finally:
+                    self._reflected -= 1
+
+        return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
@@ -75,7 +117,7 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
                 del self._calls[tenant]
 
 
-async def _first(requests: AsyncIterator[Any]) -> Any:
+async def _read(requests: AsyncIterator[bytes]) -> bytes:
     """Return the request of a call. Raises BadRequest if none comes in time."""
     try:
         return await asyncio.wait_for(anext(requests), REQUEST_S)
@@ -83,3 +125,11 @@ async def _first(requests: AsyncIterator[Any]) -> Any:
         raise BadRequest(f"no whole request came within {REQUEST_S} s of the call's begin") from None
     except StopAsyncIteration:
         raise BadRequest("the call ended before its request") from None
+
+
+def _parsed(request: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """Return a request as a message. Raises BadRequest if it is none: it comes from outside, and is no defect."""
+    try:
+        return parse(request)
+    except DecodeError:
+        raise BadRequest("the request cannot be parsed; is the caller of another version?") from None

@@ -51,6 +51,9 @@ MAX_CONCURRENT_RPCS = 4_096
 """Further calls are refused with RESOURCE_EXHAUSTED before they cost anything."""
 WATCHERS = 64
 """Further calls, so that those who watch the health (wire.health) take no other's place."""
+PUBLIC_REQUESTS = 4
+"""The most requests of strangers that are waited for at once (wire.admission), of up to MAX_MESSAGE_BYTES each, and as
+many calls of reflection: 32 MiB. They have places of their own, too."""
 MAX_STREAMS = 512
 """Calls at once over one connection; more wait at the client. A gateway with many sessions needs a few hundred."""
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -172,7 +175,8 @@ def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -
     from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
 
     interceptors = [AdmitBeforeReading(admit, max(1, max_rpcs // 2))] if admit is not None else []
-    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs + WATCHERS, interceptors=interceptors)
+    most = max_rpcs + WATCHERS + 2 * PUBLIC_REQUESTS
+    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=most, interceptors=interceptors)
 
 
 def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, insecure: bool = False) -> int:

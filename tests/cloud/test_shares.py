@@ -120,6 +120,18 @@ async def test_without_the_coordinator_nobody_is_taken_to_wait(
     await verifier.open("a", ticket=ticket("acme", "a"))
 
 
+async def test_a_tenant_that_opens_nothing_on_its_streams_keeps_nobody_out(verifier: Front) -> None:
+    most, shown = 2 * verifier.service._config.max_sessions, ticket_metadata(ticket("acme", "a"))
+    silent = [verifier.stub.Session(metadata=shown) for _ in range(most + 20)]
+    await until(lambda: sum(call.done() for call in silent) == 20)
+    assert f"{most} streams of tenant acme" in str(await refusal(verifier, "a", ticket("acme", "a")))
+    await verifier.open("b", ticket=ticket("bobs", "b"))
+    for call in silent:
+        call.cancel()
+    await until(lambda: not verifier.service._opening)
+    await verifier.open("c", epoch=2, ticket=ticket("acme", "c"))
+
+
 def test_tokens_count_for_their_tenant_until_a_report_has_told_them() -> None:
     counters = FrontCounters()
     streams = [StreamCounters(counters, tenant) for tenant in ("acme", "acme", "bobs", "")]

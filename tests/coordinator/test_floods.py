@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from peers import until
 
+from benchmarks.attack.wire import UnfinishedMessages
 from outrider.core.errors import BadRequest, Overloaded, Unauthenticated
 from outrider.wire import admission, channels
 from outrider.wire.status import error_from_rpc
@@ -85,3 +86,56 @@ async def opened(coordinator, metadata) -> bool:
         return bool(await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=metadata))
     except grpc.aio.AioRpcError:
         return False
+
+
+async def test_health_checks_whose_requests_never_come_take_no_place_and_are_still_answered(start):
+    coordinator = await start(max_rpcs=64)
+    await coordinator.join("v1")
+    async with channels.channel(coordinator.address) as flood:
+        unfinished = flood.stream_unary("/grpc.health.v1.Health/Check")
+        calls = [unfinished() for _ in range(400)]
+        await asyncio.sleep(1.0)
+        assert (await coordinator.report("v1")).known
+        assert (await coordinator.open()).session_id
+        check = health_pb2_grpc.HealthStub(coordinator.channel).Check
+        answer = await check(health_pb2.HealthCheckRequest(service="outrider.wire.v1.Coordinator"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for call in calls:
+            call.cancel()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_long_health_checks_of_strangers_are_not_kept(start, method):
+    coordinator = await start()
+    flood = UnfinishedMessages(coordinator.address)
+    await flood.send(f"/grpc.health.v1.Health/{method}", calls=100, message_bytes=4_000_000, seconds=3.0)
+    flood.close()
+    assert flood.sent < 64e6
+
+
+async def test_a_request_that_is_no_message_is_the_callers_fault_and_no_line_in_the_log(start, caplog):
+    coordinator = await start()
+    for method in ("/grpc.health.v1.Health/Check", "/outrider.wire.v1.Coordinator/OpenSession"):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await coordinator.channel.unary_unary(method)(b"\xff" * 8)
+        assert isinstance(error_from_rpc(ended.value), BadRequest)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_reflection_has_few_callers_at_once_and_they_end(start, monkeypatch):
+    monkeypatch.setattr(admission, "REFLECTION_S", 2.0)
+    coordinator = await start(reflection=True)
+    reflect = reflection_pb2_grpc.ServerReflectionStub(coordinator.channel).ServerReflectionInfo
+
+    async def ask():
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        await asyncio.sleep(60.0)
+
+    held = [reflect(ask()) for _ in range(channels.PUBLIC_REQUESTS)]
+    for call in held:
+        assert (await call.read()).list_services_response.service
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await reflect(ask()).read()
+    assert isinstance(error_from_rpc(refused.value), Overloaded)
+    assert {await call.code() for call in held} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert (await reflect(ask()).read()).list_services_response.service
