@@ -18,22 +18,21 @@ class AdaptiveTimeout:
 
     def __init__(self) -> None:
         self._rtt_s = 0.0
-        self.has_expired = False
-        """Whether the last answer that was waited for did not come in time."""
+        self._expired = False
 
     def of(self, base_s: float) -> float:
         """Return the seconds to wait for an answer that takes less than `base_s` where the network is fast."""
-        if self.has_expired:
+        if self._expired:
             return max(base_s, min(PATIENT * base_s, MOST_PATIENT_S))
         return base_s + ROUND_TRIPS * self._rtt_s
 
     def expired(self) -> None:
         """Note that an answer did not come in time."""
-        self.has_expired = True
+        self._expired = True
 
     def answered(self) -> None:
         """Note that an answer has come in time."""
-        self.has_expired = False
+        self._expired = False
 
     def measured(self, rtt_s: float) -> None:
         """Take the round trip that was measured last, in seconds."""
