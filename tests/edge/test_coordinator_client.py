@@ -7,7 +7,10 @@ import time
 import grpc
 import pytest
 
+from benchmarks.support.network_proxy import DelayProxy
+from edge_agent.session import coordinator_client
 from edge_agent.session.coordinator_client import CoordinatorClient
+from edge_agent.session.stream import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -130,4 +133,28 @@ async def test_a_cluster_that_stays_full_is_reported_when_the_wait_is_over(wait_
         with pytest.raises(Overloaded, match="no room"):
             await CoordinatorClient(channel, None, ensure).open("", wait_s=wait_s)
     assert 1 <= len(opens.asked) <= asked
+    await server.stop(0)
+
+
+async def test_a_coordinator_that_is_far_away_is_waited_for_longer_the_next_time_and_over_another_connection(
+    monkeypatch,
+):
+    monkeypatch.setattr(coordinator_client, "_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(coordinator_client, "RECONNECT_TIMEOUT_S", 0.3)
+    server, port = await serving("127.0.0.1:0")
+    pool = Channels(None, insecure=False)
+    async with DelayProxy(f"127.0.0.1:{port}", rtt_ms=500.0) as proxy:
+
+        async def opened() -> str:
+            link = pool.get(proxy.address, tls=False)
+            client = CoordinatorClient(link, None, ensure, timeout=pool.timeout, on_timeout=pool.retire)
+            return (await client.open("")).session_id
+
+        first = pool.get(proxy.address, tls=False)
+        with pytest.raises(Unavailable) as refused:
+            await opened()
+        assert not refused.value.waited  # so that the request tries again
+        assert await opened() == "s"
+        assert pool.get(proxy.address, tls=False) is not first
+        await pool.close()
     await server.stop(0)
