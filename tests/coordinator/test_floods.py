@@ -113,6 +113,14 @@ async def test_long_health_checks_of_strangers_are_not_kept(start, method):
     assert flood.sent < 64e6
 
 
+async def test_long_requests_of_a_tenant_are_read_a_few_at_a_time(start):
+    coordinator = await start(tenant_keys={"acme": "acme-key-0123456789"})
+    flood = UnfinishedMessages(coordinator.address, headers=((b"authorization", b"Bearer acme-key-0123456789"),))
+    await flood.send("/outrider.wire.v1.Coordinator/OpenSession", calls=100, message_bytes=4_000_000, seconds=3.0)
+    flood.close()
+    assert flood.sent < 1.2 * admission.READS * 4_000_000
+
+
 async def test_a_request_that_is_no_message_is_the_callers_fault_and_no_line_in_the_log(start, caplog):
     coordinator = await start()
     for method in ("/grpc.health.v1.Health/Check", "/outrider.wire.v1.Coordinator/OpenSession"):
