@@ -120,8 +120,8 @@ class Frames(Generic[Incoming]):
         return message
 
     def widen(self, attach: pb.Attach) -> None:
-        """Pad to larger sizes if this Attach, which is not checked yet, asks for log-probabilities, since their size tells
-        the number of tokens, too."""
+        """Pad to larger sizes if this Attach, which is not checked yet, asks for log-probabilities, since their size
+        tells the number of tokens, too."""
         if attach.HasField("logprobs"):
             each = 8 + 8 * min(attach.logprobs, MAX_LOGPROBS)  # of the token, and of each alternative with its id
             self._scale = 1 + _TOKENS * each // LEAST_BUCKET

@@ -1,6 +1,8 @@
 """Test that connections without credentials cannot stop a coordinator from answering those with them."""
 
 import asyncio
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -147,3 +149,24 @@ async def test_reflection_has_few_callers_at_once_and_they_end(start, monkeypatc
     assert isinstance(error_from_rpc(refused.value), Overloaded)
     assert {await call.code() for call in held} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert (await reflect(ask()).read()).list_services_response.service
+
+
+async def test_a_connection_without_calls_is_closed_after_a_while(start, monkeypatch):
+    options = {**dict(channels._SERVER), "grpc.max_connection_idle_ms": 500}
+    monkeypatch.setattr(channels, "_SERVER", tuple(options.items()))
+    idle = UnfinishedMessages((await start()).address)
+    async with asyncio.timeout(30.0):
+        await idle.send("/", calls=0, message_bytes=0, seconds=60.0)
+
+
+def test_a_server_may_have_more_connections_than_a_process_usually_has_files():
+    code = (
+        "import asyncio, resource; from outrider.wire import channels\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "async def main(): channels.server()\n"
+        "asyncio.run(main())\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, channels.OPEN_FILES))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "True\n", ran.stderr
