@@ -11,8 +11,10 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 CLOCK_SKEW_S = 5.0
 """Seconds for which a ticket is taken after its expiry, since clocks differ."""
-MAX_REVOCATIONS = 131_072
-"""Revocations that are remembered, with sessions that their devices have closed; the oldest are forgotten first."""
+MAX_REVOCATIONS = 65_536
+"""Revocations that are remembered, and as many sessions that their devices have closed, which a tenant makes as many as
+it likes; of each the oldest are forgotten first."""
+_Ended = OrderedDict[tuple[str, str], float]
 _REFUSALS: Mapping[str, tuple[type[OutriderError], str]] = {
     "session_id": (Killed, "an operator has ended the session; it is not to be resumed"),
     "api_key_id": (Unauthenticated, "the API key that opened the session was revoked; open a new one with a valid key"),
@@ -31,32 +33,36 @@ class Revocations:
     def __init__(self) -> None:
         self.seen = 0
         """What the next report names as the last revocation that is known."""
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """("session_id", "api_key_id", "key_id" or "closed", its id) -> Unix time after which no ticket needs it."""
+        self._revoked: _Ended = OrderedDict()
+        """("session_id", "api_key_id" or "key_id", its id) -> Unix time after which no ticket needs it."""
+        self._closed: _Ended = OrderedDict()
+        """("closed", session id) -> the same."""
 
     def learn(self, answer: pb.ReportResponse, now: float) -> None:
         """Take the revocations of an answer, and forget those that have had their time. now: Unix time in seconds."""
         for one in answer.revocations:
             kind = one.WhichOneof("ended")
             if kind is not None:
-                self._add((kind, getattr(one, kind)), one.until_unix)
+                _add(self._revoked, (kind, getattr(one, kind)), one.until_unix)
         if answer.known:
             self.seen = answer.revocations_seen
-        while self._until and next(iter(self._until.values())) < now:
-            self._until.popitem(last=False)
+        for ended in (self._revoked, self._closed):
+            while ended and next(iter(ended.values())) < now:
+                ended.popitem(last=False)
 
     def close(self, claims: Claims) -> None:
         """Remember until the ticket expires that its device has closed the session."""
-        self._add(("closed", claims.session_id), claims.expires_unix + CLOCK_SKEW_S)
+        _add(self._closed, ("closed", claims.session_id), claims.expires_unix + CLOCK_SKEW_S)
 
     def check(self, claims: Claims) -> None:
         """Raise Killed, PermissionDenied or Unauthenticated if the ticket of these claims is valid no longer."""
         for kind, (error, text) in _REFUSALS.items():
             name = claims.session_id if kind == "closed" else getattr(claims, kind)
-            if name and (kind, name) in self._until:
+            if name and ((kind, name) in self._revoked or (kind, name) in self._closed):
                 raise error(text)
 
-    def _add(self, key: tuple[str, str], until_unix: float) -> None:
-        self._until[key] = max(until_unix, self._until.pop(key, 0.0))
-        if len(self._until) > MAX_REVOCATIONS:
-            self._until.popitem(last=False)
+
+def _add(ended: _Ended, key: tuple[str, str], until_unix: float) -> None:
+    ended[key] = max(until_unix, ended.pop(key, 0.0))
+    if len(ended) > MAX_REVOCATIONS:
+        ended.popitem(last=False)

@@ -30,6 +30,8 @@ Raises OutriderError if the call must not be read."""
 
 REQUEST_S = 10.0
 """Seconds in which the request of a call must have come."""
+READS = 16
+"""Requests of one tenant that are waited for at once, of up to MAX_MESSAGE_BYTES each; its others stay unread."""
 REFLECTION_S = 60.0
 """Seconds that a call of reflection may take."""
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/"
@@ -45,6 +47,7 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         self._admit = admit
         self._most = most
         self._calls: Counter[str] = Counter()
+        self._reads: dict[str, asyncio.Semaphore] = {}
         self._public = self._reflected = 0
         """Requests of health checks that are waited for, and calls of reflection."""
 
@@ -66,10 +69,12 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
             with contextlib.ExitStack() as held:
                 async with aborting(context):
                     tenant = await self._admit(method, context.invocation_metadata() or ())
+                    reading: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
                     if tenant is not None:
-                        held.enter_context(self._counted(tenant))
+                        reading = held.enter_context(self._counted(tenant))
                     read = self._read_public if method.startswith(_HEALTH) else _read
-                    request = _parsed(await read(requests), handler.request_deserializer)
+                    async with reading:
+                        request = _parsed(await read(requests), handler.request_deserializer)
                 return await respond(request, context)
 
         return build(read_and_respond, None, handler.response_serializer)
@@ -104,17 +109,18 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
     @contextlib.contextmanager
-    def _counted(self, tenant: str) -> Iterator[None]:
-        """Count a call while it lasts. Raises Overloaded if it is one too many."""
+    def _counted(self, tenant: str) -> Iterator[asyncio.Semaphore]:
+        """Count a call while it lasts; yield what to hold while its request is read. Raises Overloaded if it is one too
+        many."""
         if self._calls[tenant] >= self._most:
             raise Overloaded(f"tenant {tenant} has {self._most} calls at once, the most that one may have; try again")
         self._calls[tenant] += 1
         try:
-            yield
+            yield self._reads.setdefault(tenant, asyncio.Semaphore(READS))
         finally:
             self._calls[tenant] -= 1
             if not self._calls[tenant]:
-                del self._calls[tenant]
+                del self._calls[tenant], self._reads[tenant]
 
 
 async def _read(requests: AsyncIterator[bytes]) -> bytes:

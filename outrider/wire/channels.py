@@ -9,6 +9,7 @@ probing is off and the look-ahead small.
 from __future__ import annotations
 
 import ipaddress
+import resource
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,10 @@ MAX_STREAMS = 512
 """Calls at once over one connection; more wait at the client. A gateway with many sessions needs a few hundred."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """Time in which a connection must have become one of HTTP/2, with TLS if that is on."""
+MAX_IDLE_MS = 300_000
+"""Time after which a connection without calls is closed, which a stranger may hold; its client opens another one."""
+OPEN_FILES = 65_536
+"""Files and connections that a server's process may have open, where the system lets it raise its limit so far."""
 
 _Options = tuple[tuple[str, int | str], ...]
 
@@ -96,6 +101,7 @@ _SERVER: _Options = (
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
 )
 
@@ -175,8 +181,17 @@ def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -
     from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
 
     interceptors = [AdmitBeforeReading(admit, max(1, max_rpcs // 2))] if admit is not None else []
+    _raise_open_files()
     most = max_rpcs + WATCHERS + 2 * PUBLIC_REQUESTS
     return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=most, interceptors=interceptors)
+
+
+def _raise_open_files() -> None:
+    """Let this process have more connections than the usual 1,024, with which a single stranger keeps others out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, insecure: bool = False) -> int:

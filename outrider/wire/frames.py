@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from outrider.core.errors import BadRequest, Damaged
+from outrider.core.protocol.messages import MAX_LOGPROBS
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -119,9 +120,10 @@ class Frames(Generic[Incoming]):
         return message
 
     def widen(self, attach: pb.Attach) -> None:
-        """Pad to larger sizes if this Attach asks for log-probabilities, whose size tells the number of tokens, too."""
+        """Pad to larger sizes if this Attach, which is not checked yet, asks for log-probabilities, since their size
+        tells the number of tokens, too."""
         if attach.HasField("logprobs"):
-            each = 8 + 8 * attach.logprobs  # of the token, and of each alternative with its id
+            each = 8 + 8 * min(attach.logprobs, MAX_LOGPROBS)  # of the token, and of each alternative with its id
             self._scale = 1 + _TOKENS * each // LEAST_BUCKET
 
     def _sum(self, data: bytes) -> int:

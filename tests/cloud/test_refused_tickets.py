@@ -78,3 +78,16 @@ def test_the_oldest_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None
     known.check(CLAIMS)
     with pytest.raises(Killed):
         known.check(replace(CLAIMS, session_id="u"))
+
+
+def test_no_number_of_closed_sessions_makes_a_verifier_forget_a_revocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "MAX_REVOCATIONS", 2)
+    known = Revocations()
+    known.learn(answer(session_id="s"), 0.0)
+    for name in "tuvw":
+        known.close(replace(CLAIMS, session_id=name))
+    with pytest.raises(Killed):
+        known.check(CLAIMS)
+    with pytest.raises(PermissionDenied):
+        known.check(replace(CLAIMS, session_id="w"))
+    known.check(replace(CLAIMS, session_id="t"))

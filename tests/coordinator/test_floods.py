@@ -1,6 +1,8 @@
 """Test that connections without credentials cannot stop a coordinator from answering those with them."""
 
 import asyncio
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -113,6 +115,14 @@ async def test_long_health_checks_of_strangers_are_not_kept(start, method):
     assert flood.sent < 64e6
 
 
+async def test_long_requests_of_a_tenant_are_read_a_few_at_a_time(start):
+    coordinator = await start(tenant_keys={"acme": "acme-key-0123456789"})
+    flood = UnfinishedMessages(coordinator.address, headers=((b"authorization", b"Bearer acme-key-0123456789"),))
+    await flood.send("/outrider.wire.v1.Coordinator/OpenSession", calls=100, message_bytes=4_000_000, seconds=3.0)
+    flood.close()
+    assert flood.sent < 1.2 * admission.READS * 4_000_000
+
+
 async def test_a_request_that_is_no_message_is_the_callers_fault_and_no_line_in_the_log(start, caplog):
     coordinator = await start()
     for method in ("/grpc.health.v1.Health/Check", "/outrider.wire.v1.Coordinator/OpenSession"):
@@ -139,3 +149,24 @@ async def test_reflection_has_few_callers_at_once_and_they_end(start, monkeypatc
     assert isinstance(error_from_rpc(refused.value), Overloaded)
     assert {await call.code() for call in held} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert (await reflect(ask()).read()).list_services_response.service
+
+
+async def test_a_connection_without_calls_is_closed_after_a_while(start, monkeypatch):
+    options = {**dict(channels._SERVER), "grpc.max_connection_idle_ms": 500}
+    monkeypatch.setattr(channels, "_SERVER", tuple(options.items()))
+    idle = UnfinishedMessages((await start()).address)
+    async with asyncio.timeout(30.0):
+        await idle.send("/", calls=0, message_bytes=0, seconds=60.0)
+
+
+def test_a_server_may_have_more_connections_than_a_process_usually_has_files():
+    code = (
+        "import asyncio, resource; from outrider.wire import channels\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "async def main(): channels.server()\n"
+        "asyncio.run(main())\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, channels.OPEN_FILES))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "True\n", ran.stderr

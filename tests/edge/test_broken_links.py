@@ -15,6 +15,7 @@ from scripted import continuation, target
 from benchmarks.chaos.links import FaultyProxy
 from benchmarks.support.network_link import Link
 from edge_agent.drafting.draft_session import DraftSession
+from edge_agent.session import stream
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
@@ -111,6 +112,22 @@ async def test_a_verifier_that_hears_nothing_is_left_within_three_seconds_althou
         proxy.spare()
         await running
         assert got == continuation(PROMPT, 500)
+
+
+async def test_a_verifier_that_names_a_round_trip_of_many_minutes_is_left_when_it_is_silent(
+    channels: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_RTT_S", 0.5)
+    async with behind_a_proxy(Script(target, step_s=0.02, ping_s=0.05, rtt_ms=1e6)) as proxy:
+        session = Session(proxy, channels, tokens=200, silence_s=0.5)
+        got = []
+        async for token in session.tokens():
+            got.append(token)
+            if len(got) == 20:
+                proxy.swallow(up=False)
+                asyncio.get_running_loop().call_later(2.0, proxy.spare)
+        assert got == continuation(PROMPT, 200)
+        assert session.failures[0].endswith("silent for 1 s")
 
 
 async def test_a_verifier_whose_engine_is_silent_is_left(channels: Channels) -> None:

@@ -121,6 +121,12 @@ def test_with_log_probabilities_the_number_of_tokens_does_not_show_either() -> N
     assert len(sizes) == 1 and max(sizes) > LARGEST_BUCKET
 
 
+def test_an_attach_that_asks_for_more_than_there_is_makes_no_endless_messages() -> None:
+    verifier, _ = ends(Framing(padding="buckets"))
+    verifier.widen(pb.Attach(logprobs=2**32 - 1))
+    assert len(verifier.encode(commit([1]))) < 1 << 16
+
+
 def test_the_metadata_of_a_call_says_what_is_asked_for() -> None:
     for framing in (Framing(), Framing(False, "constant"), Framing(True, "buckets")):
         assert framing_of(framing.metadata()) == framing
