@@ -86,7 +86,7 @@ def claims_for(target: session_pb2.TargetIdentity, verifier_id: str, session_id:
 
 
 async def stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended. A call of gRPC that ends at the same moment may take a cancellation for its own."""
+    """Cancel tasks until all have ended. A call of gRPC that ends just then may take a cancellation for its own."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
