@@ -38,7 +38,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "flood_of_opens": ("1.4", places.flood_of_opens),
     "closed_tickets": ("1.4", places.closed_tickets),
     "hostile_drafts": ("1.5", hostile_files.hostile_drafts),
-    "random_draft_of_up": ("1.5", hostile_files.random_draft_of_up),
+    "bad_draft_of_up": ("1.5", hostile_files.bad_draft_of_up),
     "redis_lost": ("1.6", trust.redis_lost),
     "killed_session": ("1.7", places.killed_session),
     "revoked_tenant": ("1.7", places.revoked_tenant),

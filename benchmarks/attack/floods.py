@@ -146,9 +146,7 @@ async def unknown_keys(lab: Lab) -> Finding:
     async with lab.under_attack():
         tasks = [asyncio.create_task(show()) for _ in range(32)]
         rate = await _report_rate(lab, seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await wire.stop(tasks)
     measured = {"reports_per_s": rounded(rate), "quiet_reports_per_s": rounded(quiet), "refused": dict(refused)}
     held = rate <= REPORTS_PER_S and not refused[wire.SERVED] and bool(refused)
     return Finding(held, measured, f"at most {REPORTS_PER_S:g} reports/s, none served")
@@ -229,9 +227,7 @@ async def _hold_downloads(lab: Lab, ticket: bytes) -> Finding:
                 await asyncio.sleep(1.0)
                 began, seconds = time.monotonic(), await _download(lab, draft, opened.primary.ticket)
                 await asyncio.sleep(lab.least_s - (time.monotonic() - began))
-                for task in holding:
-                    task.cancel()
-                await asyncio.gather(*holding, return_exceptions=True)
+                await wire.stop(holding)
         finally:
             await honest.close(opened)
     await asyncio.sleep(0.3)  # the calls' ends reach the log
@@ -326,9 +322,7 @@ async def _asking(lab: Lab) -> AsyncIterator[dict[str, Counter[str]]]:
         try:
             yield answers
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await wire.stop(tasks)
 
 
 def _all_served(answers: dict[str, Counter[str]]) -> bool:

@@ -21,8 +21,8 @@ from outrider.wire.ticket import Signer
 from outrider.wire.v1 import session_pb2 as pb
 
 CHUNK_BYTES = 1 << 18
-REFUSED_S = 40.0
-"""Time in which `outrider up` ends that was given no draft but bytes."""
+REFUSED_S = 90.0
+"""Time in which `outrider up` ends, or says that it is ready."""
 RENDERED_S = 12.0
 """Time in which a template has been rendered or refused; the product's own limit is 5 s."""
 RENDERED_MB = 1_536.0
@@ -53,22 +53,35 @@ async def hostile_drafts(lab: Lab) -> Finding:
     return Finding(held, {"device": endings}, "the device's process goes on and generates")
 
 
-async def random_draft_of_up(lab: Lab) -> Finding:
-    """Start `outrider up` with random bytes for a draft, and with one that aborts llama.cpp."""
-    folder, endings = lab.folder("random"), {}
-    hostile = _drafts(lab.pair.draft.read_bytes())
-    drafts = {"bytes": os.urandom(100_000), "head": hostile["random"], "block_count": hostile["block_count"]}
+async def bad_draft_of_up(lab: Lab) -> Finding:
+    """Start `outrider up` with drafts of random bytes, of random weights, and one that aborts llama.cpp."""
+    folder, good = lab.folder("bad"), lab.pair.draft.read_bytes()
+    half = len(good) // 2
+    drafts = {
+        "bytes": os.urandom(100_000),
+        "weights": good[:half] + os.urandom(len(good) - half),
+        "block_count": _drafts(good)["block_count"],
+    }
+    endings: dict[str, dict[str, Any]] = {}
     async with lab.under_attack():
         for name, content in drafts.items():
             draft = folder / f"{name}.gguf"
             draft.write_bytes(content)
             words = ("up", "--listen", "127.0.0.1:0", "--state-dir", str(folder / name))
-            models = ("--model", str(lab.pair.target), "--draft", str(draft))
+            # After `--` it goes to the verifier, which has to look at it by itself.
+            models = ("--model", str(lab.pair.target), *(() if name == "bytes" else ("--",)), "--draft", str(draft))
             command = lab.product.python("-m", "coordinator.cli", *words, *models, HOME=str(folder))
-            ended = await lab.product.run(["taskset", "--cpu-list", str(lab.cores[1]), *command], REFUSED_S)
-            endings[name] = {"exit": ended.code, "ready": "ready: " in ended.output, "seconds": rounded(ended.seconds)}
-    held = all(ended["exit"] not in (None, 0) and not ended["ready"] for ended in endings.values())
-    return Finding(held, endings, "it ends with an error, and does not say that it is ready")
+            pinned = ["taskset", "--cpu-list", str(lab.cores[1]), *command]
+            ended = await lab.product.run(pinned, REFUSED_S, until=b"ready: ")
+            named = any("--draft" in line and str(draft) in line for line in ended.output.splitlines())
+            endings[name] = {
+                "exit": ended.code,
+                "ready": "ready: " in ended.output,
+                "draft_named": named,
+                "seconds": rounded(ended.seconds),
+            }
+    held = all(ended["exit"] not in (None, 0) and ended["draft_named"] for ended in endings.values())
+    return Finding(held, endings, "it ends with an error that names the draft, and does not say that it is ready")
 
 
 async def template_bombs(lab: Lab) -> Finding:

@@ -7,7 +7,6 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -56,7 +55,7 @@ async def all_places(lab: Lab) -> Finding:
                     break
                 held.append(opened)
                 served[await _attach(lab, opened)] += 1
-            await _stop(tasks)
+            await wire.stop(tasks)
         await asyncio.gather(*(hostile.close(opened) for opened in taken), *(honest.close(opened) for opened in held))
     measured = {
         "places": PLACES,
@@ -97,7 +96,7 @@ async def flood_of_opens(lab: Lab) -> Finding:
                 except grpc.aio.AioRpcError as error:
                     honest_ended[error.code().name] += 1
                 await asyncio.sleep(0.5)
-            await _stop(tasks)
+            await wire.stop(tasks)
     refused = ended["RESOURCE_EXHAUSTED"]
     measured = {
         "opened_per_s": rounded(ended["OK"] / seconds),
@@ -218,9 +217,3 @@ def _retry_after(error: grpc.aio.AioRpcError) -> float:
 
 def _says_when(error: grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _retry_after(error) > 0.0
-
-
-async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -84,8 +84,11 @@ class Product:
         """Run a task of device.py to its end. variables: of its environment."""
         return await self.run(self._device_command(task, core, options, **(variables or {})), timeout_s)
 
-    async def run(self, command: Sequence[str], timeout_s: float, most_mb: float = 3_000.0) -> Ended:
-        """Run a command to its end, and kill it with its children after a time, or when they take too much memory."""
+    async def run(
+        self, command: Sequence[str], timeout_s: float, *, most_mb: float = 3_000.0, until: bytes | None = None
+    ) -> Ended:
+        """Run a command to its end. Kill it with its children after a time, when they take too much memory, or when it
+        has printed `until`."""
         loop = asyncio.get_running_loop()
         began, peak = loop.time(), 0.0
         process = await asyncio.create_subprocess_exec(
@@ -95,16 +98,20 @@ class Product:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        reading = asyncio.create_task(_all_of(process))
+        output = bytearray()
+        reading = asyncio.create_task(_read(process, output))
         try:
             while process.returncode is None and loop.time() - began < timeout_s and peak < most_mb:
                 peak = max(peak, sum(map(proc.rss_mb, proc.family(process.pid))))
+                if until is not None and until in output:
+                    break
                 await asyncio.sleep(0.1)
             code, seconds = process.returncode, loop.time() - began
         finally:
             _kill_group(process.pid)
             await process.wait()
-        return Ended(code, (await reading).decode(errors="replace"), seconds, peak)
+        await reading
+        return Ended(code, output.decode(errors="replace"), seconds, peak)
 
     def stream(self, verifier: str, session_id: str, ticket: bytes = b"", epoch: int = 1) -> RawStream:
         """Return a stream to a verifier with this ticket, as the checkout's protocol has it."""
@@ -150,5 +157,6 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-async def _all_of(process: asyncio.subprocess.Process) -> bytes:
-    return b"" if process.stdout is None else await process.stdout.read()
+async def _read(process: asyncio.subprocess.Process, output: bytearray) -> None:
+    while process.stdout is not None and (data := await process.stdout.read(1 << 16)):
+        output += data

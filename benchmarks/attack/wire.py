@@ -85,6 +85,14 @@ def claims_for(target: session_pb2.TargetIdentity, verifier_id: str, session_id:
     )
 
 
+async def stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended. A call of gRPC that ends just then may take a cancellation for its own."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=1.0)
+
+
 def log_errors(log: str) -> int:
     """Return the number of lines at ERROR in a log."""
     return sum(" ERROR " in line for line in log.splitlines())
