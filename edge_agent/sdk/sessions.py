@@ -172,9 +172,8 @@ class Sessions:
             raise error_from_rpc(error, target.peer, target.advice) from error
 
     def coordinator(self) -> CoordinatorClient:
-        channel = self._channels.get(self._coordinator_address, tls=self._tls)
         return CoordinatorClient(
-            channel,
+            lambda: self._channels.get(self._coordinator_address, tls=self._tls),
             self._api_key,
             self._tasks.in_background,
             self._coordinator_address,

@@ -15,9 +15,9 @@ import grpc
 
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.errors import OutriderError, Overloaded, Unavailable
+from outrider.core.errors import Damaged, OutriderError, Overloaded, Unavailable
 from outrider.telemetry.traces import call_metadata
-from outrider.wire.status import error_from_rpc
+from outrider.wire.status import error_on_the_way
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 from outrider.wire.v1.session_pb2 import TargetIdentity
@@ -69,25 +69,25 @@ class ReleaseOffer:
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
-    in_background: starts a coroutine without waiting for it, and ignores its core errors. address: the coordinator's,
-    for messages. on_timeout: called with the channel if it has not answered in time.
+    dial: returns the channel for the next call. in_background: starts a coroutine without waiting for it, and ignores
+    its core errors. address: the coordinator's, for messages. on_timeout: called with a channel over which no answer
+    has come in time.
     """
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        dial: Callable[[], grpc.aio.Channel],
         api_key: str | None,
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         address: str = "",
         timeout: AdaptiveTimeout | None = None,
         on_timeout: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
-        self._channel = channel
+        self._dial = dial
         self._on_timeout = on_timeout
         self._timeout = timeout or AdaptiveTimeout()
         self._in_background = in_background
         self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         self._metadata = ((("authorization", f"Bearer {api_key}"),) if api_key else ()) + call_metadata()
 
     async def open(
@@ -140,12 +140,12 @@ class CoordinatorClient:
         request = pb.ResumeSessionRequest(
             session_id=session_id, ticket=ticket, failed_verifiers=failed, last_epoch=last_epoch
         )
-        return _grants(await self._call(self._stub.ResumeSession, request))
+        return _grants(await self._call("ResumeSession", request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Close the session, which frees its capacity before its lease expires."""
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
-        await self._call(self._stub.CloseSession, request)
+        await self._call("CloseSession", request)
 
     async def release_offer(
         self, weights_hash: str, device_id: str, in_use: str, *, store: bool = False
@@ -155,7 +155,7 @@ class CoordinatorClient:
         in_use: digest of the release that this device drafts with; "" if there is none.
         """
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use, store=store)
-        reply = await self._call(self._stub.OfferRelease, request)
+        reply = await self._call("OfferRelease", request)
         return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
 
     async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
@@ -175,7 +175,7 @@ class CoordinatorClient:
                 raise unreachable from None
 
     async def _open_once(self, request: pb.OpenSessionRequest, **options: Any) -> pb.OpenSessionResponse:
-        opening = asyncio.create_task(self._call(self._stub.OpenSession, request, **options))
+        opening = asyncio.create_task(self._call("OpenSession", request, **options))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -190,18 +190,22 @@ class CoordinatorClient:
             return
         await self.close(reply.session_id, reply.primary.ticket)
 
-    async def _call(self, method: Callable[..., Awaitable[Any]], request: object, **options: Any) -> Any:
+    async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
         defaults = {"timeout": self._timeout.of(_TIMEOUT_S), "metadata": self._metadata}
+        channel = self._dial()  # the one before may have been given up since
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
-            answer = await method(request, **{**defaults, **options})
-            self._timeout.answered()
-            return answer
+            answer = await getattr(stub, method)(request, **{**defaults, **options})
         except grpc.RpcError as error:
             if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
                 self._timeout.expired()
-                self._on_timeout(self._channel)
-            raise error_from_rpc(error, self._peer, _ADVICE) from error
+                self._on_timeout(channel)
+            raise error_on_the_way(error, self._peer, _ADVICE) from error
+        self._timeout.answered()
+        if answer is None:  # from gRPC, for bytes that are no message
+            raise Damaged(f"what {self._peer} answered was changed on the way; try again")
+        return answer
 
 
 def _grants(reply: pb.OpenSessionResponse) -> tuple[pb.Grant, ...]:

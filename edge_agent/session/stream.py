@@ -13,14 +13,14 @@ import grpc
 
 from edge_agent.session.adaptive_timeout import MAX_RTT_S, AdaptiveTimeout
 from edge_agent.session.statistics import Statistics
-from outrider.core.errors import BadRequest, Damaged, OutriderError, Unavailable
+from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
 from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.frames import METHOD, Frames, Framing
-from outrider.wire.status import ERROR_KEY, error_from_rpc
+from outrider.wire.status import error_on_the_way
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 
@@ -57,7 +57,7 @@ class Channels:
         self._tls = tls
         self._insecure = insecure
         self._open: dict[tuple[str, bool, bool], grpc.aio.Channel] = {}
-        self._retired: set[asyncio.Task[None]] = set()
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     def get(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
         """Return the channel to an address. Raises BadRequest for plain text to another machine, unless `insecure`.
@@ -72,16 +72,17 @@ class Channels:
 
     def retire(self, silent: grpc.aio.Channel) -> None:
         """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices
-        late, and not at all while data comes in one direction."""
+        late, and not at all while data comes in one direction. Calls that go on may end; it takes no new ones."""
         for key in [key for key, opened in self._open.items() if opened is silent]:
             closing = asyncio.create_task(self._open.pop(key).close(_RETIRED_S))
-            self._retired.add(closing)
-            closing.add_done_callback(self._retired.discard)
+            self._retired[closing] = silent
+            closing.add_done_callback(self._retired.pop)
 
     async def close(self) -> None:
-        for closing in self._retired:
+        retired = dict(self._retired)
+        for closing in retired:
             closing.cancel()
-        for opened in self._open.values():
+        for opened in (*retired.values(), *self._open.values()):
             await opened.close()
         self._open.clear()
 
@@ -211,19 +212,12 @@ class VerifierStream:
                 self._timeout.expired()
             raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
         except grpc.RpcError as error:
-            raise self._error(error) from error
+            raise error_on_the_way(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._call.done() and task is not None and not task.cancelling():
                 raise Unavailable("the stream was cancelled by the connection") from None
             raise
-
-    def _error(self, error: grpc.RpcError) -> OutriderError:
-        """Return the error that ended the stream; what gRPC itself finds wrong with a message was damaged."""
-        core = error_from_rpc(error, self._peer, self._advice)
-        named = ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
-        unserved = getattr(error, "code", lambda: None)() is grpc.StatusCode.UNIMPLEMENTED
-        return Damaged(f"gRPC: {core}") if isinstance(core, BadRequest) and not named and not unserved else core
 
     def _put(self, message: pb.ClientMessage) -> None:
         data = self._frames.encode(message)

@@ -18,9 +18,9 @@ from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.stream import VerifierSilent
 from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.artifacts import atomic_files
-from outrider.core.errors import BadRequest, OutriderError
+from outrider.core.errors import BadRequest, Damaged, OutriderError
 from outrider.core.protocol.messages import MAX_VOCABULARY
-from outrider.wire.status import error_from_rpc
+from outrider.wire.status import error_on_the_way
 from outrider.wire.ticket import Target, target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -74,9 +74,9 @@ class ArtifactClient:
         self._describe_s = describe_s
         self._chunk_s = chunk_s
         self._channel: grpc.aio.Channel | None = None
-        self._verifier: session_pb2_grpc.VerifierStub | None = None
         self._target = AttachTarget("", 0)
-        """The present verifier, once there is one."""
+        """The present verifier, while there is one."""
+        self._has_verifier = False
         self._progressed = False
         """Whether the present verifier has answered anything."""
 
@@ -89,6 +89,8 @@ class ArtifactClient:
                     answer = await verifier.Describe(
                         pb.DescribeRequest(), metadata=ticket_metadata(self._target.ticket)
                     )
+                if answer is None:
+                    raise self._damaged()
                 self._progressed = True
                 return _description(answer)
             except OutriderError as error:
@@ -115,6 +117,8 @@ class ArtifactClient:
         """Read the next bytes; None at the end."""
         async with self._answering(self._chunk_s):
             chunk = await call.read()
+        if chunk is None:
+            raise self._damaged()
         return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
 
     @contextlib.asynccontextmanager
@@ -131,19 +135,22 @@ class ArtifactClient:
                 self._on_silence(self._channel)
             raise VerifierSilent(f"{self._target.peer} has been silent for {within_s:g} s") from None
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
+            raise error_on_the_way(error, self._target.peer, self._target.advice) from error
+
+    def _damaged(self) -> Damaged:
+        """Return the error for None from gRPC, which stands for bytes that are no message."""
+        return Damaged(f"what {self._target.peer} sent was changed on the way")
 
     async def _connected(self) -> session_pb2_grpc.VerifierStub:
         """Return the verifier that answered last, or the next one on the route."""
-        if self._verifier is None:
-            self._target = await self._route.next()
-            self._channel = self._dial(self._target)
-            self._verifier = session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
-        return self._verifier
+        if not self._has_verifier:
+            self._target, self._has_verifier = await self._route.next(), True
+        self._channel = self._dial(self._target)  # the one before may have been given up since
+        return session_pb2_grpc.VerifierStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _leave(self, error: OutriderError) -> None:
         """Give the present verifier up. Raises `error` where no other verifier can help."""
-        progressed, self._progressed, self._verifier = self._progressed, False, None
+        progressed, self._progressed, self._has_verifier = self._progressed, False, False
         self._route.failed(error, progressed=progressed)
         log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
 

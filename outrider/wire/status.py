@@ -130,6 +130,15 @@ def error_from_rpc(error: grpc.RpcError, peer: str = "the peer", advice: str = "
     return cls(message)
 
 
+def error_on_the_way(error: grpc.RpcError, peer: str = "the peer", advice: str = "") -> OutriderError:
+    """Return what `error_from_rpc` does, and Damaged for what gRPC itself finds wrong with a message: the peer did not
+    send it so."""
+    core = error_from_rpc(error, peer, advice)
+    named = ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
+    unserved = getattr(error, "code", lambda: None)() is Code.UNIMPLEMENTED
+    return errors.Damaged(f"gRPC: {core}") if isinstance(core, errors.BadRequest) and not (named or unserved) else core
+
+
 def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:
     if code is Code.INTERNAL and message == _LOST_STATUS:
         return errors.Unavailable("the call ended while a message was being sent, and gRPC lost its status; try again")

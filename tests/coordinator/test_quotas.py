@@ -102,7 +102,7 @@ async def test_a_place_that_is_freed_goes_to_the_tenant_that_waits_and_not_to_th
 
 async def test_a_neighbour_gets_its_share_while_one_tenant_floods(tenants):
     taken = [await tenants.open("acme") for _ in range(4)]
-    client = CoordinatorClient(tenants.coordinator.channel, KEYS["bobs"], lambda work: work.close())
+    client = CoordinatorClient(lambda: tenants.coordinator.channel, KEYS["bobs"], lambda work: work.close())
 
     async def flood() -> None:
         while True:
@@ -189,7 +189,7 @@ async def test_the_sdk_opens_after_the_time_that_it_was_told(tenants, refused):
     await tenants.limit("acme", opens_per_minute=100)
     await tenants.open("acme")
     tenants.store.hset(keys.tenant_use("acme"), "opens", 103)
-    client = CoordinatorClient(tenants.coordinator.channel, KEYS["acme"], lambda work: work.close())
+    client = CoordinatorClient(lambda: tenants.coordinator.channel, KEYS["acme"], lambda work: work.close())
     with pytest.raises(Overloaded, match="100 sessions per minute"):
         await client.open("")
     assert (await client.open("", wait_s=30.0)).session_id

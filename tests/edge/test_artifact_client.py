@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
@@ -18,6 +21,8 @@ from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable
+from outrider.wire.channels import bind, server
+from outrider.wire.frames import SERVICE
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 DATA = bytes(range(256)) * 40
@@ -33,7 +38,9 @@ class World:
 
     async def library(self, budget_s: float = 5.0) -> ArtifactClient:
         """Return the client of a session that was placed, with short timeouts."""
-        calls = CoordinatorClient(self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future)
+        calls = CoordinatorClient(
+            lambda: self.channels.get(self.coordinator.address, tls=False), None, asyncio.ensure_future
+        )
         placement = await calls.open("")
 
         async def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Sequence[pb.Grant]:
@@ -116,3 +123,28 @@ async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world
     await world.one.kill()
     await world.one.start(address)
     assert begin + b"".join([chunk async for chunk in stream]) == DATA
+
+
+@pytest.mark.parametrize("method", ["Describe", "FetchArtifact"])
+async def test_what_was_changed_on_the_way_is_asked_for_at_another_verifier(world: World, method: str) -> None:
+    async def garbled(request: bytes, context: Any) -> bytes:
+        return b"\xff"
+
+    async def garbled_chunks(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"\xff"
+
+    handlers = {
+        "Describe": grpc.unary_unary_rpc_method_handler(garbled),
+        "FetchArtifact": grpc.unary_stream_rpc_method_handler(garbled_chunks),
+    }
+    bad = server()
+    bad.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = bind(bad, "127.0.0.1:0")
+    await bad.start()
+    world.coordinator.verifiers = (SimpleNamespace(verifier_id="bad", address=f"127.0.0.1:{port}"), world.two)
+    library = await world.library()
+    if method == "Describe":
+        assert (await library.describe()).vocabulary_size == world.two.script.vocabulary_size
+    else:
+        assert await fetched(library) == DATA
+    await bad.stop(0)

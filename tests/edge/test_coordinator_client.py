@@ -12,7 +12,7 @@ from edge_agent.session import coordinator_client
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.stream import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.errors import Overloaded, Unavailable
+from outrider.core.errors import Damaged, Overloaded, Unavailable
 from outrider.wire import channels
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -53,7 +53,7 @@ async def serving(address: str, opens: Opens | None = None) -> tuple[grpc.aio.Se
 async def test_a_coordinator_that_has_come_back_is_found_although_its_channel_failed_before():
     server, port = await serving("127.0.0.1:0")
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = CoordinatorClient(channel, None, ensure)
+        coordinator = CoordinatorClient(lambda: channel, None, ensure)
         assert (await coordinator.open("")).session_id == "s"
         await server.stop(0)
         with pytest.raises(Unavailable):
@@ -67,7 +67,7 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     opens = Opens()
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = CoordinatorClient(channel, None, ensure)
+        coordinator = CoordinatorClient(lambda: channel, None, ensure)
         opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
         placed = await coordinator.open("", draft_release="d", traffic_class="code", device_ids=("a", "b"))
         assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
@@ -86,7 +86,7 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable_within_th
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         begun = time.monotonic()
         with pytest.raises(Unavailable, match="connect") as caught:
-            await CoordinatorClient(channel, None, ensure).open("")
+            await CoordinatorClient(lambda: channel, None, ensure).open("")
         assert caught.value.waited
         assert time.monotonic() - begun < 3.2
 
@@ -94,7 +94,7 @@ async def test_a_coordinator_that_stays_away_is_said_to_be_unreachable_within_th
 async def test_a_coordinator_that_restarts_within_two_seconds_is_waited_for():
     server, port = await serving("127.0.0.1:0")
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        coordinator = CoordinatorClient(channel, None, ensure)
+        coordinator = CoordinatorClient(lambda: channel, None, ensure)
         await coordinator.open("")
         await server.stop(0)
         opening = asyncio.ensure_future(coordinator.open(""))
@@ -110,7 +110,7 @@ async def test_a_coordinator_that_answers_that_it_cannot_is_not_taken_for_one_th
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(Unavailable, match="its store is away") as caught:
-            await CoordinatorClient(channel, None, ensure).open("")
+            await CoordinatorClient(lambda: channel, None, ensure).open("")
     assert not caught.value.waited and len(opens.asked) == 2
     await server.stop(0)
 
@@ -119,7 +119,7 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
     opens = Opens(full=5)
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await CoordinatorClient(channel, None, ensure).open("", wait_s=5.0)).session_id == "s"
+        assert (await CoordinatorClient(lambda: channel, None, ensure).open("", wait_s=5.0)).session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 5 and all(0.15 < pause < 2.0 for pause in pauses) and sorted(pauses)[3] < 0.6
     await server.stop(0)
@@ -131,7 +131,7 @@ async def test_a_cluster_that_stays_full_is_reported_when_the_wait_is_over(wait_
     server, port = await serving("127.0.0.1:0", opens)
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(Overloaded, match="no room"):
-            await CoordinatorClient(channel, None, ensure).open("", wait_s=wait_s)
+            await CoordinatorClient(lambda: channel, None, ensure).open("", wait_s=wait_s)
     assert 1 <= len(opens.asked) <= asked
     await server.stop(0)
 
@@ -157,4 +157,54 @@ async def test_a_coordinator_that_is_far_away_is_waited_for_longer_the_next_time
         assert await opened() == "s"
         assert pool.get(proxy.address, tls=False) is not first
         await pool.close()
+    await server.stop(0)
+
+
+async def garbling(first: int) -> tuple[grpc.aio.Server, int, list[bytes]]:
+    """Serve a coordinator whose first answers are no messages."""
+    asked: list[bytes] = []
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        asked.append(request)
+        return b"\xff" if len(asked) <= first else pb.OpenSessionResponse(session_id="s").SerializeToString()
+
+    handlers = {name: grpc.unary_unary_rpc_method_handler(answer) for name in ("OpenSession", "ResumeSession")}
+    server = channels.server()
+    service = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    return server, port, asked
+
+
+async def test_an_answer_that_was_changed_on_the_way_is_asked_for_again():
+    server, port, asked = await garbling(1)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        assert (await CoordinatorClient(lambda: channel, None, ensure).open("")).session_id == "s"
+    assert len(asked) == 2
+    await server.stop(0)
+
+
+async def test_an_answer_to_a_resume_that_was_changed_on_the_way_is_no_defect():
+    server, port, _ = await garbling(1)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(Damaged):
+            await CoordinatorClient(lambda: channel, None, ensure).resume("s", b"", (), 1)
+    await server.stop(0)
+
+
+async def test_a_client_whose_connection_was_given_up_meanwhile_takes_another():
+    opens = Opens(full=1)
+    server, port = await serving("127.0.0.1:0", opens)
+    pool = Channels(None, insecure=False)
+
+    def dial() -> grpc.aio.Channel:
+        return pool.get(f"127.0.0.1:{port}", tls=False)
+
+    opening = ensure(CoordinatorClient(dial, None, ensure).open("", wait_s=5.0))
+    while not opens.asked:  # noqa: ASYNC110  # it asks when it asks
+        await asyncio.sleep(0.01)
+    pool.retire(dial())
+    assert (await opening).session_id == "s"
+    await pool.close()
     await server.stop(0)
