@@ -146,16 +146,18 @@ async def test_a_coordinator_that_is_far_away_is_waited_for_longer_the_next_time
     async with DelayProxy(f"127.0.0.1:{port}", rtt_ms=500.0) as proxy:
 
         async def opened() -> str:
-            link = pool.get(proxy.address, tls=False)
-            client = CoordinatorClient(link, None, ensure, timeout=pool.timeout, on_timeout=pool.retire)
+            client = CoordinatorClient(dial, None, ensure, timeout=pool.timeout, on_timeout=pool.retire)
             return (await client.open("")).session_id
 
-        first = pool.get(proxy.address, tls=False)
+        def dial() -> grpc.aio.Channel:
+            return pool.get(proxy.address, tls=False)
+
+        first = dial()
         with pytest.raises(Unavailable) as refused:
             await opened()
         assert not refused.value.waited  # so that the request tries again
         assert await opened() == "s"
-        assert pool.get(proxy.address, tls=False) is not first
+        assert dial() is not first
         await pool.close()
     await server.stop(0)
 
