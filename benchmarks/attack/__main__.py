@@ -32,6 +32,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "reflect_verifier": ("1.1", floods.reflect_verifier),
     "unfinished_at_coordinator": ("1.2", floods.unfinished_at_coordinator),
     "unfinished_at_verifier": ("1.2", floods.unfinished_at_verifier),
+    "unfinished_health_checks": ("1.2", floods.unfinished_health_checks),
     "unread_downloads": ("1.3", floods.unread_downloads),
     "unread_downloads_with_ticket": ("1.3", floods.unread_downloads_with_ticket),
     "all_places": ("1.4", places.all_places),

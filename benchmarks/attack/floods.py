@@ -78,6 +78,11 @@ async def unfinished_at_verifier(lab: Lab) -> Finding:
     return await _leave_unfinished(lab, lab.verifier, wire.SESSION)
 
 
+async def unfinished_health_checks(lab: Lab) -> Finding:
+    """Send 100 health checks of 3.9 MiB without their end to the coordinator: they need no credential."""
+    return await _leave_unfinished(lab, lab.coordinator, wire.CHECK)
+
+
 async def unread_downloads(lab: Lab) -> Finding:
     """Begin 64 downloads without a credential, read none, and begin another one for each that ends."""
     return await _hold_downloads(lab, b"")

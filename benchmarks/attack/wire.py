@@ -23,6 +23,7 @@ SERVED = "served"
 """What `attached` returns for a stream that got tokens."""
 OPEN_SESSION = "/outrider.wire.v1.Coordinator/OpenSession"
 SESSION = "/outrider.wire.v1.Verifier/Session"
+CHECK = "/grpc.health.v1.Health/Check"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _END_HEADERS, _ACK = 0x4, 0x1
