@@ -76,9 +76,9 @@ class ReleaseHandlers:
         self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
     async def offer(self, weights: str, device_id: str, tenant: str = "") -> tuple[int, Release | None]:
-        """Return the serial and a device's release, None for the draft that its verifier offers. Raises Unavailable.
+        """Return the serial and a device's release; None where it is to use none. Raises Unavailable.
 
-        tenant: for its n-gram store, not a draft; None stands for no store then. It must be authenticated.
+        tenant: for its n-gram store, not a draft. It must be authenticated.
         """
         key = release_key(weights, tenant)
         serial, stored = await self._releases.tracks(key)
