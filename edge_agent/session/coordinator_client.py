@@ -159,13 +159,14 @@ class CoordinatorClient:
         return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
 
     async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
+        begun = time.monotonic()
         try:
             return await self._open_once(request)
         except Unavailable as unreachable:
+            if time.monotonic() - begun >= RECONNECT_TIMEOUT_S:
+                raise  # it has been waited for; another try waits for longer
             # The coordinator may have just restarted: a channel that failed does not reconnect until its back-off ends.
             begun = time.monotonic()
-            if self._timeout.has_expired:
-                raise  # it has been waited for; another try waits for longer
             try:
                 return await self._open_once(request, timeout=RECONNECT_TIMEOUT_S, wait_for_ready=True)
             except Unavailable:
