@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from edge_agent.session.adaptive_timeout import AdaptiveTimeout
+from edge_agent.session.adaptive_timeout import MAX_RTT_S, AdaptiveTimeout
 from edge_agent.session.statistics import Statistics
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import Append, Cancel, Commit, Directive
@@ -189,7 +189,7 @@ class VerifierStream:
 
     def _check(self, ping: Ping) -> None:
         """Take in what a ping tells of the verifier. Raises VerifierSilent if its engine is, or hears nothing."""
-        now, rtt_s = time.monotonic(), ping.rtt_ms / 1000
+        now, rtt_s = time.monotonic(), min(ping.rtt_ms / 1000, MAX_RTT_S)
         if rtt_s:
             self._timeout.measured(rtt_s)
         self._allowed_s = self._silence_s + rtt_s
