@@ -31,7 +31,7 @@ from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 DESCRIBE_S = 1.0
-"""Seconds that a verifier may take to answer a probe; it does so beside its steps."""
+"""Seconds that a verifier may take to answer a probe, beside round trips; it does so beside its steps."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -164,11 +164,14 @@ class Sessions:
 
     async def _describe(self, target: AttachTarget) -> None:
         """Ask a verifier once for its target. Raises core errors."""
-        verifier = session_pb2_grpc.VerifierStub(self.dial(target))  # type: ignore[no-untyped-call]
+        link, within_s = self.dial(target), self._channels.timeout.of(DESCRIBE_S)
+        verifier = session_pb2_grpc.VerifierStub(link)  # type: ignore[no-untyped-call]
         try:
             metadata = ticket_metadata(target.ticket)
-            await verifier.Describe(session_pb2.DescribeRequest(), timeout=DESCRIBE_S, metadata=metadata)
+            await verifier.Describe(session_pb2.DescribeRequest(), timeout=within_s, metadata=metadata)
         except grpc.RpcError as error:
+            if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._channels.retire(link)
             raise error_from_rpc(error, target.peer, target.advice) from error
 
     def coordinator(self) -> CoordinatorClient:

@@ -22,9 +22,8 @@ class AdaptiveTimeout:
 
     def of(self, base_s: float) -> float:
         """Return the seconds to wait for an answer that takes less than `base_s` where the network is fast."""
-        if self._expired:
-            return max(base_s, min(PATIENT * base_s, MOST_PATIENT_S))
-        return base_s + ROUND_TRIPS * self._rtt_s
+        usual_s = base_s + ROUND_TRIPS * self._rtt_s
+        return max(usual_s, min(PATIENT * base_s, MOST_PATIENT_S)) if self._expired else usual_s
 
     def expired(self) -> None:
         """Note that an answer did not come in time."""

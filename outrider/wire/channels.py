@@ -160,11 +160,11 @@ def channel(
 
     split_address(address)
     check_bind(address, tls, insecure)
-    options = _CLIENT if bulk else (*_CLIENT, *_DEVICE)
-    if far:
-        options = (*options, *_FAR)
+    # A dictionary, since gRPC takes the first of two values of one option.
+    by_name = dict((*_CLIENT, *(() if bulk else _DEVICE), *(_FAR if far else ())))
     if is_loopback(address):
-        options = (*options, ("grpc.enable_http_proxy", 0))
+        by_name["grpc.enable_http_proxy"] = 0
+    options = tuple(by_name.items())
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 
+import grpc
 import pytest
 from scripted_engine import until
 
@@ -321,6 +322,25 @@ async def registration_after_outage(registry):
             made = await stack.enter_async_context(registration(address))
             await made.register()
         yield made
+
+
+async def test_an_answer_that_was_changed_on_the_way_costs_a_report_and_no_more():
+    answers: list[bytes] = [b"\xff", pb.ReportResponse(known=True, release_serial=7).SerializeToString()]
+
+    async def report(request, context):
+        return answers.pop(0)
+
+    server = channels.server()
+    service = pb.DESCRIPTOR.services_by_name["Registry"].full_name
+    handlers = {"Report": grpc.unary_unary_rpc_method_handler(report)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with registration(f"127.0.0.1:{port}") as made:
+        assert await made.report(pb.ReportRequest()) == pb.ReportResponse()
+        assert (await made.report(pb.ReportRequest())).known
+        assert made.release_serial == 7
+    await server.stop(0)
 
 
 async def test_leaving_gives_the_lease_back(registry):

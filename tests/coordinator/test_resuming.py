@@ -64,6 +64,20 @@ async def test_epochs_still_grow_after_redis_lost_everything(coordinator, redis)
     assert resumed.session_id == opened.session_id
 
 
+async def test_two_coordinators_get_disjoint_epochs_while_redis_loses_everything(start, redis):
+    one, two = await start(), await start()
+    await one.join("v1")
+    await one.join("v2")
+    opened = await one.open()
+    before = await asyncio.gather(*((one, two)[i % 2].resume(opened) for i in range(10)))
+    redis.stop(kill=True)
+    redis.start()
+    await one.join("v1")
+    await one.join("v2")
+    after = await asyncio.gather(*((one, two)[i % 2].resume(opened) for i in range(10)))  # with the oldest ticket
+    assert grows(sorted(ranges(opened, *before, *after)))
+
+
 async def test_epochs_still_grow_when_redis_lost_everything_and_its_clock_is_behind(coordinator, redis):
     await coordinator.join("v1")
     opened = await coordinator.open()

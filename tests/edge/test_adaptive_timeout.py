@@ -16,6 +16,14 @@ def test_the_first_wait_is_short_and_the_one_after_a_timeout_long() -> None:
     assert timeout.of(2.5) == 2.5
 
 
+def test_the_wait_after_a_timeout_is_never_shorter_than_the_one_before() -> None:
+    timeout = AdaptiveTimeout()
+    timeout.measured(8.0)
+    before = timeout.of(2.5)
+    timeout.expired()
+    assert timeout.of(2.5) >= before
+
+
 def test_the_round_trip_adds_to_every_wait() -> None:
     timeout = AdaptiveTimeout()
     timeout.measured(4.0)

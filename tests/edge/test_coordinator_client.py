@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.support.network_proxy import DelayProxy
 from edge_agent.session import coordinator_client
+from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.stream import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
@@ -99,6 +100,19 @@ async def test_a_coordinator_that_restarts_within_two_seconds_is_waited_for():
         await server.stop(0)
         opening = asyncio.ensure_future(coordinator.open(""))
         await asyncio.sleep(1.8)
+        server, _ = await serving(f"127.0.0.1:{port}")
+        assert (await opening).session_id == "s"
+        await server.stop(0)
+
+
+async def test_a_coordinator_that_restarts_is_waited_for_although_another_call_was_in_vain_before():
+    server, port = await serving("127.0.0.1:0")
+    await server.stop(0)
+    timeout = AdaptiveTimeout()
+    timeout.expired()  # a verifier did not answer
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        opening = ensure(CoordinatorClient(lambda: channel, None, ensure, timeout=timeout).open(""))
+        await asyncio.sleep(1.0)
         server, _ = await serving(f"127.0.0.1:{port}")
         assert (await opening).session_id == "s"
         await server.stop(0)

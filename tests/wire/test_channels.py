@@ -144,6 +144,23 @@ async def test_a_first_connection_over_tls_survives_a_long_round_trip(serving, c
         assert await healthy(channel)
 
 
+@pytest.mark.slow
+async def test_a_device_keeps_a_silent_connection_whose_answers_to_pings_take_seconds():
+    async def answers_late(request, context):
+        await asyncio.sleep(channels.PING_EVERY_MS / 1000 + 4.0)
+        return b"answer"
+
+    server = channels.server()
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(answers_late)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Late", handlers),))
+    port = channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    far = DelayProxy(f"127.0.0.1:{port}", rtt_ms=channels.PING_TIMEOUT_MS + 1_000)
+    async with far, channels.channel(far.address, far=True) as channel:
+        assert await channel.unary_unary("/test.Late/Call")(b"", wait_for_ready=True) == b"answer"
+    await server.stop(0)
+
+
 async def test_a_plain_client_of_a_tls_server_is_cut_off(serving, certificate):
     address = await serving(tls=certificate)
     async with channels.channel(address) as channel:
