@@ -89,9 +89,9 @@ class Authenticator:
             _demand(self._join, "a join token for verifiers", "OUTRIDER_COORDINATOR_JOIN_TOKEN")
 
     @property
-    def configured(self) -> frozenset[str]:
-        """Return the names of the tenants that have a key by the settings."""
-        return frozenset(self._tenants.values())
+    def configured(self) -> Mapping[str, str]:
+        """Return the tenants that have a key by the settings, each with the id of its key."""
+        return {tenant: api_key_id(hashed) for hashed, tenant in self._tenants.items()}
 
     @property
     def anonymous(self) -> bool:

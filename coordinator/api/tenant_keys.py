@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,8 +48,8 @@ class Tenant:
 class TenantKeys:
     """Keeps the tenants that operators have created. Every method raises Unavailable while Redis is away."""
 
-    def __init__(self, store: RedisStore, configured: Collection[str], config: CoordinatorConfig) -> None:
-        """Keep the `configured` names, which are the settings' tenants.
+    def __init__(self, store: RedisStore, configured: Mapping[str, str], config: CoordinatorConfig) -> None:
+        """Know the settings' tenants by `configured`, each with the id of its key.
 
         The state directory keeps that there are tenants, since callers without a key must not be admitted when Redis
         has lost them.
@@ -119,7 +119,7 @@ class TenantKeys:
     async def revoke(self, name: str) -> Tenant:
         """Revoke a tenant's key if it is valid, and the tickets of the sessions that it opened.
 
-        Raises NotFound, or BadRequest for a tenant of the settings.
+        Raises NotFound, or BadRequest for a tenant of the settings, whose key only they can take away.
         """
         [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
         if known and (hashed := known.rpartition(" ")[2]):
@@ -131,7 +131,11 @@ class TenantKeys:
             log.info("tenant %s was revoked by an operator", name)
             return self._tenant(name, written)
         if name in self._configured:
-            raise BadRequest(f"tenant {name} has its key by the coordinator's settings; remove it there and restart")
+            await revocations.add(self._store, Revocation("api_key", self._configured[name]), keep_ms=self._ticket_ms)
+            raise BadRequest(
+                f"tenant {name} has its key by the coordinator's settings: its tickets are revoked, and the key opens"
+                " sessions until you remove it there and restart"
+            )
         raise _no_tenant(name)
 
     async def listed(self, after: str, limit: int) -> tuple[list[Tenant], str]:

@@ -92,7 +92,8 @@ class Keyring:
             arguments = [own, proof, self.signer.key_id, forget_ms, MAX_READ, MAX_REVOKED]
             found, revoked = await store.run("public_keys", _STORED, arguments)
             revoked_at = dict(zip(revoked[::2], (float(at) / 1000 for at in revoked[1::2]), strict=True))
-            self._revoked |= revoked_at.keys()
+            before = [key_id for key_id in self._revoked if key_id not in revoked_at]
+            self._revoked = frozenset([*before, *revoked_at][-2 * MAX_REVOKED :])  # Redis may bring others each time
             if self.signer.key_id not in self._revoked:
                 break
             await self._replace_signer()

@@ -8,7 +8,7 @@ import pytest
 import redis as redis_client
 from peers import revoked, until
 
-from coordinator.api.authentication import Authenticator
+from coordinator.api.authentication import Authenticator, api_key_id, digest
 from coordinator.api.tenant_keys import MARKER
 from coordinator.config import CoordinatorConfig
 from coordinator.store import keys
@@ -137,6 +137,7 @@ async def test_keys_of_the_settings_and_created_ones_are_good_beside_one_another
     error = await refused(revoke(coordinator, "given"))
     assert isinstance(error, BadRequest)
     assert "settings" in str(error)
+    assert revoked(await coordinator.report("v1")) == [("api_key_id", api_key_id(digest(GIVEN)))]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "\x1b[2J", "x" * 65, "a\n"])
