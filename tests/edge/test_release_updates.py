@@ -334,6 +334,15 @@ def _no_model(world: World) -> None:
     world.verifier.announce_releases(world.coordinator.offer.serial)
 
 
+def _aborting(world: World) -> None:
+    """Publish a file, rightly signed, at whose header llama.cpp ends the whole process."""
+    import tiny_gguf
+
+    data = tiny_gguf.write_tiny_llama(world.cache / "aborting.gguf", rope=15).read_bytes()
+    world.publisher.offer(world.coordinator, data, 1)
+    world.verifier.announce_releases(world.coordinator.offer.serial)
+
+
 @pytest.mark.parametrize(
     ("publish", "kind", "said"),
     [
@@ -345,8 +354,19 @@ def _no_model(world: World) -> None:
         (_other_target, "target", "publish it for that target"),
         (_too_large, "size", "OUTRIDER_EDGE_RELEASE_MAX_BYTES"),
         (_no_model, "unusable", "cannot be loaded"),
+        (_aborting, "unusable", "no token can be decoded with it"),
     ],
-    ids=["tampered", "truncated", "wrong key", "forged", "wrong tokenizer", "wrong target", "too large", "no model"],
+    ids=[
+        "tampered",
+        "truncated",
+        "wrong key",
+        "forged",
+        "wrong tokenizer",
+        "wrong target",
+        "too large",
+        "no model",
+        "aborts llama.cpp",
+    ],
 )
 async def test_a_bad_release_is_refused_by_name_and_the_session_goes_on_undisturbed(
     world: World,
