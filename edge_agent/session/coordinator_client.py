@@ -192,17 +192,18 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
-        defaults = {"timeout": self._timeout.of(_TIMEOUT_S), "metadata": self._metadata}
+        begun, allowed_s = time.monotonic(), self._timeout.of(_TIMEOUT_S)
+        defaults = {"timeout": allowed_s, "metadata": self._metadata}
         channel = self._dial()  # the one before may have been given up since
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await getattr(stub, method)(request, **{**defaults, **options})
         except grpc.RpcError as error:
             if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
-                self._timeout.expired()
+                self._timeout.expired(_TIMEOUT_S, allowed_s)
                 self._on_timeout(channel)
             raise error_on_the_way(error, self._peer, _ADVICE) from error
-        self._timeout.answered()
+        self._timeout.answered(time.monotonic() - begun)
         if answer is None:  # from gRPC, for bytes that are no message
             raise Damaged(f"what {self._peer} answered was changed on the way; try again")
         return answer

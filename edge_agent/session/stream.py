@@ -121,6 +121,7 @@ class VerifierStream:
         self._ticket = ticket
         self._answered = False
         """Whether the verifier has sent anything."""
+        self._began = time.monotonic()
         self._allowed_s = self._timeout.of(silence_s + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
@@ -148,7 +149,8 @@ class VerifierStream:
 
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
-        self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
+        size = self._put(pb.ClientMessage(open=codecs.open_to_proto(message)))
+        self._allowed_s += self._timeout.of_bytes(size)
 
     def append(self, message: Append) -> None:
         self._put(pb.ClientMessage(append=codecs.append_to_proto(message)))
@@ -169,7 +171,7 @@ class VerifierStream:
         self._statistics.bytes_down += len(data)
         if not self._answered:
             self._answered, self._allowed_s = True, self._silence_s
-            self._timeout.answered()
+            self._timeout.answered(time.monotonic() - self._began)
         message = self._frames.decode(data)
         match message.WhichOneof("kind"):
             case "commit":
@@ -209,7 +211,7 @@ class VerifierStream:
                 return await self._call.read()
         except TimeoutError:
             if not self._answered:
-                self._timeout.expired()
+                self._timeout.expired(self._silence_s + _CONNECT_S, self._allowed_s)
             raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
         except grpc.RpcError as error:
             raise error_on_the_way(error, self._peer, self._advice) from error
@@ -219,10 +221,12 @@ class VerifierStream:
                 raise Unavailable("the stream was cancelled by the connection") from None
             raise
 
-    def _put(self, message: pb.ClientMessage) -> None:
+    def _put(self, message: pb.ClientMessage) -> int:
+        """Send a message, and return its size in bytes."""
         data = self._frames.encode(message)
         self._statistics.bytes_up += len(data)
         self._outbox.put_nowait(data)
+        return len(data)
 
     async def _write(self) -> None:
         """Write what was sent, in order. An error here ends reading too, and is raised there."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,16 +125,16 @@ class ArtifactClient:
     @contextlib.asynccontextmanager
     async def _answering(self, within_s: float) -> AsyncIterator[None]:
         """Raise gRPC's errors as core errors, and VerifierSilent if the body takes longer than `within_s` seconds."""
-        within_s = self._timeout.of(within_s)
+        begun, allowed_s = time.monotonic(), self._timeout.of(within_s)
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(allowed_s):
                 yield
-            self._timeout.answered()
+            self._timeout.answered(time.monotonic() - begun)
         except TimeoutError:
-            self._timeout.expired()
+            self._timeout.expired(within_s, allowed_s)
             if self._channel is not None:
                 self._on_silence(self._channel)
-            raise VerifierSilent(f"{self._target.peer} has been silent for {within_s:g} s") from None
+            raise VerifierSilent(f"{self._target.peer} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
             raise error_on_the_way(error, self._target.peer, self._target.advice) from error
 

@@ -109,7 +109,7 @@ async def test_a_coordinator_that_restarts_is_waited_for_although_another_call_w
     server, port = await serving("127.0.0.1:0")
     await server.stop(0)
     timeout = AdaptiveTimeout()
-    timeout.expired()  # a verifier did not answer
+    timeout.expired(5.0, 5.0)  # a verifier did not answer
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         opening = ensure(CoordinatorClient(lambda: channel, None, ensure, timeout=timeout).open(""))
         await asyncio.sleep(1.0)
