@@ -160,11 +160,11 @@ def channel(
 
     split_address(address)
     check_bind(address, tls, insecure)
-    options = _CLIENT if bulk else (*_CLIENT, *_DEVICE)
-    if far:
-        options = (*options, *_FAR)
+    # A dict, since of an option that is given twice gRPC takes the first.
+    chosen = dict(_CLIENT) | ({} if bulk else dict(_DEVICE)) | (dict(_FAR) if far else {})
     if is_loopback(address):
-        options = (*options, ("grpc.enable_http_proxy", 0))
+        chosen["grpc.enable_http_proxy"] = 0
+    options = tuple(chosen.items())
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
