@@ -17,7 +17,7 @@ from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server
 from outrider.wire.frames import add_verifier
 from outrider.wire.status import abort
-from outrider.wire.v1 import session_pb2_grpc
+from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 STREAMS = 50
 
@@ -25,7 +25,10 @@ STREAMS = 50
 class Leaving(session_pb2_grpc.VerifierServicer):
     """Read for a moment, then drain."""
 
-    async def Session(self, requests: AsyncIterator[Any], context: Any) -> None:
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[session_pb2.ServerMessage]:
+        nothing: list[session_pb2.ServerMessage] = []
+        for message in nothing:
+            yield message  # which makes it a generator, as a verifier's
         reading = asyncio.create_task(self._read(requests))
         await asyncio.sleep(0.02)
         try:
