@@ -106,7 +106,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._downloads = Downloads(config.max_downloads)
         self._held_back: tuple[bool, frozenset[str]] = False, frozenset()
         """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
-        self._told_at = self._store_unix = 0.0
+        self._held_back_at = 0.0, 0.0
         """When the coordinator last said so, by the monotonic clock and by that of its store."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
@@ -224,7 +224,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
         """
         self._held_back = everybody, frozenset(tenants)
-        self._told_at, self._store_unix = time.monotonic(), store_unix
+        self._held_back_at = time.monotonic(), store_unix
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -421,11 +421,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             )
         everybody, tenants = self._held_back
         now = time.monotonic()
-        passed_s = now - self._told_at
+        told_at, store_unix = self._held_back_at
+        passed_s = now - told_at
         if passed_s >= TOLD_S or not (everybody or tenant in tenants):
             return
         recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
-        if not recent and claims.place_until_unix < self._store_unix + passed_s:
+        if not recent and claims.place_until_unix < store_unix + passed_s:
             why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
             raise Overloaded(
                 f"no place is kept for this session, and {why}; resume it at the coordinator", retry_after_s=0.0
