@@ -36,6 +36,8 @@ SEED = 20_261_125
 REST_S = 60.0
 """Time after the last session in which everything must have come back: the silence timeout, and what ends a place."""
 SAMPLE_S = 1.0
+TRIES = 3
+"""Times that a fault is injected, at most, until it strikes something."""
 MOST_HOLD_S = 1.0
 """Length of a fault of the smoke run, at most."""
 SAMPLING = {"greedy": {"temperature": 0.0, "seed": 0}, "sampled": {"temperature": 0.8, "seed": 7}}
@@ -99,7 +101,8 @@ async def inject(
     async with kind.inject(bed) as struck:
         await asyncio.sleep(planned.hold_s)
     flags = {"leaves_verifier": kind.leaves_verifier, "refuses": kind.refuses}
-    return InjectedFault(kind.name, struck.what, began, time.monotonic(), device=struck.device, **flags)
+    ended = time.monotonic()
+    return InjectedFault(kind.name, struck.what, began, ended, device=struck.device, missed=struck.missed, **flags)
 
 
 async def disturb(
@@ -112,8 +115,11 @@ async def disturb(
         await cluster.settled(min(2, len(cluster.verifiers)))
         load.check()
         await asyncio.sleep(planned.pause_s)
-        fault = await inject(cluster, devices, KINDS[planned.kind], planned)
-        faults.append(fault)
+        for again in range(TRIES):
+            fault = await inject(cluster, devices, KINDS[planned.kind], replace(planned, seed=planned.seed + again))
+            faults.append(fault)
+            if not fault.missed:
+                break
         failed = sum(bool(outcome.error) for outcome in load.outcomes)
         print(
             f"{number:>3}/{len(plan)} at {fault.began - began:6.1f} s ({fault.began:.1f}), {fault.kind}: {fault.what},"
@@ -239,7 +245,7 @@ def report(
     counts = findings.counts
     long = [pause for pause in findings.pauses if pause.seconds > 5.0]
     result = {
-        "faults": len(findings.faults),
+        "faults": sum(not fault.missed for fault in findings.faults),
         "sessions": counts["sessions"],
         **{key: counts[key] for key in ("differing", "lost", "stuck")},
         "leaked_places": places,
@@ -255,6 +261,7 @@ def report(
         "worst_pause_s_by_kind": findings.by_kind(),
         "pauses_over_5_s": len(long),
         "pauses_over_5_s_with_verifier": sum(1 for pause in long if pause.fault is None or pause.fault.leaves_verifier),
+        "faults_that_struck_nothing": sum(fault.missed for fault in findings.faults),
         "seed": options.seed,
         "minutes": round(seconds / 60.0, 1),
     }

@@ -36,10 +36,12 @@ class Bed:
 
 @dataclass(frozen=True)
 class Struck:
-    """What a fault has struck. device: the number of the only device that it concerns, if there is one."""
+    """What a fault has struck. device: the number of the only device that it concerns, if there is one. missed: it has
+    struck nothing."""
 
     what: str
     device: int | None = None
+    missed: bool = False
 
 
 Fault = AbstractAsyncContextManager[Struck]
@@ -284,8 +286,8 @@ def bytes_broken(how: str, *, up: bool, tls: bool) -> Inject:
                 while link.tampered == before:  # noqa: ASYNC110  # bytes come when they come
                     await asyncio.sleep(0.02)
         link.disarm()
-        missed = "" if link.tampered > before else ", nothing came by"
-        yield Struck(f"{device.name} to {name}{missed}", device.number)
+        missed = link.tampered == before
+        yield Struck(f"{device.name} to {name}{', nothing came by' * missed}", device.number, missed)
 
     return fault
 

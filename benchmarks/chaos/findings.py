@@ -22,7 +22,8 @@ MOST_MINUTES = 30.0
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault that was injected, with monotonic times. device: the only one that it concerns, if there is one."""
+    """A fault that was injected, with monotonic times. device: the only one that it concerns, if there is one. missed:
+    it has struck nothing."""
 
     kind: str
     what: str
@@ -31,6 +32,7 @@ class InjectedFault:
     leaves_verifier: bool = True
     refuses: bool = False
     device: int | None = None
+    missed: bool = False
 
     def concerns(self, device: int, began: float, ended: float, after_s: float = 0.0) -> bool:
         """Return whether it may have disturbed this device between two moments."""

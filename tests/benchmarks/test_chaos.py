@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.chaos import cluster as chaos_cluster
+from benchmarks.chaos import faults
 from benchmarks.chaos.__main__ import Ownership
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.findings import Findings, InjectedFault, criteria
@@ -179,6 +182,16 @@ async def line_through(proxy: FaultyProxy) -> AsyncIterator[tuple[asyncio.Stream
         reader, writer = await asyncio.open_connection(host, int(port))
         with contextlib.closing(writer):
             yield reader, writer
+
+
+async def test_a_flip_that_waits_in_vain_for_a_chunk_has_struck_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "TAMPER_S", 0.05)
+    link = FaultyProxy("127.0.0.1:1", link=Link())
+    device = SimpleNamespace(name="device", number=1, links={"v": link})
+    verifiers = [SimpleNamespace(name="v", tls=False)]
+    bed: Any = SimpleNamespace(devices=[device], cluster=SimpleNamespace(verifiers=verifiers), draw=random.Random(1))
+    async with faults.bytes_broken("flip", up=True, tls=False)(bed) as struck:
+        assert struck.missed
 
 
 @pytest.mark.parametrize("up", [True, False])
