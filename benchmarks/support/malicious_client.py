@@ -60,16 +60,18 @@ class RawStream:
         if self._control is not None:
             if self.ticket:  # the next attack needs a place too
                 with contextlib.suppress(OutriderError):
-                    await CoordinatorClient(self._control, None, asyncio.ensure_future).close(
-                        self.session_id, self.ticket
-                    )
+                    await self._coordinator(self._control).close(self.session_id, self.ticket)
             await self._control.close()
+
+    @staticmethod
+    def _coordinator(control: grpc.aio.Channel) -> CoordinatorClient:
+        return CoordinatorClient(lambda: control, None, asyncio.ensure_future)
 
     async def place(self, wait_s: float = 0.0) -> None:
         """Take a place. Raises Overloaded if there is none."""
         if self._control is None:
             return
-        placement = await CoordinatorClient(self._control, None, asyncio.ensure_future).open("", wait_s=wait_s)
+        placement = await self._coordinator(self._control).open("", wait_s=wait_s)
         grant = placement.grants[0]
         self.session_id, self.ticket = placement.session_id, grant.ticket
         self.epoch, self.last_epoch = grant.epoch_first, grant.epoch_last
