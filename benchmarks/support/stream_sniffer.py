@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.session.failover import AttachTarget
 from outrider.core.protocol.device import Delivery, DeviceSession
@@ -60,7 +61,7 @@ class StreamSniffer:
     def add(self, stream: _SniffedStream) -> None:
         self._streams.append(stream)
 
-    def on_message(self, stream: _SniffedStream, message: Any) -> None:
+    def on_message(self, stream: _SniffedStream, message: session_pb2.ServerMessage) -> None:
         """Record when the stream after the broken one was opened, and when its first tokens came."""
         if len(self._streams) > 1 and self.trace.signalled and stream is self._streams[-1]:
             now = time.monotonic()
@@ -68,10 +69,10 @@ class StreamSniffer:
             if message.WhichOneof("kind") == "commit" and message.commit.token:
                 self.trace.resumed = self.trace.resumed or now
 
-    def on_late_commit(self, message: Any) -> None:
+    def on_late_commit(self, data: bytes) -> None:
         """Hand a Commit of an abandoned stream to the device, among those of the newest stream."""
         self.trace.late_commits += 1
-        self._streams[-1].inbox.put_nowait(message)
+        self._streams[-1].inbox.put_nowait(data)
 
     def on_given_up(self) -> None:
         if self.trace.signalled:
@@ -135,22 +136,24 @@ class _SniffedStream:
 
     async def _read(self) -> None:
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                await self._on_message(message)
+            while (data := await self._call.read()) is not grpc.aio.EOF:
+                await self._on_message(data)
             self._end(grpc.aio.EOF)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             self._end(error)
 
-    async def _on_message(self, message: Any) -> None:
+    async def _on_message(self, data: bytes) -> None:
+        message = session_pb2.ServerMessage.FromString(data)
         if not self._given_up:
             self._sniffer.on_message(self, message)
-            self.inbox.put_nowait(message)
+            self.inbox.put_nowait(data)
         elif message.WhichOneof("kind") == "commit":
-            self._sniffer.on_late_commit(message)
+            self._sniffer.on_late_commit(data)
         elif message.WhichOneof("kind") == "ping":
             nonce = message.ping.nonce
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                await self._call.write(session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=nonce)))
+                pong = session_pb2.ClientMessage(pong=session_pb2.Pong(nonce=nonce))
+                await self._call.write(pong.SerializeToString())
 
     def _end(self, how: Any) -> None:
         self._ended = True
@@ -158,10 +161,14 @@ class _SniffedStream:
 
 
 class SniffedClient(AsyncClient):
-    """Send a client's session streams through a sniffer, but not its bulk channels."""
+    """Send a client's session streams through a sniffer, but not its bulk channels.
+
+    Its messages carry no checksums, which a Commit of another stream would break before it comes to the session.
+    """
 
     def __init__(self, sniffer: StreamSniffer, **options: Any) -> None:
-        super().__init__(**options)
+        settings = options.pop("settings", None) or EdgeSettings()
+        super().__init__(**options, settings=settings.model_copy(update={"checksum": False}))
         dial = self._sessions.dial
 
         def sniffed(target: AttachTarget, *, bulk: bool = False) -> grpc.aio.Channel:

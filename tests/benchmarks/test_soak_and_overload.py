@@ -239,7 +239,7 @@ async def test_how_an_attack_ends_is_among_the_endings_that_are_right_for_it(att
 
 
 async def test_a_defect_of_the_server_is_not_an_ending_that_is_right() -> None:
-    async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0)) as verifier:
+    async with FakeVerifier(Script(target, vocabulary_size=VOCABULARY, ping_s=60.0, older=True)) as verifier:
         attacker = MaliciousClient(ServiceAddress(verifier.address), random.Random(0), [1, 2, 3])
         assert await attacker.one(MaliciousClient.garbage) == "UNKNOWN", (
             "the scripted verifier does not catch a DecodeError"
