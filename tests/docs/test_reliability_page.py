@@ -17,6 +17,7 @@ PROOFS = [(number, proof) for number, _, proofs, _ in ROWS for proof in re.finda
 def test_every_promise_has_its_row() -> None:
     assert [int(number) for number, *_ in ROWS] == list(range(1, 24))
     assert {number for number, _ in PROOFS} == {number for number, *_ in ROWS}
+    assert "MEASURED" not in PAGE
 
 
 @pytest.mark.parametrize(("number", "proof"), PROOFS)
