@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from benchmarks.chaos.cluster import ChaosCluster
-from benchmarks.chaos.faults import KINDS, Bed, FaultKind
+from benchmarks.chaos.faults import KINDS, Testbed, FaultKind
 from benchmarks.chaos.findings import Findings, InjectedFault, criteria
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.schedule import PlannedFault, schedule
@@ -96,7 +96,7 @@ async def inject(
     cluster: ChaosCluster, devices: Sequence[Device], kind: FaultKind, planned: PlannedFault
 ) -> InjectedFault:
     """Inject one fault, hold it and undo it."""
-    bed = Bed(cluster, devices, random.Random(planned.seed))
+    bed = Testbed(cluster, devices, random.Random(planned.seed))
     began = time.monotonic()
     async with kind.inject(bed) as struck:
         await asyncio.sleep(planned.hold_s)

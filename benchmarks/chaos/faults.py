@@ -26,8 +26,8 @@ TAMPER_S = 3.0
 
 
 @dataclass(frozen=True)
-class Bed:
-    """What faults are injected into, with the generator that decides what is struck."""
+class Testbed:
+    """Holds what faults are injected into, with the generator that decides what is struck."""
 
     cluster: ChaosCluster
     devices: Sequence[Device]
@@ -36,8 +36,10 @@ class Bed:
 
 @dataclass(frozen=True)
 class Struck:
-    """What a fault has struck. device: the number of the only device that it concerns, if there is one. missed: it has
-    struck nothing."""
+    """Tells what a fault has struck.
+
+    device: the number of the only device that it concerns, if there is one. missed: it has struck nothing.
+    """
 
     what: str
     device: int | None = None
@@ -46,7 +48,7 @@ class Struck:
 
 Fault = AbstractAsyncContextManager[Struck]
 """Entering it injects a fault, leaving it undoes that."""
-Inject = Callable[[Bed], Fault]
+Inject = Callable[[Testbed], Fault]
 
 
 @dataclass(frozen=True)
@@ -74,22 +76,22 @@ class FaultKind:
         return FaultRate(self.name, self.hold_s, self.weight)
 
 
-Pick = Callable[[Bed], Server]
+Pick = Callable[[Testbed], Server]
 
 
-def verifier(bed: Bed) -> Server:
+def verifier(bed: Testbed) -> Server:
     return _running(bed, bed.cluster.verifiers)
 
 
-def coordinator(bed: Bed) -> Server:
+def coordinator(bed: Testbed) -> Server:
     return _running(bed, bed.cluster.coordinators)
 
 
-def redis(bed: Bed) -> Server:
+def redis(bed: Testbed) -> Server:
     return bed.cluster.redis
 
 
-def _running(bed: Bed, servers: Sequence[Server]) -> Server:
+def _running(bed: Testbed, servers: Sequence[Server]) -> Server:
     """Return a random one; if it does not run now, the next that does."""
     first = bed.draw.randrange(len(servers))
     turned = [*servers[first:], *servers[:first]]
@@ -128,7 +130,7 @@ def killed(pick: Pick, part: Callable[[Server], list[int]] = _whole) -> Inject:
     """Return a fault that kills a process, which the supervisor starts again."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         server = pick(bed)
         _signal(reversed(part(server)), signal.SIGKILL)
         yield Struck(server.name)
@@ -140,7 +142,7 @@ def frozen(pick: Pick, part: Callable[[Server], list[int]] = _whole) -> Inject:
     """Return a fault that stops a process and lets it go on later."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         server = pick(bed)
         pids = part(server)
         _signal(pids, signal.SIGSTOP)
@@ -153,7 +155,7 @@ def frozen(pick: Pick, part: Callable[[Server], list[int]] = _whole) -> Inject:
 
 
 @contextlib.asynccontextmanager
-async def all_verifiers_killed(bed: Bed) -> AsyncIterator[Struck]:
+async def all_verifiers_killed(bed: Testbed) -> AsyncIterator[Struck]:
     for server in bed.cluster.verifiers:
         _signal(server.pids, signal.SIGKILL)
     yield Struck("all verifiers")
@@ -161,7 +163,7 @@ async def all_verifiers_killed(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def rolling_upgrade(bed: Bed) -> AsyncIterator[Struck]:
+async def rolling_upgrade(bed: Testbed) -> AsyncIterator[Struck]:
     """Drain, stop and start every verifier and coordinator, one after another.
 
     Where there is a previous version, verifiers go back to it and then forward again: meanwhile both versions serve.
@@ -187,7 +189,7 @@ def redis_away(*, empty: bool) -> Inject:
     """Return a fault that stops Redis, and starts it again with its data or without."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         server = bed.cluster.redis
         server.wanted = False
         await server.stop()
@@ -203,7 +205,7 @@ def redis_away(*, empty: bool) -> Inject:
 
 
 @contextlib.asynccontextmanager
-async def redis_full(bed: Bed) -> AsyncIterator[Struck]:
+async def redis_full(bed: Testbed) -> AsyncIterator[Struck]:
     await bed.cluster.redis.say("CONFIG SET maxmemory 1")
     try:
         yield Struck("redis")
@@ -214,12 +216,12 @@ async def redis_full(bed: Bed) -> AsyncIterator[Struck]:
 # --- devices and their links
 
 
-def _device(bed: Bed) -> Device:
+def _device(bed: Testbed) -> Device:
     return bed.draw.choice(bed.devices)
 
 
 @contextlib.asynccontextmanager
-async def device_killed(bed: Bed) -> AsyncIterator[Struck]:
+async def device_killed(bed: Testbed) -> AsyncIterator[Struck]:
     device = _device(bed)
     await device.kill()
     try:
@@ -229,7 +231,7 @@ async def device_killed(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def device_frozen(bed: Bed) -> AsyncIterator[Struck]:
+async def device_frozen(bed: Testbed) -> AsyncIterator[Struck]:
     device = _device(bed)
     pids = [device.worker.pid] if device.worker else []
     _signal(pids, signal.SIGSTOP)
@@ -240,7 +242,7 @@ async def device_frozen(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def device_reads_slowly(bed: Bed) -> AsyncIterator[Struck]:
+async def device_reads_slowly(bed: Testbed) -> AsyncIterator[Struck]:
     """Let a device's programs take nothing from their streams for a while."""
     device = _device(bed)
     if device.worker is not None:
@@ -249,7 +251,7 @@ async def device_reads_slowly(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def device_without_disk(bed: Bed) -> AsyncIterator[Struck]:
+async def device_without_disk(bed: Testbed) -> AsyncIterator[Struck]:
     """Start a device anew with an empty cache and a full disk; its sessions before are killed."""
     device = _device(bed)
     await device.kill()
@@ -261,7 +263,7 @@ async def device_without_disk(bed: Bed) -> AsyncIterator[Struck]:
         await device.start()
 
 
-def _link(bed: Bed, *, tls: bool | None = None) -> tuple[Device, str, FaultyProxy]:
+def _link(bed: Testbed, *, tls: bool | None = None) -> tuple[Device, str, FaultyProxy]:
     """Return a link between a device and a verifier, one in use if there is any. tls: whether it must have TLS."""
     secure = {server.name: server.tls for server in bed.cluster.verifiers}
     links = [
@@ -277,7 +279,7 @@ def bytes_broken(how: str, *, up: bool, tls: bool) -> Inject:
     """Return a fault that flips a bit or loses bytes on a verifier's link, once."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         device, name, link = _link(bed, tls=tls)
         before = link.tampered
         (link.flip if how == "flip" else link.lose)(up=up)
@@ -293,14 +295,14 @@ def bytes_broken(how: str, *, up: bool, tls: bool) -> Inject:
 
 
 @contextlib.asynccontextmanager
-async def reset(bed: Bed) -> AsyncIterator[Struck]:
+async def reset(bed: Testbed) -> AsyncIterator[Struck]:
     device, name, link = _link(bed)
     link.reset_connections()
     yield Struck(f"{device.name} to {name}", device.number)
 
 
 @contextlib.asynccontextmanager
-async def reset_everywhere(bed: Bed) -> AsyncIterator[Struck]:
+async def reset_everywhere(bed: Testbed) -> AsyncIterator[Struck]:
     device = _device(bed)
     for link in device.ways:
         link.reset_connections()
@@ -311,7 +313,7 @@ def half_open(*, up: bool) -> Inject:
     """Return a fault in which one direction is swallowed, and the connection reset at the end."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         device, name, link = _link(bed)
         link.swallow(up=up)
         try:
@@ -323,7 +325,7 @@ def half_open(*, up: bool) -> Inject:
 
 
 @contextlib.asynccontextmanager
-async def blackhole(bed: Bed) -> AsyncIterator[Struck]:
+async def blackhole(bed: Testbed) -> AsyncIterator[Struck]:
     device, name, link = _link(bed)
     link.blackhole()
     try:
@@ -333,7 +335,7 @@ async def blackhole(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def blackhole_everywhere(bed: Bed) -> AsyncIterator[Struck]:
+async def blackhole_everywhere(bed: Testbed) -> AsyncIterator[Struck]:
     device = _device(bed)
     for link in device.ways:
         link.blackhole()
@@ -345,7 +347,7 @@ async def blackhole_everywhere(bed: Bed) -> AsyncIterator[Struck]:
 
 
 @contextlib.asynccontextmanager
-async def coordinators_unreachable(bed: Bed) -> AsyncIterator[Struck]:
+async def coordinators_unreachable(bed: Testbed) -> AsyncIterator[Struck]:
     """Cut the verifiers off from all coordinators."""
     (link,) = [one for one in bed.cluster.balancers if one not in {device.front for device in bed.devices}]
     link.blackhole()
@@ -359,7 +361,7 @@ def changed_link(**changes: float) -> Inject:
     """Return a fault that makes all links of a device slow or long."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         device = _device(bed)
         for link in device.ways:
             link.link = replace(WAN, **changes)
@@ -379,7 +381,7 @@ def disk_full(pick: Pick) -> Inject:
     """Return a fault in which a process can write to no file: RLIMIT_FSIZE needs no privilege."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         server = pick(bed)
         pids = server.pids
         for pid in pids:
@@ -393,11 +395,11 @@ def disk_full(pick: Pick) -> Inject:
     return fault
 
 
-def clock_off(pick: Callable[[Bed], Server | Device]) -> Inject:
+def clock_off(pick: Callable[[Testbed], Server | Device]) -> Inject:
     """Return a fault in which one process's clock is an hour fast or slow."""
 
     @contextlib.asynccontextmanager
-    async def fault(bed: Bed) -> AsyncIterator[Struck]:
+    async def fault(bed: Testbed) -> AsyncIterator[Struck]:
         struck = pick(bed)
         offset = bed.draw.choice((-HOUR_S, HOUR_S))
         struck.clock.write_text(str(offset))

@@ -39,7 +39,7 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """How a session went. Times are on the monotonic clock, which all processes of a machine share."""
+    """Tells how a session went. Times are on the monotonic clock, which all processes of a machine share."""
 
     request: SessionRequest
     device: int

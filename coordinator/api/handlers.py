@@ -123,7 +123,7 @@ class Handlers:
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
         tokens: Mapping[str, int],
-        seen: int = 0,
+        seen: int,
     ) -> tuple[ReportReply, Decisions] | None:
         """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
 

@@ -25,7 +25,7 @@ from outrider.wire.ticket import Claims
 
 
 class Placement(NamedTuple):
-    """Where a session was placed."""
+    """Tells where a session was placed."""
 
     epoch: int
     """The first of the primary's range, which the standby's range follows directly."""

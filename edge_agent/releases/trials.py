@@ -31,7 +31,7 @@ Fallback = Callable[[], P | None]
 
 
 class InUse(Protocol[P]):
-    """What sessions use, and how it is replaced: `DraftManager`, or `StoreManager`."""
+    """Keeps what sessions use, and replaces it: a `DraftManager`, or a `StoreManager`."""
 
     @property
     def pool(self) -> P | None: ...

@@ -39,7 +39,7 @@ _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
 """Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
-UNPADDED = Framing()
+_UNPADDED = Framing()
 _ENGINE_S = 0.5
 """Additional time for which a verifier's engine may be quiet: the verifier measures it every 0.25 s."""
 _UNHEARD_PONGS = 3
@@ -108,7 +108,7 @@ class VerifierStream:
         advice: str = "",
         *,
         ticket: bytes = b"",
-        framing: Framing = UNPADDED,
+        framing: Framing = _UNPADDED,
         timeout: AdaptiveTimeout | None = None,
     ) -> None:
         self._begin: Any = channel.stream_stream(METHOD)
@@ -202,7 +202,9 @@ class VerifierStream:
         while self._pongs and self._pongs[0][0] <= ping.heard:
             self._pongs.popleft()
         if len(self._pongs) >= _UNHEARD_PONGS and now - self._pongs[0][1] > self._allowed_s:
-            raise VerifierSilent(f"{self._peer} hears nothing from here: it has answered pings of up to {ping.heard}")
+            raise VerifierSilent(
+                f"{self._peer} hears nothing from here: the last answer that came was to ping {ping.heard}"
+            )
         self._pongs.append((ping.nonce, now))
 
     async def _read(self) -> Any:
