@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from benchmarks.chaos.cluster import ChaosCluster
-from benchmarks.chaos.faults import KINDS, Testbed, FaultKind
+from benchmarks.chaos.faults import KINDS, FaultKind, Testbed
 from benchmarks.chaos.findings import Findings, InjectedFault, criteria
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.schedule import PlannedFault, schedule
