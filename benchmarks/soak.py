@@ -101,30 +101,34 @@ class VerifierMonitor:
         self._coordinator = coordinator
         self._pid = pid
         self.samples: list[VerifierSample] = []
+        self.without_lease = 0
+        """Samples at which the verifier's lease had run out, as it does where a busy machine delays its reports."""
 
     async def run(self) -> None:
         while True:
-            self.samples.append(await self.sample())
+            if (status := await self._status()) is None:
+                self.without_lease += 1
+            else:
+                front, *others = map(proc.rss_mb, proc.family(self._pid))
+                load = status.telemetry
+                sample = VerifierSample(time.monotonic(), front, sum(others), load.kv_used, load.live_sessions)
+                self.samples.append(sample)
             await asyncio.sleep(1.0)
 
-    async def sample(self) -> VerifierSample:
-        load = (await self.status()).telemetry
-        front, *others = map(proc.rss_mb, proc.family(self._pid))
-        return VerifierSample(time.monotonic(), front, sum(others), load.kv_used, load.live_sessions)
-
-    async def status(self) -> pb.VerifierStatus:
-        status = await harness.status(self._coordinator)
-        if len(status.verifiers) != 1:
-            raise RuntimeError(f"{len(status.verifiers)} verifiers are registered, there was one")
-        return status.verifiers[0]
+    async def _status(self) -> pb.VerifierStatus | None:
+        verifiers = (await harness.status(self._coordinator)).verifiers
+        return verifiers[0] if verifiers else None
 
     async def at_rest(self) -> VerifierTelemetry:
         """Wait until no memory and no session is in use, or time is up, and return the load then."""
         until = time.monotonic() + SETTLE_S
         while True:
-            load = (await self.status()).telemetry
-            if not (load.kv_used or load.live_sessions) or time.monotonic() > until:
-                return load
+            status = await self._status()
+            late = time.monotonic() > until
+            if status is None and late:
+                raise RuntimeError(f"no verifier is registered {SETTLE_S:.0f} s after the last session: it must be")
+            if status is not None and (late or not (status.telemetry.kv_used or status.telemetry.live_sessions)):
+                return status.telemetry
             await asyncio.sleep(0.5)
 
 
@@ -195,6 +199,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         phases,
         watcher.samples,
         seconds,
+        without_lease=watcher.without_lease,
         kv_used=rest.kv_used,
         live=rest.live_sessions,
         missing=missing,

@@ -100,13 +100,17 @@ class DeliveryPace:
 
 @dataclass(frozen=True)
 class SoakFindings:
-    """Hold the observations of one run. `kv_used`, `live`: at rest. `missing`: slots that are no longer promised."""
+    """Hold the observations of one run. `kv_used`, `live`: at rest. `missing`: slots that are no longer promised.
+
+    `without_lease`: samples of the verifier that are missing because it was not registered.
+    """
 
     tally: SessionTally
     attacker: MaliciousClient
     phases: AlternatingPhases
     samples: Sequence[VerifierSample]
     seconds: float
+    without_lease: int = 0
     kv_used: int = 0
     live: int = 0
     missing: int = 0
@@ -176,6 +180,7 @@ class SoakFindings:
                 "tokens": self.tally.tokens,
                 "attacks": sum(self.attacker.answers.values()),
                 "wrong_endings": sum(self.attacker.wrong.values()),
+                "samples_without_lease": self.without_lease,
                 "seconds": round(self.seconds),
             },
             self.criteria(),
