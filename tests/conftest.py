@@ -36,6 +36,7 @@ LONG = (
     "cloud/distill/test_training.py",
     "e2e/test_e2e_updates.py",
     "e2e/test_e2e_commands.py",
+    "e2e/test_e2e_previous_device.py",
     "edge/test_release_updates.py",
     "cloud/test_rank_processes.py",
     "cloud/engine/test_tensor_parallel.py",
