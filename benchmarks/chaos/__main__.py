@@ -2,8 +2,9 @@
 
 Two coordinators over one Redis, three verifiers of a tiny random target (the last one with TLS, their steps paced) and
 sessions of the SDK in device processes behind an emulated wide-area link. Every session must deliver the tokens of an
-undisturbed run of the same request, or end by a typed error after a beginning of them. At the end nothing may be
-left: no place at the coordinator, no KV slot at a verifier. benchmarks.chaos.faults has the kinds of faults.
+undisturbed run of the same request, or end by a typed error after a beginning of them. Meanwhile no session and epoch
+may have two owners, and no place or KV slot may be kept (benchmarks.chaos.invariants); now and then, and at the end,
+all sessions are let end, and nothing may be left. benchmarks.chaos.faults has the kinds of faults.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import contextlib
 import random
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+import redis.asyncio as redis_client
 
 from benchmarks.chaos.cluster import ChaosCluster
 from benchmarks.chaos.faults import KINDS, FaultKind, Testbed
 from benchmarks.chaos.findings import Findings, InjectedFault, criteria
+from benchmarks.chaos.invariants import HELD_S, Invariants, places_in
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.schedule import PlannedFault, schedule
 from benchmarks.chaos.sessions import TIMEOUT_S, Device, Load, SessionOutcome, SessionRequest
@@ -33,13 +35,16 @@ from benchmarks.support.reference import TIE, Reference, ReferenceSampling
 from coordinator.cluster import stand_apart
 
 SEED = 20_261_125
-REST_S = 60.0
-"""Time after the last session in which everything must have come back: the silence timeout, and what ends a place."""
-SAMPLE_S = 1.0
+QUIET_EVERY = 25
+"""Faults after which all sessions are let end, to see that nothing is left of them."""
 TRIES = 3
 """Times that a fault is injected, at most, until it strikes something."""
 MOST_HOLD_S = 1.0
 """Length of a fault of the smoke run, at most."""
+PROMPT = 96
+"""Tokens of a prompt, at most."""
+SLOTS_BESIDE = 128
+"""KV slots that a session takes beside those of its sequence, at most: for nodes, and for the rows of a step."""
 SAMPLING = {"greedy": {"temperature": 0.0, "seed": 0}, "sampled": {"temperature": 0.8, "seed": 7}}
 
 
@@ -56,31 +61,6 @@ class ChaosSize:
 FULL = ChaosSize()
 QUICK = ChaosSize(faults=30)
 SMOKE = ChaosSize(faults=7, verifiers=2, devices=2, per_device=2, prompts=2, tokens=48)
-
-
-@dataclass
-class Ownership:
-    """Notes which verifiers own a session in an epoch, by what both coordinators say."""
-
-    owners: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
-
-    @property
-    def shared(self) -> list[str]:
-        """Return the sessions and epochs that had two owners."""
-        return [f"{key}: {sorted(who)}" for key, who in self.owners.items() if len(who) > 1]
-
-    async def watch(self, cluster: ChaosCluster) -> None:
-        """Sample the coordinators in turn until cancelled."""
-        turn = 0
-        while True:
-            turn += 1
-            with contextlib.suppress(grpc.RpcError):
-                status = await cluster.status(cluster.coordinators[turn % 2])
-                for session in status.sessions:
-                    if session.reported:
-                        key = session.telemetry.session_id, session.telemetry.epoch
-                        self.owners[key].add(session.verifier_id)
-            await asyncio.sleep(SAMPLE_S)
 
 
 async def undisturbed(devices: Sequence[Device], requests: Sequence[SessionRequest]) -> dict[str, tuple[int, ...]]:
@@ -106,7 +86,11 @@ async def inject(
 
 
 async def disturb(
-    cluster: ChaosCluster, devices: Sequence[Device], load: Load, plan: Sequence[PlannedFault]
+    cluster: ChaosCluster,
+    devices: Sequence[Device],
+    load: Load,
+    plan: Sequence[PlannedFault],
+    invariants: Invariants,
 ) -> list[InjectedFault]:
     """Inject all faults of a plan, one after another, while sessions run; a line for each."""
     faults = []
@@ -126,6 +110,10 @@ async def disturb(
             f" {fault.ended - fault.began:.1f} s; {len(load.outcomes)} sessions ended, {failed} by an error",
             flush=True,
         )
+        if number % QUIET_EVERY == 0 and number < len(plan):
+            await load.end()
+            invariants.rested(f"after fault {number}", *await leaks(cluster))
+            load.begin()
     return faults
 
 
@@ -135,14 +123,15 @@ async def leaks(cluster: ChaosCluster) -> tuple[int, int, float]:
     began = time.monotonic()
     while True:
         places, slots, complete = 0, 0, False
-        with contextlib.suppress(grpc.RpcError):
+        with contextlib.suppress(grpc.RpcError, redis_client.RedisError, OSError):
+            held = await places_in(cluster.redis.address)
+            places = len({session for sessions in held.values() for session in sessions})
             status = await cluster.status(cluster.coordinators[0])
             loads = [verifier.telemetry for verifier in status.verifiers]
-            places = status.total_sessions
             slots = sum(load.kv_used for load in loads)
             complete = len(loads) == len(cluster.verifiers)
         waited = time.monotonic() - began
-        if (complete and not (places or slots)) or waited > REST_S:
+        if (complete and not (places or slots)) or waited > HELD_S:
             return places, slots, waited
         await asyncio.sleep(0.5)
 
@@ -189,13 +178,14 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
     prompts = Pair.in_folder(options.models).encode(harness.prompts("heldout", size.prompts))
     common = {"max_tokens": size.tokens, "ignore_eos": True, "timeout": TIMEOUT_S}
     requests = [
-        SessionRequest(f"{name} {setting}", tuple(ids[-96:]), {**common, **sampling})
+        SessionRequest(f"{name} {setting}", tuple(ids[-PROMPT:]), {**common, **sampling})
         for name, ids in prompts.items()
         for setting, sampling in SAMPLING.items()
     ]
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-    journal = Journal(options.logs)
+    invariants = Invariants(PROMPT + size.tokens + SLOTS_BESIDE)
+    journal = Journal(options.logs, on_line=invariants.read)
     began = time.monotonic()
     async with ChaosCluster(scratch, options.models, size.verifiers, journal, options.previous) as cluster:
         async with devices_of(cluster, scratch, size) as devices:
@@ -203,13 +193,14 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
             tokens = sum(map(len, expected.values()))
             sessions = size.devices * size.per_device
             print(f"{len(plan)} faults, seed {options.seed}, {sessions} sessions at once, {tokens} tokens known")
-            load, ownership = Load(devices, requests, size.per_device), Ownership()
-            watching = asyncio.create_task(ownership.watch(cluster))
+            load = Load(devices, requests, size.per_device)
+            watching = asyncio.create_task(invariants.watch(cluster, load))
             load.begin()
-            faults = await disturb(cluster, devices, load, plan)
+            faults = await disturb(cluster, devices, load, plan, invariants)
             await load.end()
             places, slots, rest_s = await leaks(cluster)
-            watching.cancel()
+            if not watching.cancel():
+                watching.result()  # what has ended it
             for device in devices:
                 journal.read(device.name, device.log)
             for kind in KINDS.values():
@@ -219,14 +210,14 @@ async def run(options: Any, scratch: Path, size: ChaosSize) -> None:
         findings = Findings(expected, faults, tie_by(target, expected))
         for outcome in load.outcomes:
             findings.add(outcome)
-    report(options, findings, journal, ownership, (places, slots, rest_s), time.monotonic() - began)
+    report(options, findings, journal, invariants, (places, slots, rest_s), time.monotonic() - began)
 
 
 def report(
     options: Any,
     findings: Findings,
     journal: Journal,
-    ownership: Ownership,
+    invariants: Invariants,
     left: tuple[int, int, float],
     seconds: float,
 ) -> None:
@@ -239,8 +230,8 @@ def report(
             print(f"{name}, {count} times: {kind}")
     for kind in journal.errors:
         print(f"first of its kind: {journal.examples[kind][:1500]}")
-    for shared in ownership.shared:
-        print(f"two owners of {shared}")
+    for violation in invariants.violations.values():
+        print(f"VIOLATED {violation}")
     print(f"all places and slots came back {rest_s:.1f} s after the last session" if not places + slots else "LEAKED")
     counts = findings.counts
     long = [pause for pause in findings.pauses if pause.seconds > 5.0]
@@ -252,7 +243,8 @@ def report(
         "leaked_slots": slots,
         "worst_pause_s": round(findings.worst_pause_s, 1),
         **{key: counts[key] for key in ("equal", "ties", "untyped", "refused", "out_of_reach", "killed")},
-        "two_owners": len(ownership.shared),
+        "violations": len(invariants.violations),
+        "looks": invariants.looks,
         "error_lines": len(journal.errors),
         "most_equal_warnings": max(journal.warnings.values(), default=0),
         "errors": dict(findings.errors.most_common()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.chaos.sessions import TIMEOUT_S, SessionOutcome
-from benchmarks.support.harness import Criterion
+from benchmarks.support.harness import Criterion, Size
 
 LONG_PAUSE_S = 5.0
 RECOVERY_S = 15.0
@@ -182,8 +182,9 @@ def criteria(result: Mapping[str, Any], minutes: float) -> Iterator[Criterion]:
         ("stuck", "sessions that did not end"),
         ("leaked_places", "places taken at the end"),
         ("leaked_slots", "KV slots in use at the end"),
-        ("two_owners", "sessions that two verifiers owned in one epoch"),
+        ("violations", "owners, places and slots that were not as they must be meanwhile"),
         ("error_lines", "kinds of lines logged at ERROR"),
     ):
         yield Criterion.none(name, result[key])
+    yield Criterion.bound("looks at them", result["looks"], at_least=1, enforced_from=Size.SMOKE)
     yield Criterion.bound("minutes", minutes, at_most=MOST_MINUTES)

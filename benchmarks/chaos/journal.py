@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,12 @@ _GRPC = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 class Journal:
     """Counts lines at ERROR and WARNING by their text, in which ids and numbers count as equal.
 
-    folder: where every line is kept, in a file for each process; None keeps none.
+    folder: where every line is kept, in a file for each process; None keeps none. on_line: receives each process's name
+    and line.
     """
 
     folder: Path | None = None
+    on_line: Callable[[str, str], None] = lambda name, line: None
     errors: Counter[str] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
     grpc: Counter[str] = field(default_factory=Counter)
@@ -31,6 +34,7 @@ class Journal:
 
     def add(self, name: str, line: str) -> None:
         """Take a line that a process has written to stderr."""
+        self.on_line(name, line)
         if self.folder is not None:
             with Path(self.folder, f"{name}.log").open("a") as file:
                 file.write(line + "\n")

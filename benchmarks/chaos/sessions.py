@@ -145,6 +145,8 @@ class Load:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def begin(self) -> None:
+        """Begin, again after `end` too."""
+        self._over = False
         slots = [(device, slot) for device in self.devices for slot in range(self.per_device)]
         self._tasks = [asyncio.create_task(self._repeat(device, turn)) for turn, (device, _) in enumerate(slots)]
 

@@ -16,17 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis.asyncio as redis_client
 
 from benchmarks.chaos import cluster as chaos_cluster
 from benchmarks.chaos import faults
-from benchmarks.chaos.__main__ import Ownership
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.findings import Findings, InjectedFault, criteria
+from benchmarks.chaos.invariants import HELD_S, SLOTS_S, Invariants, places_in
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.links import Balancer, FaultyProxy
 from benchmarks.chaos.schedule import schedule
 from benchmarks.chaos.sessions import TIMEOUT_S, SessionOutcome, SessionRequest
 from benchmarks.support.network_link import Link
+from coordinator.store import keys
+from outrider.wire.v1.coordinator_pb2 import StatusResponse
+from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 RATES = [kind.rate for kind in KINDS.values()]
 WANTED = (5, 6, 7, 8)
@@ -121,20 +125,107 @@ def test_a_pause_that_no_fault_explains_says_so() -> None:
 
 def test_every_promise_fails_the_run() -> None:
     kept = dict.fromkeys(
-        ("differing", "untyped", "lost", "stuck", "leaked_places", "leaked_slots", "two_owners", "error_lines"), 0
-    )
+        ("differing", "untyped", "lost", "stuck", "leaked_places", "leaked_slots", "violations", "error_lines"), 0
+    ) | {"looks": 1}
     assert all(criterion.met for criterion in criteria(kept, 29.0))
     for promise in kept:
-        assert sum(not criterion.met for criterion in criteria(kept | {promise: 1}, 29.0)) == 1
+        broken = {promise: 1 - kept[promise]}  # to have looked at nothing is one, too
+        assert sum(not criterion.met for criterion in criteria(kept | broken, 29.0)) == 1
 
 
-def test_a_session_has_two_owners_only_within_one_epoch() -> None:
-    ownership = Ownership()
-    for epoch, verifier in ((1, "a"), (1, "a"), (2, "b")):
-        ownership.owners["s", epoch].add(verifier)
-    assert ownership.shared == []
-    ownership.owners["s", 2].add("a")
-    assert len(ownership.shared) == 1
+# --- what is checked meanwhile
+
+
+def status(*owned: tuple[str, int, str], slots: int = 0, live: int = 0) -> StatusResponse:
+    """Return a coordinator's answer. owned: session, epoch, verifier. slots, live: of verifier v."""
+    answer = StatusResponse()
+    for session, epoch, verifier in owned:
+        answer.sessions.add(verifier_id=verifier, reported=True).telemetry.MergeFrom(
+            SessionTelemetry(session_id=session, epoch=epoch)
+        )
+    answer.verifiers.add(verifier_id="v").telemetry.MergeFrom(VerifierTelemetry(kv_used=slots, live_sessions=live))
+    return answer
+
+
+def ended_stream(session: str, epoch: int) -> str:
+    return json.dumps({"level": "INFO", "message": f"stream of epoch {epoch} ended: length", "session": session})
+
+
+def test_a_second_owner_is_found_in_what_coordinators_say_and_only_within_one_epoch() -> None:
+    seen = Invariants(10)
+    for owned in (("0123456789", 1, "a"), ("0123456789", 1, "a"), ("0123456789", 2, "b"), ("1123456789", 1, "b")):
+        seen.see(status(owned), 0.0)
+    assert not seen.violations
+    seen.see(status(("0123456789", 2, "a")), 0.0)
+    (violation,) = seen.violations.values()
+    assert violation == "session 01234567, epoch 2: owned by ['a', 'b']"
+
+
+def test_a_second_owner_is_found_in_the_verifiers_logs() -> None:
+    seen = Invariants(10)
+    journal = Journal(on_line=seen.read)
+    for verifier, epoch in (("verifier-1", 1), ("verifier-2", 2), ("verifier-1", 3)):
+        journal.add(verifier, ended_stream("01234567", epoch))
+    journal.add("verifier-2", "no line of ours: stream of epoch 3 ended")
+    assert not seen.violations
+    seen.see(status(("0123456789", 3, "verifier-2")), 0.0)
+    assert "epoch 3: owned by ['verifier-1', 'verifier-2']" in "".join(seen.violations.values())
+
+
+def test_a_place_that_outlives_its_session_is_found_once_it_has_done_so_for_long() -> None:
+    for left_at, found in ((HELD_S - 1, 0), (HELD_S + 1, 1)):
+        seen = Invariants(10)
+        for now in (0.0, HELD_S / 2, left_at):
+            seen.see_places({"placements:v": ["s", "t"], "tenant-places:x": ["s"]}, {"s", "u"}, now)
+        assert len(seen.violations) == found
+    assert "place of s: holds a place in tenant-places:x, and has ended, for 61 s" in seen.violations.values()
+
+
+def test_a_place_that_came_back_meanwhile_is_none_that_was_kept() -> None:
+    seen = Invariants(10)
+    for now, held in ((0.0, ["s"]), (HELD_S / 2, []), (HELD_S + 1, ["s"])):
+        seen.see_places({"placements:v": held}, {"s"}, now)
+    assert not seen.violations
+
+
+def test_a_place_of_a_session_of_which_nothing_is_known_is_found_once_no_session_takes_so_long() -> None:
+    seen = Invariants(10)
+    for now in (0.0, TIMEOUT_S + HELD_S + 1):
+        seen.see_places({"placements:v": ["s"]}, (), now)
+    assert "longer than a session takes" in "".join(seen.violations.values())
+
+
+def test_slots_that_no_session_needs_are_found_once_they_are_kept_for_long() -> None:
+    for slots, live, found in ((20, 2, 0), (21, 2, 1), (1, 0, 1), (0, 0, 0)):
+        seen = Invariants(10)
+        for now in (0.0, SLOTS_S + 1):
+            seen.see(status(slots=slots, live=live), now)
+        assert len(seen.violations) == found
+    seen = Invariants(10)
+    for now, slots in ((0.0, 1), (SLOTS_S, 0), (SLOTS_S + 1, 1)):
+        seen.see(status(slots=slots), now)
+    assert not seen.violations
+
+
+@pytest.mark.parametrize(("places", "slots", "found"), [(0, 0, 0), (1, 0, 1), (0, 9, 1)])
+def test_what_is_left_at_rest_is_a_violation(places: int, slots: int, found: int) -> None:
+    seen = Invariants(10)
+    seen.rested("after fault 25", places, slots, 60.0)
+    assert len(seen.violations) == found
+
+
+async def test_places_are_read_from_redis_and_those_whose_time_is_over_are_none(tmp_path: Path) -> None:
+    server = chaos_cluster.RedisServer(*chaos_cluster.free_ports(1), tmp_path, Journal())
+    await server.start()
+    try:
+        async with redis_client.Redis.from_url(f"redis://{server.address}") as store:
+            now_ms = (await store.time())[0] * 1_000
+            await store.zadd(keys.placements("v"), {"live": now_ms + 60_000, "over": now_ms - 60_000})
+            await store.zadd(keys.TENANT_PLACES + "acme", {"live": now_ms + 60_000})
+        held = await places_in(server.address)
+    finally:
+        await server.stop()
+    assert held == {keys.placements("v"): ["live"], keys.TENANT_PLACES + "acme": ["live"]}
 
 
 def test_the_journal_counts_errors_by_their_text_and_leaves_grpcs_own_apart(tmp_path: Path) -> None:

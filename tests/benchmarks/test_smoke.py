@@ -233,7 +233,7 @@ async def test_failover(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_chaos(capsys: pytest.CaptureFixture[str]) -> None:
     await chaos.main(SMOKE)
     last = last_line(capsys)
-    promises = ("differing", "lost", "stuck", "leaked_places", "leaked_slots", "untyped", "two_owners", "error_lines")
+    promises = ("differing", "lost", "stuck", "leaked_places", "leaked_slots", "untyped", "violations", "error_lines")
     assert {promise: last[promise] for promise in promises} == dict.fromkeys(promises, 0)
     assert last["faults"] == chaos.SMOKE.faults
     assert last["equal"] > 0
