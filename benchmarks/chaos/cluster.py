@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 import grpc
+import redis.asyncio as redis_client
 import torch
 import transformers
 from cryptography import x509
@@ -159,12 +160,17 @@ class Server:
 
 
 class RedisServer(Server):
-    """Redis with its data on disk, so that it can be restarted with them and without."""
+    """Redis with its data on disk, so that it can be restarted with them and without.
 
-    def __init__(self, port: int, scratch: Path, journal: Journal) -> None:
-        self._port, self._folder = port, scratch / "redis"
-        self._log = scratch / "redis.log"
+    primary: the one that it replicates when it starts; None for none.
+    """
+
+    def __init__(self, port: int, scratch: Path, journal: Journal, name: str = "redis") -> None:
+        self.primary: RedisServer | None = None
+        self._port, self._folder = port, scratch / name
+        self._log = scratch / f"{name}.log"
         options = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning")
+        options += ("--repl-diskless-sync-delay", "0")
         command = [
             str(get_binary_path()),
             "--bind",
@@ -175,14 +181,15 @@ class RedisServer(Server):
             str(self._folder),
             *options,
         ]
-        super().__init__("redis", f"127.0.0.1:{port}", command, scratch, journal)
+        super().__init__(name, f"127.0.0.1:{port}", command, scratch, journal)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         self._folder.mkdir(exist_ok=True)
+        replica = ("--replicaof", "127.0.0.1", str(self.primary._port)) if self.primary else ()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied_to_this_process(), *self.command, stdout=log, stderr=log, start_new_session=True
+                *tied_to_this_process(), *self.command, *replica, stdout=log, stderr=log, start_new_session=True
             )
         async with asyncio.timeout(10.0):
             while not await self.say("PING"):  # noqa: ASYNC110  # another process answers it
@@ -222,13 +229,29 @@ class RedisServer(Server):
                     return (await reader.readline()).startswith((b"+PONG", b"+OK"))
         return False
 
+    async def has_all(self) -> bool:
+        """Return whether it is a replica that has what its primary had a moment ago."""
+        with contextlib.suppress(redis_client.RedisError, OSError):
+            async with redis_client.Redis.from_url(f"redis://{self.address}", socket_timeout=1.0) as link:
+                state = await link.info("replication")
+                return state["role"] == "slave" and state["master_link_status"] == "up"
+        return False
+
+    async def promote(self) -> None:
+        """Be a replica no longer. Raises RuntimeError if that is refused."""
+        if not await self.say("REPLICAOF NO ONE"):
+            raise RuntimeError(f"{self.name} cannot be promoted")
+        self.primary = None
+
     def forget(self) -> None:
         """Delete its data; it must have ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class ChaosCluster:
-    """Two coordinators over one Redis, and verifiers of a tiny target, the last of them with TLS.
+    """Two coordinators over one Redis with a replica, and verifiers of a tiny target, the last of them with TLS.
+
+    Coordinators know one address of Redis, which leads to whichever of the two is the primary.
 
     It is an async context manager; whatever has ended without order is started again, as a supervisor would.
     previous: a checkout of an earlier version, for rolling upgrades; None leaves all at this one.
@@ -242,14 +265,20 @@ class ChaosCluster:
         self.ca, key = certificate(scratch)
         self.target = tiny_target(scratch / "target", models / "target")
         tls = ("--tls-cert", str(self.ca), "--tls-key", str(key))
-        redis, *ports = free_ports(3 + verifiers)
-        self.redis = RedisServer(redis, scratch, journal)
+        redis, replica, *ports = free_ports(4 + verifiers)
+        self.redis, self.replica = (
+            RedisServer(redis, scratch, journal),
+            RedisServer(replica, scratch, journal, "replica"),
+        )
+        self.replica.primary = self.redis
+        self._primary = {self.redis.address}
+        self._store = Balancer([self.redis.address, self.replica.address], self._primary, link=Link())
         addresses = [f"127.0.0.1:{port}" for port in ports]
         common = ("--log-format", "json")
         run = (sys.executable, "-m")
         self.coordinators = []
         for number, address in enumerate(addresses[:2], start=1):
-            options = ("--listen", address, "--redis", f"redis://{self.redis.address}", "--recording-share", "1.0")
+            options = ("--listen", address, "--recording-share", "1.0")
             state = ("--state-dir", str(scratch / f"state-{number}"))
             command = (*run, "coordinator.app", *options, *state, *tls, *common)
             self.coordinators.append(Server(f"coordinator-{number}", address, command, scratch, journal))
@@ -270,14 +299,18 @@ class ChaosCluster:
 
     @property
     def servers(self) -> list[Server]:
-        return [self.redis, *self.coordinators, *self.verifiers]
+        return [self.redis, self.replica, *self.coordinators, *self.verifiers]
 
     async def __aenter__(self) -> Self:
         os.environ.update(PACE.environment)
         self._stack = contextlib.AsyncExitStack()
-        await self._stack.enter_async_context(self.balancers[0])
+        for link in (self._store, self.balancers[0]):
+            await self._stack.enter_async_context(link)
+        for server in self.coordinators:
+            server.command += ("--redis", f"redis://{self._store.address}")
         try:
             await self.redis.start()
+            await self.replica.start()
             await asyncio.gather(*(server.start() for server in self.coordinators))
             joining = ("--coordinator", self.balancers[0].address, "--coordinator-ca", str(self.ca))
             for server in self.verifiers:
@@ -295,8 +328,18 @@ class ChaosCluster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self.verifiers))
-        await asyncio.gather(*(server.stop() for server in (*self.coordinators, self.redis)))
+        await asyncio.gather(*(server.stop() for server in (*self.coordinators, self.redis, self.replica)))
         await self._stack.aclose()
+
+    async def fail_over(self) -> None:
+        """Promote the replica, which gets the primary's address; the former primary is its replica when it starts."""
+        former = self.redis
+        await self.replica.promote()
+        self.redis, self.replica = self.replica, former
+        former.primary = self.redis
+        self._primary.clear()
+        self._primary.add(self.redis.address)
+        self._store.leave(former.address)
 
     async def _keep(self, server: Server) -> None:
         """Start a server again whenever it has ended, as long as it is wanted."""
@@ -338,7 +381,7 @@ class ChaosCluster:
         while (
             sum(server.running for server in self.verifiers) < verifiers
             or not all(server.running for server in self.coordinators)
-            or not self.redis.running
+            or not (self.redis.running and self.replica.running)
         ):
             if time.monotonic() > until:
                 states = {server.name: server.running for server in self.servers}

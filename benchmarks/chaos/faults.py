@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -205,6 +206,24 @@ def redis_away(*, empty: bool) -> Inject:
 
 
 @contextlib.asynccontextmanager
+async def redis_failed_over(bed: Testbed) -> AsyncIterator[Struck]:
+    """Kill Redis, and promote its replica in the end; what was not replicated is lost."""
+    cluster = bed.cluster
+    if not await cluster.replica.has_all():
+        yield Struck("redis, whose replica is not ready", missed=True)
+        return
+    former = cluster.redis
+    former.wanted = False
+    await former.kill()
+    try:
+        yield Struck(former.name)
+    finally:
+        await cluster.fail_over()
+        former.wanted = True
+    await former.until_ready()
+
+
+@contextlib.asynccontextmanager
 async def redis_full(bed: Testbed) -> AsyncIterator[Struck]:
     await bed.cluster.redis.say("CONFIG SET maxmemory 1")
     try:
@@ -275,12 +294,19 @@ def _link(bed: Testbed, *, tls: bool | None = None) -> tuple[Device, str, Faulty
     return bed.draw.choice([entry for entry in links if entry[2].in_use] or links)
 
 
-def bytes_broken(how: str, *, up: bool, tls: bool) -> Inject:
-    """Return a fault that flips a bit or loses bytes on a verifier's link, once."""
+def _coordinators_link(bed: Testbed) -> tuple[Device, str, FaultyProxy]:
+    """Return a link between a device and the coordinators, one in use if there is any."""
+    used = [device for device in bed.devices if device.front.in_use]
+    device = bed.draw.choice(used or bed.devices)
+    return device, "a coordinator", device.front
+
+
+def bytes_broken(how: str, *, up: bool, of: Callable[[Testbed], tuple[Device, str, FaultyProxy]]) -> Inject:
+    """Return a fault that flips a bit or loses bytes on a device's link, once. of: returns the link."""
 
     @contextlib.asynccontextmanager
     async def fault(bed: Testbed) -> AsyncIterator[Struck]:
-        device, name, link = _link(bed, tls=tls)
+        device, name, link = of(bed)
         before = link.tampered
         (link.flip if how == "flip" else link.lose)(up=up)
         with contextlib.suppress(TimeoutError):
@@ -429,6 +455,7 @@ def _kinds() -> Iterable[FaultKind]:
     yield FaultKind("redis frozen", frozen(redis), (0.5, 6.0), refuses=True)
     yield FaultKind("redis away", redis_away(empty=False), (0.5, 6.0), refuses=True)
     yield FaultKind("redis emptied", redis_away(empty=True), (0.1, 2.0), refuses=True, smoke=True)
+    yield FaultKind("redis failed over", redis_failed_over, (0.1, 6.0), refuses=True)
     yield FaultKind("redis full", redis_full, (0.5, 6.0), refuses=True)
     yield FaultKind("coordinators unreachable", coordinators_unreachable, (0.5, 8.0), refuses=True)
     yield FaultKind("device killed", device_killed, (0.1, 0.5), weight=0.5)
@@ -443,9 +470,11 @@ def _kinds() -> Iterable[FaultKind]:
     yield replace(everywhere, refuses=True, weight=1.5)
     for how, few in (("flip", "bit flipped"), ("lose", "bytes lost")):
         for up, way in ((True, "up"), (False, "down")):
-            plain = FaultKind(f"{few} {way}", bytes_broken(how, up=up, tls=False), (0.3, 1.0), weight=2.0)
-            yield replace(plain, smoke=how == "flip")
-            yield FaultKind(f"{few} {way}, TLS", bytes_broken(how, up=up, tls=True), (0.3, 1.0))
+            plain, secure = (functools.partial(_link, tls=tls) for tls in (False, True))
+            kind = FaultKind(f"{few} {way}", bytes_broken(how, up=up, of=plain), (0.3, 1.0), weight=2.0)
+            yield replace(kind, smoke=how == "flip")
+            yield FaultKind(f"{few} {way}, TLS", bytes_broken(how, up=up, of=secure), (0.3, 1.0))
+            yield FaultKind(f"{few} {way}, coordinator", bytes_broken(how, up=up, of=_coordinators_link), (0.3, 1.0))
     yield FaultKind("slow link", changed_link(down_bps=SLOW_BPS, up_bps=SLOW_BPS), (1.0, 6.0))
     yield FaultKind("round trip of 4 s", changed_link(rtt_ms=FAR_MS), (10.0, 14.0), weight=0.3)
     yield FaultKind("disk full, verifier", disk_full(verifier), (1.5, 6.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -248,6 +249,38 @@ def test_the_journal_counts_errors_by_their_text_and_leaves_grpcs_own_apart(tmp_
     assert len((tmp_path / "verifier-2.log").read_text().splitlines()) == 4
 
 
+async def test_a_replica_that_is_promoted_has_what_its_primary_had_and_the_former_one_follows_it(
+    tmp_path: Path,
+) -> None:
+    ports = chaos_cluster.free_ports(2)
+    first, second = (
+        chaos_cluster.RedisServer(port, tmp_path, Journal(), name) for port, name in zip(ports, "ab", strict=True)
+    )
+    second.primary = first
+    try:
+        await first.start()
+        await second.start()
+        assert not await first.has_all()  # it is no replica
+        async with asyncio.timeout(20):
+            while not await second.has_all():  # noqa: ASYNC110  # another process copies
+                await asyncio.sleep(0.05)
+        assert await first.say("SET key value")
+        async with redis_client.Redis.from_url(f"redis://{first.address}") as store:
+            assert await store.wait(1, 5_000) == 1
+        await first.kill()
+        await second.promote()
+        first.primary = second
+        await first.start()
+        async with redis_client.Redis.from_url(f"redis://{second.address}") as store:
+            assert await store.get("key") == b"value"
+            assert (await store.info("replication"))["role"] == "master"
+        async with redis_client.Redis.from_url(f"redis://{first.address}") as store:
+            assert (await store.info("replication"))["role"] == "slave"
+    finally:
+        await first.stop()
+        await second.stop()
+
+
 # --- links and clocks
 
 
@@ -281,7 +314,7 @@ async def test_a_flip_that_waits_in_vain_for_a_chunk_has_struck_nothing(monkeypa
     device = SimpleNamespace(name="device", number=1, links={"v": link})
     verifiers = [SimpleNamespace(name="v", tls=False)]
     bed: Any = SimpleNamespace(devices=[device], cluster=SimpleNamespace(verifiers=verifiers), draw=random.Random(1))
-    async with faults.bytes_broken("flip", up=True, tls=False)(bed) as struck:
+    async with faults.bytes_broken("flip", up=True, of=functools.partial(faults._link, tls=False))(bed) as struck:
         assert struck.missed
 
 
