@@ -24,6 +24,8 @@ FAR_MS = 4_000.0
 SLOW_BPS = 8_000.0
 TAMPER_S = 3.0
 """Time in which a chunk must come by that a fault waits for."""
+REPLICA_S = 10.0
+"""Time in which a replica must have all that its primary has."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,11 @@ def redis_away(*, empty: bool) -> Inject:
 async def redis_failed_over(bed: Testbed) -> AsyncIterator[Struck]:
     """Kill Redis, and promote its replica in the end; what was not replicated is lost."""
     cluster = bed.cluster
-    if not await cluster.replica.has_all():
+    try:
+        async with asyncio.timeout(REPLICA_S):
+            while not await cluster.replica.has_all():
+                await asyncio.sleep(0.1)
+    except TimeoutError:
         yield Struck("redis, whose replica is not ready", missed=True)
         return
     former = cluster.redis

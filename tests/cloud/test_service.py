@@ -135,6 +135,28 @@ async def test_a_message_that_was_changed_on_the_way_ends_the_stream_with_the_ad
     assert not [request for request in plain.engine.requests if request.HasField("append")]
 
 
+def older_open(ticket: bytes = b"") -> bytes:
+    """Return a first message as devices sent it that had the ticket in Open's field 2, and Attach in field 3."""
+    attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING).SerializeToString()
+    fields = ((1, b"s"), (2, ticket), (3, attach))
+    message = b"".join(bytes([number << 3 | 2, len(data)]) + data for number, data in fields if data)
+    return bytes([2 << 3 | 2, len(message)]) + message
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_device_of_before_tickets_were_metadata_is_refused_as_what_it_is(tmp_path, asks):
+    async def authorise(ticket):
+        if asks and ticket != b"ticket":
+            raise Unauthenticated("no ticket")
+
+    async with front(tmp_path, authorise=authorise) as running:
+        call = running.channel.stream_stream(SESSION, response_deserializer=session_pb2.ServerMessage.FromString)()
+        await call.write(older_open(b"ticket" if asks else b""))
+        error = await Stream(call).refusal()
+        assert type(error) is (Unauthenticated if asks else BadRequest)
+        assert running.engine.requests == []
+
+
 async def test_an_open_out_of_bounds_is_refused_by_field_value_and_bound(plain):
     stream = Stream(plain.stub.Session())
     attach = session_pb2.Attach(epoch=1, prompt=[5, 101], max_tokens=8)
