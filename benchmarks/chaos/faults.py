@@ -213,7 +213,7 @@ async def redis_failed_over(bed: Testbed) -> AsyncIterator[Struck]:
     cluster = bed.cluster
     try:
         async with asyncio.timeout(REPLICA_S):
-            while not await cluster.replica.has_all():
+            while not await cluster.replica.has_all():  # noqa: ASYNC110  # another process copies
                 await asyncio.sleep(0.1)
     except TimeoutError:
         yield Struck("redis, whose replica is not ready", missed=True)
