@@ -79,6 +79,7 @@ class Engine:
         self.grammars = grammars
         self.config = config or EngineConfig()
         self.counters = EngineCounters(clock())
+        self.expected_s = 0.0
         self.allocation: AllocationPolicy = by_acceptance
         self._clock = clock
         self._executor = executor
@@ -208,6 +209,9 @@ class Engine:
             self._end_stalled(STALLED_WHEN_FULL_S if blocked else self.config.stall_timeout_s)
         decision = self._decide(now)
         plan = decision if isinstance(decision, StepPlan) else decision.plan
+        if plan is not None:
+            rows = [allocation.chain + allocation.nodes for allocation in plan.allocations]
+            self.expected_s = self._profiler.expected_s(sum(rows), len(rows))
         # After a draft the caller comes back with the nodes that have arrived meanwhile.
         if not (plan is not None and self._draft(plan)) and isinstance(decision, StepPlan):
             self._run(decision)

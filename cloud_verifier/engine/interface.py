@@ -51,6 +51,8 @@ class VerificationEngine(Protocol):
     """
 
     counters: EngineCounters
+    expected_s: float
+    """Seconds that the step that runs, or else the last one, should take. Any thread may read it at any time."""
     grammars: Grammars | None
     """Those of the target's tokenizer. The caller should compile a session's grammar, on another thread, and wait for
     `ready_for` before it calls `start`, which else compiles it; None if the target serves no grammars."""

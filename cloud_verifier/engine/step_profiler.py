@@ -44,6 +44,8 @@ class StepProfiler:
         """Whether the current step followed another one without idle time."""
         self._drafted_s = 0.0
         """Seconds of drafting for the next step before it begins."""
+        self._last_s = 0.0
+        """Seconds of the last step."""
 
     def idle(self) -> None:
         """Note that there is nothing to do: the time until the next step belongs to no step."""
@@ -71,7 +73,13 @@ class StepProfiler:
     def end(self) -> None:
         """End the step, whatever became of it."""
         self._last_end = perf_counter()
+        self._last_s = self._last_end - self._marks[1]
         self._drafted_s = 0.0
+
+    def expected_s(self, rows: int, sessions: int) -> float:
+        """Return the seconds that a step should take: as the last one, if its rows cost less, since chunks of a long
+        prompt get slower as it grows."""
+        return max(self.cost.seconds(rows, sessions), self._last_s)
 
     def record_step(self, *, rows: int, sessions: int, tokens: int, prefilled: bool) -> None:
         """Learn from a step that has gone well and all of whose parts have ended. tokens: that it committed."""

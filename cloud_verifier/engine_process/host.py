@@ -25,6 +25,9 @@ Inbox = asyncio.Queue[pb.EngineEvent]
 STOP_TIMEOUT_S = 5.0
 TICK_S = 0.25
 """The longest slice in which an engine's silence is counted, in seconds."""
+OVERDUE = 10.0
+"""A step that takes so many times as long as it should hangs: what it is compared with was measured, perhaps on a machine
+that had nothing else to do."""
 ENGINE_GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
@@ -45,6 +48,8 @@ class EngineHost:
         """Whether the engine has sent any event."""
         self._quiet_s = self._stuck_s = 0.0
         """Seconds that this process has run without any event of the engine, and without one that its loop sent."""
+        self._expected_s = 0.0
+        """Seconds that the engine's step should take, as it told last."""
         self.stats = pb.EngineStats()
         """The engine's last statistics, at most a quarter of a second old while it runs."""
         self.on_recorded: Callable[[pb.EngineEvent], None] = lambda event: None
@@ -54,8 +59,10 @@ class EngineHost:
 
     @property
     def quiet_ms(self) -> int:
-        """Return for how long the engine's process has given no sign of life, in milliseconds."""
-        return round(1000 * self._quiet_s)
+        """Return for how long the engine has given no sign of life, in milliseconds: its process, or its loop, if the
+        step should have ended long ago."""
+        overdue = self._stuck_s > OVERDUE * self._expected_s
+        return round(1000 * (self._stuck_s if overdue else self._quiet_s))
 
     async def start(self) -> pb.EngineReady:
         """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
@@ -157,7 +164,9 @@ class EngineHost:
             while True:
                 event = await ipc.read_event(reader)
                 self._heard, self._quiet_s = True, 0.0
-                if not event.HasField("alive"):
+                if event.HasField("alive"):
+                    self._expected_s = event.alive.expected_s
+                else:
                     self._stuck_s = 0.0
                     self._deliver(event)
         except (asyncio.IncompleteReadError, ConnectionError):

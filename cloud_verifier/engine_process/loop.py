@@ -272,13 +272,14 @@ def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineRea
     gc.collect()
     gc.freeze()  # looking through what was loaded would delay steps
     end.send([pb.EngineEvent(ready=ready)])
-    threading.Thread(target=tell_alive, args=(end,), name="alive", daemon=True).start()
+    threading.Thread(target=tell_alive, args=(end, engine), name="alive", daemon=True).start()
     EngineLoop(engine, end).run()
 
 
-def tell_alive(end: EngineEnd) -> None:
-    """Tell the front that this process runs until the front has gone: a long step is no reason to leave it."""
+def tell_alive(end: EngineEnd, engine: VerificationEngine) -> None:
+    """Tell the front, until it has gone, that this process runs, and how long a step may keep the loop from speaking:
+    a long step is no reason to leave the verifier, one that hangs is."""
     with contextlib.suppress(OSError):  # also of a socket that this process has closed, as it ends
         while not end.closed:
-            end.send([pb.EngineEvent(alive=pb.Alive())])
+            end.send([pb.EngineEvent(alive=pb.Alive(expected_s=engine.expected_s))])
             time.sleep(ALIVE_INTERVAL_S)

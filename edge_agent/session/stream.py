@@ -44,6 +44,8 @@ _ENGINE_S = 0.5
 """Additional time for which a verifier's engine may be quiet: the verifier measures it every 0.25 s."""
 _UNHEARD_PONGS = 3
 """As many answers to pings must be missing at the verifier: after a pause of this device the older ones are late."""
+_LATE_S = 0.5
+"""A wait that ends so much later than it should shows that this process has not run: it was suspended, or kept busy."""
 _RETIRED_S = 600.0
 """Time for which sessions may go on over a connection that takes no new ones."""
 
@@ -127,25 +129,31 @@ class VerifierStream:
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._call: Any = None
-        self._pump: asyncio.Task[None] | None = None
+        self._silent = False
+        """Whether the verifier was silent for too long, and the call was cancelled for it."""
+        self._waits_since = self._began
+        """When this process began to listen for the next message, since it was suspended last."""
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def __aenter__(self) -> Self:
         metadata = (*call_metadata(), *ticket_metadata(self._ticket), *self._framing.metadata())
         self._call = self._begin(metadata=metadata)
-        pump = self._pump = asyncio.create_task(self._write())
+        pump = asyncio.create_task(self._write())
+        self._tasks = pump, asyncio.create_task(self._watch())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
         self._call.add_done_callback(lambda _: pump.cancel())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._tasks[1].cancel()  # what comes now is not waited for that long
         if kind is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
                     await self._farewell()
         self._call.cancel()
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.wait({self._pump})
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
     def open(self, message: Open) -> None:
         """Send Open, which must come first."""
@@ -208,20 +216,35 @@ class VerifierStream:
         self._pongs.append((ping.nonce, now))
 
     async def _read(self) -> Any:
+        self._waits_since = time.monotonic()
         try:
-            async with asyncio.timeout(self._allowed_s):
-                return await self._call.read()
-        except TimeoutError:
-            if not self._answered:
-                self._timeout.expired(self._silence_s + _CONNECT_S, self._allowed_s)
-            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
+            return await self._call.read()
         except grpc.RpcError as error:
             raise error_on_the_way(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._call.done() and task is not None and not task.cancelling():
+            if not self._call.done() or task is None or task.cancelling():
+                raise
+            if not self._silent:
                 raise Unavailable("the stream was cancelled by the connection") from None
-            raise
+            if not self._answered:
+                self._timeout.expired(self._silence_s + _CONNECT_S, self._allowed_s)
+            raise VerifierSilent(f"{self._peer} has been silent for {self._allowed_s:g} s") from None
+
+    async def _watch(self) -> None:
+        """End the stream of a verifier that is silent for too long while this process runs.
+
+        After a suspension, of this process or the whole machine, the verifier has the whole time again: what it has sent
+        meanwhile is still on the way. The clock of the day goes on while a machine sleeps, others may not.
+        """
+        while (left_s := self._waits_since + self._allowed_s - time.monotonic()) > 0:
+            wait_s = min(left_s, _LATE_S)
+            due = time.time() + wait_s
+            await asyncio.sleep(wait_s)
+            if time.time() - due > _LATE_S:
+                self._waits_since = time.monotonic()
+        self._silent = True
+        self._call.cancel()
 
     def _put(self, message: pb.ClientMessage) -> int:
         """Send a message, and return its size in bytes."""
@@ -241,8 +264,7 @@ class VerifierStream:
     async def _farewell(self) -> None:
         """Half-close the stream, and wait until the verifier ends it."""
         self._outbox.put_nowait(None)
-        if self._pump is not None:
-            await asyncio.wait({self._pump})
+        await asyncio.wait(self._tasks[:1])
         with contextlib.suppress(grpc.RpcError):
             while await self._call.read() is not grpc.aio.EOF:
                 pass

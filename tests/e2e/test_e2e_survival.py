@@ -99,6 +99,36 @@ async def test_a_verifier_that_stops_is_left_and_when_it_wakes_nothing_changes(s
     await settled.settled()  # the zombie has let go of the session, and is a verifier again
 
 
+async def test_a_verifier_whose_step_hangs_is_left_although_its_processes_run(settled, device, expected):
+    options = {**SAMPLED, "max_tokens": 480}
+    whole = await undisturbed(settled, device, expected, options)
+    running = await device.begin(settled.here, PROMPT, **options)
+    await running.until_tokens(EARLY)
+    [engine] = children_of(settled.verifier_at(running.attaches[0]).pid)
+    hung = now()
+    os.kill(engine, signal.SIGUSR1)
+    await running.until_attaches(2)
+    resumed = running.times[-1] - hung
+    assert (await running.done())["tokens"] == whole
+    assert resumed < 5.0
+    await settled.settled()  # once the step goes on the session is freed
+
+
+async def test_a_device_that_was_stopped_goes_on_at_its_verifier(settled, device, expected):
+    options = {**SAMPLED, "max_tokens": 480}
+    whole = await undisturbed(settled, device, expected, options)
+    running = await device.begin(settled.here, PROMPT, **options)
+    await running.until_tokens(EARLY)
+    device.process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(4.0)
+    finally:
+        device.process.send_signal(signal.SIGCONT)
+    done = await running.done()
+    assert done["tokens"] == whole
+    assert done["attaches"] == 1
+
+
 async def test_the_engines_death_ends_the_verifier_and_not_the_session(settled, device, expected):
     whole = await undisturbed(settled, device, expected, GREEDY)
     running = await device.begin(settled.here, PROMPT, **GREEDY)

@@ -145,6 +145,21 @@ async def test_a_verifier_whose_engine_is_silent_is_left(channels: Channels) -> 
         assert "engine" in session.failures[0]
 
 
+@pytest.mark.parametrize("suspended_s", [1.5, 4.0])
+async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
+    channels: Channels, suspended_s: float
+) -> None:
+    async with behind_a_proxy(Script(target, step_s=0.01)) as proxy:
+        session = Session(proxy, channels, tokens=100)
+        got = []
+        async for token in session.tokens():
+            got.append(token)
+            if len(got) == 20:
+                time.sleep(suspended_s)  # noqa: ASYNC251  # as if the whole machine had been
+        assert got == continuation(PROMPT, 100)
+        assert session.failures == [] and session.statistics.attaches == 1
+
+
 @pytest.mark.parametrize("older_first", [True, False])
 async def test_a_session_goes_from_a_verifier_of_the_previous_version_to_a_newer_one_and_back(
     channels: Channels, older_first: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -428,6 +429,26 @@ def test_only_rows_that_the_target_has_computed_count_as_work(monkeypatch: pytes
     served.attach("in", device_of(prompt_of(30), ignore_eos=True, max_tokens=2))
     served.turn()
     assert observed == [(30, 1)] and served.engine.counters.prefilled == 29
+
+
+def test_while_a_step_runs_the_engine_tells_how_long_it_should_take() -> None:
+    told: list[float] = []
+
+    class Slower(FakeExecutor):
+        """Takes a tenth of a second for its first step."""
+
+        def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+            told.append(served.engine.expected_s)
+            time.sleep(0.0 if len(told) > 1 else 0.1)
+            return super().run(rows, lap)
+
+    executor = Slower(CONFIG)
+    executor.cost = StepCost({1: 1e-3, 32: 0.03})
+    served = Served(Engine(executor, CONFIG))
+    served.attach("s", device_of(prompt_of(30), ignore_eos=True, max_tokens=3))
+    served.run()
+    assert 0.025 < told[0] < 0.035
+    assert 0.1 <= told[1] < 0.5 and told[2] < 0.1
 
 
 PERSON = {

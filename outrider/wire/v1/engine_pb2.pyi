@@ -85,8 +85,10 @@ class EngineEvent(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., commit: _Optional[_Union[_session_pb2.Commit, _Mapping]] = ..., failure: _Optional[_Union[EngineFailure, _Mapping]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., ready: _Optional[_Union[EngineReady, _Mapping]] = ..., progress: _Optional[_Union[EngineProgress, _Mapping]] = ..., recorded: _Optional[_Union[RecordedTokens, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("expected_s",)
+    EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
+    expected_s: float
+    def __init__(self, expected_s: _Optional[float] = ...) -> None: ...
 
 class RecordedTokens(_message.Message):
     __slots__ = ("start", "token", "top", "top_ids", "top_log_probs", "tail", "proposed_depths", "draft_release")
