@@ -26,8 +26,7 @@ STOP_TIMEOUT_S = 5.0
 TICK_S = 0.25
 """The longest slice in which an engine's silence is counted, in seconds."""
 OVERDUE = 10.0
-"""A step that takes so many times as long as it should hangs: what it is compared with was measured, perhaps on a machine
-that had nothing else to do."""
+"""A step that takes so many times as long as it should hangs. Fewer would be too few on a machine that got busy."""
 ENGINE_GONE = "the verifier's engine process has ended; resume on another verifier"
 
 

@@ -234,8 +234,8 @@ class VerifierStream:
     async def _watch(self) -> None:
         """End the stream of a verifier that is silent for too long while this process runs.
 
-        After a suspension, of this process or the whole machine, the verifier has the whole time again: what it has sent
-        meanwhile is still on the way. The clock of the day goes on while a machine sleeps, others may not.
+        After a suspension, of this process or the whole machine, the verifier has the whole time again: what it has
+        sent meanwhile is still on the way. The clock of the day goes on while a machine sleeps, others may not.
         """
         while (left_s := self._waits_since + self._allowed_s - time.monotonic()) > 0:
             wait_s = min(left_s, _LATE_S)

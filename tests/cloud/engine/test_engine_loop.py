@@ -66,7 +66,7 @@ def test_telling_the_front_that_the_process_runs_ends_quietly_with_either_end_of
     front.close()
     if ours_too:
         engine.close()
-    tell_alive(end, SimpleNamespace(expected_s=0.0))  # type: ignore[arg-type]
+    tell_alive(end, SimpleNamespace(expected_s=0.0))
     engine.close()
 
 
