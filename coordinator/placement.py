@@ -80,7 +80,9 @@ def refusal(fleet: Sequence[VerifierStatus], request: PlacementRequest, alive: i
         )
     names = sorted({verifier.registration.target.name for verifier in fleet})
     if not names:
-        return Unavailable("no verifier is registered; start one, or ask again once it has registered")
+        return Unavailable(
+            "no verifier is registered; start one, or ask again once it has registered", retry_after_s=1.0
+        )
     return NotFound(f"no verifier serves target {request.target!r}; the cluster serves {_list(names)}")
 
 

@@ -126,7 +126,8 @@ class EdgeSettings(BaseSettings):
     """Seconds that a session without progress looks for a verifier before the draft goes on alone, if `offline` is
     draft_only."""
     resume_budget_s: float | None = Field(default=None, ge=0.0)
-    """Seconds that a session without progress looks for a verifier before it fails; without it, as long as the
-    request's timeout allows."""
+    """Seconds that a session, or a request that has none yet, looks for a verifier without progress before it fails;
+    without it, as long as the request's timeout allows."""
     open_budget_s: float = Field(default=30.0, ge=0.0)
-    """Seconds that a request looks for room in the cluster, or tries again before its first token."""
+    """Seconds that a request looks for room in the cluster, or tries again before its first token; also those that
+    loading the target, before the first request, waits for a verifier."""

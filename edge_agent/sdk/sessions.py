@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import grpc
 
@@ -26,9 +28,12 @@ from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
+from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 DESCRIBE_S = 1.0
 """Seconds that a verifier may take to answer a probe, beside round trips; it does so beside its steps."""
@@ -72,6 +77,7 @@ class Sessions:
         self._api_key = api_key
         self._tls = tls
         self._reroute = dict(reroute)
+        self._absence = RepeatedFailure(log, "the cluster has a verifier again")
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._drivers: set[SessionDriver] = set()
 
@@ -91,7 +97,10 @@ class Sessions:
             self._tasks.check_open()
             drafts = self.drafts
             release = drafts.pool.label if drafts.pool else ""
-            placement = await self._placed(len(session.prompt), release, request.traffic_class)
+            budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
+            if request.offline == "draft_only":
+                budget_s = min(budget_s, self.settings.offline_after_s)
+            placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
                 if drafts.pool is not None and drafts.pool.label == release and placement.prior:
@@ -113,9 +122,6 @@ class Sessions:
                 padding=self.settings.padding,
                 timeout=self._channels.timeout,
             )
-            budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
-            if request.offline == "draft_only":
-                budget_s = min(budget_s, self.settings.offline_after_s)
             route = self.route(placement, budget_s)
             driver = SessionDriver(session, draft, route, self.dial, options, statistics)
             self._drivers.add(driver)
@@ -201,25 +207,45 @@ class Sessions:
 
     # --- placement
 
-    async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
-        """Open a session at the coordinator; None without one."""
+    async def place(
+        self,
+        prompt_tokens: int = 0,
+        draft_release: str = "",
+        traffic_class: str = "",
+        look_s: float | None = None,
+        statistics: Statistics | None = None,
+    ) -> Placement | None:
+        """Open a session at the coordinator; None without one.
+
+        look_s: how long to wait while no verifier lives; None: as long as for room. statistics: tell why it waits.
+        """
         if not self._coordinator_address:
             return None
+
+        def waits(error: OutriderError) -> None:
+            if statistics is not None:
+                statistics.attach_failure = str(error)
+            if isinstance(error, Unavailable):
+                self._absence.failed("%s; requests wait for one", error)
+
         wait_s = self.settings.open_budget_s
         placement = await self.coordinator().open(
             self._target,
             prompt_tokens,
             wait_s=wait_s,
+            look_s=wait_s if look_s is None else look_s,
+            on_wait=waits,
             draft_release=draft_release,
             traffic_class=traffic_class,
             device_ids=self.device_ids(),
         )
+        self._absence.worked()
         self.on_release_notice(placement.release_serial)
         return placement
 
-    async def _placed(self, prompt_tokens: int, draft_release: str, traffic_class: str) -> Placement | None:
+    async def _placed(self, *arguments: Any) -> Placement | None:
         """Place as `place` does, but leave no session behind if the caller is cancelled meanwhile."""
-        placing = self._tasks.begin(self.place(prompt_tokens, draft_release, traffic_class))
+        placing = self._tasks.begin(self.place(*arguments))
         try:
             return await self._tasks.result_of(placing)
         except asyncio.CancelledError:

@@ -96,6 +96,8 @@ class CoordinatorClient:
         prompt_tokens: int = 0,
         *,
         wait_s: float = 0.0,
+        look_s: float = 0.0,
+        on_wait: Callable[[OutriderError], None] = lambda error: None,
         patient: bool = True,
         draft_release: str = "",
         traffic_class: str = "",
@@ -107,7 +109,10 @@ class CoordinatorClient:
         device_ids: those of `release_offer` for drafts and for stores: the session counts in a trial if it drafts with
         what they were offered.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
-        Overloaded is raised. patient: whether a coordinator that cannot be reached is waited for, since it may be
+        Overloaded is raised. look_s: likewise for a cluster that has no verifier at present, and for its coordinator if
+        that goes meanwhile; then Unavailable is raised, with `waited`. on_wait: called with the reason of every wait,
+        which says how long it has been.
+        patient: whether a coordinator that cannot be reached is waited for, since it may be
         restarting; if it does not come back, Unavailable is raised, with `waited`. If the caller is cancelled during
         the call, the session is closed once it has been opened.
         """
@@ -119,15 +124,25 @@ class CoordinatorClient:
             device_id=device_ids[0],
             store_device_id=device_ids[1],
         )
-        deadline = time.monotonic() + wait_s
+        since, tries, looks = time.monotonic(), 0, False
         while True:
             try:
                 reply = await (self._open(request) if patient else self._open_once(request))
                 return Placement(reply.session_id, _grants(reply), reply.target, _prior(reply), reply.release_serial)
-            except Overloaded as error:
-                delay_s = max(error.retry_after_s, _LEAST_DELAY_S)
-                if not time.monotonic() + delay_s <= deadline:  # so that a NaN raises, too
+            except (Overloaded, Unavailable) as error:
+                absent = isinstance(error, Unavailable)
+                if absent is not looks:  # a cluster that comes back may be full at first
+                    since, tries = time.monotonic(), 0
+                allowed_s = wait_s if not absent else look_s if error.retry_after_s or (looks and tries) else 0.0
+                looks, tries, delay_s = absent, tries + 1, max(error.retry_after_s, _LEAST_DELAY_S)
+                waited_s = time.monotonic() - since
+                if tries > 1:
+                    error.args = (f"{error} (asked {tries} times in {waited_s:.0f} s)",)
+                if not waited_s + delay_s <= allowed_s:  # so that a NaN raises, too
+                    if isinstance(error, Unavailable) and tries > 1:
+                        error.waited = True
                     raise
+                on_wait(error)
             await asyncio.sleep(delay_s)
 
     async def resume(
@@ -163,8 +178,8 @@ class CoordinatorClient:
         try:
             return await self._open_once(request)
         except Unavailable as unreachable:
-            if time.monotonic() - begun >= RECONNECT_TIMEOUT_S:
-                raise  # it has been waited for, and another try waits for longer
+            if unreachable.retry_after_s or time.monotonic() - begun >= RECONNECT_TIMEOUT_S:
+                raise  # it has answered, or has been waited for, and another try waits for longer
             # The coordinator may have just restarted: a channel that failed does not reconnect until its back-off ends.
             begun = time.monotonic()
             try:

@@ -57,7 +57,7 @@ class Statistics:
     address: str = ""
     """Address of the verifier that was attached last."""
     attach_failure: str = ""
-    """Why the last stream ended, until a later one brings tokens."""
+    """Why the last stream ended, or the session has not been placed yet, until a stream brings tokens."""
     rtt_ms: float = 0.0
     """Round trip that the verifier measured last; 0 where it has not."""
     appends: int = 0

@@ -9,7 +9,7 @@ from peers import identity, until
 
 from coordinator import placement
 from coordinator.records import PlacementRequest, VerifierRegistration, VerifierStatus
-from outrider.core.errors import BadRequest, OutriderError, Overloaded
+from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.core.telemetry import VerifierTelemetry
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
@@ -40,6 +40,16 @@ async def test_fifty_concurrent_opens_over_two_coordinators_fill_every_place_and
     assert len({o.session_id for o in placed}) == 23
     assert {type(error) for error in turned_away} == {Overloaded}
     assert all(error.retry_after_s > 0 and "full, draining or cordoned" in str(error) for error in turned_away)
+
+
+async def test_without_any_verifier_a_device_is_told_when_to_ask_again_and_for_another_target_it_is_not(
+    coordinator, refused
+):
+    error = await refused(coordinator.open())
+    assert isinstance(error, Unavailable) and error.retry_after_s == 1.0
+    await coordinator.join("v1")
+    error = await refused(coordinator.open(target="another"))
+    assert isinstance(error, NotFound) and not error.retry_after_s
 
 
 async def test_a_closed_session_makes_room(coordinator, refused):

@@ -13,10 +13,10 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
-from edge_agent import AsyncClient, EdgeSettings
+from edge_agent import AsyncClient, EdgeSettings, Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, TimedOut, Unauthenticated, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 SETTINGS = EdgeSettings(silence_s=0.3)
@@ -199,6 +199,43 @@ async def test_a_session_that_was_refused_to_a_cancelled_caller_is_not_said_to_b
             coordinator.refuse = Overloaded("no room")
             coordinator.answering.set()
     assert "could not be closed" not in caplog.text
+
+
+GONE = Unavailable("no verifier is registered", retry_after_s=0.1)
+
+
+async def test_a_request_waits_for_a_verifier_longer_than_all_retries_would(
+    client: AsyncClient, coordinator: FakeCoordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.prepare()
+    coordinator.refuse = GONE
+    before = coordinator.opened
+    (waiting,) = begin(client, 1)
+    await until(lambda: coordinator.opened >= before + 10)
+    coordinator.refuse = None
+    assert (await waiting).token_ids
+    told = [record.getMessage() for record in caplog.records if record.name == "edge_agent.sdk.sessions"]
+    assert told == ["no verifier is registered; requests wait for one"]
+
+
+async def test_a_request_that_found_no_verifier_says_how_long_it_has_looked(
+    client: AsyncClient, coordinator: FakeCoordinator
+) -> None:
+    await client.prepare()
+    coordinator.refuse = GONE
+    with pytest.raises(TimedOut, match=r"within 1 s.*no verifier is registered \(asked \d+ times in [01] s\)$"):
+        await client.generate("x", max_tokens=4, timeout=Timeout(None, 1.0))
+
+
+@pytest.mark.parametrize("error", [NotFound("no verifier serves target 't'"), Unauthenticated("no such key")])
+async def test_a_request_that_can_never_be_served_fails_at_once(
+    client: AsyncClient, coordinator: FakeCoordinator, error: OutriderError
+) -> None:
+    await client.prepare()
+    coordinator.refuse, before = error, coordinator.opened
+    with pytest.raises(type(error)):
+        await client.generate("x", max_tokens=4)
+    assert coordinator.opened == before + 1
 
 
 async def test_a_request_that_waits_for_room_asks_no_more_once_it_is_cancelled(

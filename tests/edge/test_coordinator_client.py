@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import time
 
 import grpc
@@ -136,6 +137,38 @@ async def test_a_full_cluster_is_asked_again_when_it_says():
         assert (await CoordinatorClient(lambda: channel, None, ensure).open("", wait_s=5.0)).session_id == "s"
     pauses = [later - earlier for earlier, later in itertools.pairwise(opens.asked)]
     assert len(pauses) == 5 and all(0.15 < pause < 2.0 for pause in pauses) and sorted(pauses)[3] < 0.6
+    await server.stop(0)
+
+
+async def test_a_cluster_without_a_verifier_is_asked_again_and_so_is_one_that_is_full_when_it_has_one():
+    opens, reasons = Opens(retry_after_s=0.1), []
+    opens.refusal = Unavailable("no verifier", retry_after_s=0.1)
+    server, port = await serving("127.0.0.1:0", opens)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        coordinator = CoordinatorClient(lambda: channel, None, ensure)
+        looking = asyncio.create_task(coordinator.open("", wait_s=0.4, look_s=60.0, on_wait=reasons.append))
+        await asyncio.sleep(1.0)
+        await server.stop(0)  # the coordinator is restarted, too
+        await asyncio.sleep(0.5)
+        opens.refusal, opens.full = None, len(opens.asked) + 2
+        server, _ = await serving(f"127.0.0.1:{port}", opens)
+        assert (await looking).session_id == "s"
+    assert [type(reason) for reason in reasons[-2:]] == [Overloaded, Overloaded]
+    assert str(reasons[0]) == "no verifier" and re.fullmatch(r"no verifier \(asked 3 times in \d s\)", str(reasons[2]))
+    await server.stop(0)
+
+
+async def test_a_cluster_that_stays_without_a_verifier_is_reported_when_the_wait_is_over():
+    opens = Opens()
+    opens.refusal = Unavailable("no verifier", retry_after_s=0.1)
+    server, port = await serving("127.0.0.1:0", opens)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        coordinator = CoordinatorClient(lambda: channel, None, ensure)
+        for look_s, waited in [(0.0, False), (0.5, True)]:
+            with pytest.raises(Unavailable, match="no verifier") as caught:
+                await coordinator.open("", look_s=look_s, wait_s=60.0)
+            assert caught.value.waited is waited
+    assert 4 <= len(opens.asked) <= 7
     await server.stop(0)
 
 
