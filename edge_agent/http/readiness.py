@@ -9,10 +9,10 @@ from collections.abc import Callable
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import OutriderError, Overloaded
 
-PROBE_S = 2.5
-"""Seconds that a probe of the cluster may take: a health check waits 3 s for its answer."""
+ANSWER_S = 2.7
+"""Seconds in which a health check, which waits 3, gets an answer; a probe over a slow network goes on after it."""
 FRESH_S = 5.0
-"""Seconds for which a probe's result stands."""
+"""Seconds for which a probe's result stands, and then until the next one's."""
 
 
 class Readiness:
@@ -21,26 +21,28 @@ class Readiness:
     def __init__(self, client: AsyncClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._result = ""
-        self._until = float("-inf")
-        self._probing = asyncio.Lock()
+        self._result = "the cluster has not answered yet"
+        self._begun = self._until = float("-inf")
+        self._probing: asyncio.Task[str] | None = None
 
     async def unready(self) -> str:
-        """Return why a request would fail now, by a probe of the last seconds; "" if it would be served."""
-        async with self._probing:  # those who ask at one time share a probe
-            if self._clock() >= self._until:
-                self._result = await self._probed()
-                self._until = self._clock() + FRESH_S
-            return self._result
+        """Return why a request would fail now, by the last probe that has ended; "" if it would be served."""
+        if self._probing is None and self._clock() >= self._until:
+            self._probing, self._begun = asyncio.create_task(self._probed()), self._clock()
+        if probing := self._probing:  # those who ask at one time share a probe
+            await asyncio.wait({probing}, timeout=ANSWER_S)
+            if probing.done() and probing is self._probing:
+                self._probing, self._until = None, self._clock() + FRESH_S
+                self._result = probing.result()
+            elif not probing.done() and (waited_s := self._clock() - self._begun) >= self._client.probe_s:
+                self._result = f"the cluster has not answered within {waited_s:.1f} s"
+        return self._result
 
     async def _probed(self) -> str:
         try:
-            async with asyncio.timeout(PROBE_S):
-                await self._client.probe()
+            await self._client.probe()
         except Overloaded:
             return ""  # it is there, and requests wait for room
-        except TimeoutError:
-            return f"the cluster has not answered within {PROBE_S:g} s"
         except OutriderError as error:
             return str(error)
         return ""

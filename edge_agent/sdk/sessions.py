@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -35,8 +36,10 @@ from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-DESCRIBE_S = 1.0
-"""Seconds that a verifier may take to answer a probe, beside round trips; it does so beside its steps."""
+PROBE_S = 2.5
+"""Seconds that a probe of the cluster may take, beside round trips."""
+DESCRIBE_S = 2.0
+"""Seconds that a verifier may take to answer a probe, likewise; it does so beside its steps."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -146,6 +149,11 @@ class Sessions:
             if placement is not None:
                 self.close_session(placement)
 
+    @property
+    def probe_s(self) -> float:
+        """Return the seconds within which `probe` ends where all is well."""
+        return self._channels.timeout.of(PROBE_S)
+
     async def probe(self) -> None:
         """Place a session, ask its verifiers once for the target until one answers, and close it.
 
@@ -170,15 +178,18 @@ class Sessions:
 
     async def _describe(self, target: AttachTarget) -> None:
         """Ask a verifier once for its target. Raises core errors."""
-        link, within_s = self.dial(target), self._channels.timeout.of(DESCRIBE_S)
+        timeout = self._channels.timeout
+        link, within_s, begun = self.dial(target), timeout.of(DESCRIBE_S), time.monotonic()
         verifier = session_pb2_grpc.VerifierStub(link)  # type: ignore[no-untyped-call]
         try:
             metadata = ticket_metadata(target.ticket)
             await verifier.Describe(session_pb2.DescribeRequest(), timeout=within_s, metadata=metadata)
         except grpc.RpcError as error:
             if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                timeout.expired(DESCRIBE_S, within_s)
                 self._channels.retire(link)
             raise error_from_rpc(error, target.peer, target.advice) from error
+        timeout.answered(time.monotonic() - begun)
 
     def coordinator(self) -> CoordinatorClient:
         return CoordinatorClient(

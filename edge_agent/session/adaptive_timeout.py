@@ -24,14 +24,14 @@ class AdaptiveTimeout:
     """
 
     def __init__(self) -> None:
-        self._rtt_s = 0.0
+        self._rtt_s = self._answer_s = 0.0
         self._near = False
         self._level = 0
         """Waits, each longer than the one before, that have expired since the last answer."""
 
     def of(self, base_s: float) -> float:
         """Return the seconds to wait for an answer that takes less than `base_s` where the network is fast."""
-        usual_s = base_s + ROUND_TRIPS * self._rtt_s
+        usual_s = base_s + max(ROUND_TRIPS * self._rtt_s, self._answer_s)
         if not self._level:
             return usual_s
         factor = 2.0**self._level if self._near else PATIENT
@@ -47,9 +47,10 @@ class AdaptiveTimeout:
             self._level = min(self._level + 1, MAX_LEVEL)
 
     def answered(self, after_s: float) -> None:
-        """Note that an answer has come in time."""
+        """Note that an answer has come in time. Until a round trip is measured, one that took long tells of it."""
         self._level, self._near = 0, after_s < NEAR_S
+        self._answer_s = 0.0 if self._near or self._rtt_s else min(after_s, MOST_PATIENT_S)
 
     def measured(self, rtt_s: float) -> None:
         """Take the round trip that was measured last, in seconds."""
-        self._rtt_s = min(rtt_s, MAX_RTT_S)
+        self._rtt_s, self._answer_s = min(rtt_s, MAX_RTT_S), 0.0

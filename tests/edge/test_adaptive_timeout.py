@@ -55,6 +55,18 @@ def test_the_round_trip_adds_to_every_wait() -> None:
     assert timeout.of(0.0) == ROUND_TRIPS * MAX_RTT_S
 
 
+def test_until_a_round_trip_is_measured_the_time_of_the_last_slow_answer_adds_to_every_wait() -> None:
+    timeout = AdaptiveTimeout()
+    timeout.answered(8.0)
+    assert timeout.of(2.0) == 10.0
+    timeout.answered(1e9)
+    assert timeout.of(2.0) == 2.0 + MOST_PATIENT_S
+    timeout.measured(0.1)
+    assert timeout.of(2.0) == 2.0 + ROUND_TRIPS * 0.1
+    timeout.answered(8.0)
+    assert timeout.of(2.0) == 2.0 + ROUND_TRIPS * 0.1
+
+
 def test_a_long_message_has_its_time_on_a_slow_uplink() -> None:
     timeout = AdaptiveTimeout()
     assert timeout.of_bytes(BYTES_PER_S) == 1.0

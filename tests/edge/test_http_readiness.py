@@ -16,6 +16,7 @@ from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http import readiness
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
+from edge_agent.sdk import sessions
 from outrider.core.errors import Overloaded
 
 
@@ -31,11 +32,16 @@ async def coordinator(verifier: FakeVerifier) -> AsyncIterator[FakeCoordinator]:
 
 
 @pytest.fixture
-async def web(
+async def client(
     coordinator: FakeCoordinator, tmp_path: Path, edge_settings: EdgeSettings
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, settings=edge_settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def web(client: AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, settings=edge_settings) as client,
         serving(client, ServeOptions("127.0.0.1:0")) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as web,
     ):
@@ -72,6 +78,10 @@ async def test_a_dead_verifier_is_named_and_one_that_is_back_is_found(
     await verifier.kill()
     assert f"at {address}, which the coordinator named, cannot be reached" in await unready(web)
     await verifier.start(address)
+    await until_ready(web)
+
+
+async def until_ready(web: httpx.AsyncClient) -> None:
     for _ in range(200):
         if (answer := await web.get("ready")).status_code == 200:
             break
@@ -100,9 +110,24 @@ async def test_a_dead_coordinator_is_named(web: httpx.AsyncClient, coordinator: 
 async def test_a_coordinator_that_hangs_does_not_keep_a_health_check_waiting(
     web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "PROBE_S", 0.2)
+    monkeypatch.setattr(sessions, "PROBE_S", 0.2)
+    monkeypatch.setattr(readiness, "ANSWER_S", 0.3)
     coordinator.answering.clear()
-    assert await unready(web) == "the cluster has not answered within 0.2 s"
+    assert await unready(web) == "the cluster has not answered within 0.3 s"
+    coordinator.answering.set()
+
+
+async def test_a_cluster_is_ready_although_its_probe_takes_longer_than_a_health_check_waits(
+    web: httpx.AsyncClient, client: AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "ANSWER_S", 0.1)
+    client._sessions._channels.timeout.measured(4.0)
+    coordinator.answering.clear()
+    for _ in range(8):
+        begun = time.monotonic()
+        assert (await web.get("ready")).status_code == 200
+        assert time.monotonic() - begun < 1.0
+    assert client.probe_s == 2.5 + 4 * 4.0
     coordinator.answering.set()
 
 
