@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -16,7 +17,9 @@ from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from outrider.core.text import short_id
+from outrider.core.text import counted, short_id
+
+log = logging.getLogger(__name__)
 
 LogFormat = Literal["text", "json"]
 REQUEST_HEADER = "x-request-id"
@@ -25,6 +28,8 @@ MAX_ID = 128
 """Characters of an id from outside; a longer one, or one with other characters than `_ID`, is ignored."""
 REMIND_S = 60.0
 """Seconds between two lines about the same failure, as long as it lasts."""
+GRPC_LOGS = ("grpc._common", "grpc._cython.cygrpc")
+"""The loggers of gRPC's clients and servers."""
 _ID = re.compile(rf"[\w.:-]{{1,{MAX_ID}}}", re.ASCII)
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
@@ -76,30 +81,39 @@ def request_metadata() -> tuple[tuple[str, str], ...]:
 
 
 class RepeatedFailure:
-    """Logs the first of many failures in a row, then a count a minute, then that it works again."""
+    """Logs the first failure of each kind, then a count a minute while there are more, and that it works again.
+
+    A failure's kind is its message without arguments, and the class of the error among them. What fails and works by
+    turns is told once a minute, too.
+    """
 
     def __init__(self, log: logging.Logger, again: str, clock: Callable[[], float] = time.monotonic) -> None:
         """again: what is logged when it works again, such as "reports are taken again"."""
         self._log, self._again, self._clock = log, again, clock
         self._count = 0
-        self._logged_at = 0.0
+        """Failures since it last worked, or since that was logged last."""
+        self._logged = False
+        """Whether one of them was logged."""
+        self._kinds: dict[tuple[object, ...], tuple[float, int]] = {}
+        """kind -> when it was logged last, and how often it has failed since"""
 
     def failed(self, message: str, *arguments: object) -> None:
         """Note a failure. message, arguments: as those of a logger."""
+        kind = message, *(type(one) for one in arguments if isinstance(one, Exception))
+        now, (logged_at, more) = self._clock(), self._kinds.get(kind, (-math.inf, 0))
         self._count += 1
-        if self._count == 1:
-            self._log.warning(message, *arguments)
-        elif self._clock() - self._logged_at >= REMIND_S:
-            self._log.warning(f"{message} (%d times in a row)", *arguments, self._count)
-        else:
+        if now - logged_at < REMIND_S:
+            self._kinds[kind] = logged_at, more + 1
             return
-        self._logged_at = self._clock()
+        times = f" ({more + 1} times in {now - logged_at:.0f} s)" if more else ""
+        self._log.warning(message + times, *arguments)
+        self._kinds[kind], self._logged = (now, 0), True
 
     def worked(self) -> None:
         """Note a success."""
-        if self._count:
-            self._log.info("%s, after %d failures", self._again, self._count)
-        self._count = 0
+        if self._logged:
+            self._log.info("%s, after %s", self._again, counted(self._count, "failure"))
+            self._count, self._logged = 0, False
 
 
 def configure(form: LogFormat, process: str, level: int | str = logging.INFO) -> None:
@@ -108,6 +122,19 @@ def configure(form: LogFormat, process: str, level: int | str = logging.INFO) ->
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
+    unreadable = RepeatedFailure(log, "")
+
+    def count_unreadable(record: logging.LogRecord) -> bool:
+        """Replace the ERROR with a traceback that gRPC logs for bytes that are no message: their sender gets an error,
+        and could fill the log."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is None or kind.__name__ != "DecodeError":
+            return True
+        unreadable.failed("bytes that are no message have come")
+        return False
+
+    for name in GRPC_LOGS:
+        logging.getLogger(name).addFilter(count_unreadable)
 
 
 class TextFormatter(logging.Formatter):

@@ -11,9 +11,11 @@ import warnings
 from collections.abc import Iterator
 from datetime import datetime
 
+import grpc
 import pytest
 
 from outrider.telemetry import logs
+from outrider.wire.v1 import session_pb2
 
 log = logging.getLogger("outrider.somewhere")
 
@@ -26,8 +28,11 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers[:] = []
+    filters = {name: logging.getLogger(name).filters[:] for name in logs.GRPC_LOGS}
     logs.configure("json", "tester")
     yield said
+    for name, others in filters.items():
+        logging.getLogger(name).filters[:] = others
     root.handlers[:] = before
     root.setLevel(level)
     logging.captureWarnings(False)
@@ -138,3 +143,72 @@ def test_a_traceback_keeps_its_lines_and_loses_its_control_characters() -> None:
     lines = logs.TextFormatter("tester").format(record).splitlines()
     assert lines[0].endswith("it failed")
     assert lines[-1] == r"ValueError: \x1b[31mred"
+
+
+async def test_messages_that_grpc_cannot_read_are_one_warning_and_no_traceback(lines) -> None:
+    async def garble(request: object, context: object) -> bytes:
+        return b"\xff"
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(garble, session_pb2.Pong.FromString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", {"b": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/a/b", response_deserializer=session_pb2.Ping.FromString)
+        for _ in range(3):
+            assert await call(b"") is None
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(b"\xff")
+    await server.stop(0)
+    logging.getLogger("grpc._common").error("something else")
+    assert [(line["level"], line["message"]) for line in read(lines)] == [
+        ("WARNING", "bytes that are no message have come"),
+        ("ERROR", "something else"),
+    ]
+
+
+class Failing:
+    """Fail and work on a clock of its own, and keep what is logged."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "outrider.somewhere")
+        self.now = 0.0
+        self._failure = logs.RepeatedFailure(log, "it works", lambda: self.now)
+        self._caplog = caplog
+
+    def does(self, *turns: Exception | None, every_s: float) -> list[str]:
+        """Fail with an error or, for None, work, one after another; return the lines."""
+        self._caplog.clear()
+        for error in turns:
+            self.now += every_s
+            if error is None:
+                self._failure.worked()
+            else:
+                self._failure.failed("it fails: %r", error)
+        return self._caplog.messages
+
+
+def test_failures_of_two_kinds_that_alternate_are_each_logged_once_a_minute_with_a_count(caplog) -> None:
+    failing, one, other = Failing(caplog), OSError(1), ValueError(2)
+    assert failing.does(*50 * (one, other), every_s=0.5) == ["it fails: OSError(1)", "it fails: ValueError(2)"]
+    assert failing.does(*10 * (one, other), every_s=1.0) == [
+        "it fails: OSError(1) (55 times in 60 s)",
+        "it fails: ValueError(2) (55 times in 61 s)",
+    ]
+    assert failing.does(None, None, every_s=1.0) == ["it works, after 120 failures"]
+
+
+def test_what_fails_and_works_by_turns_is_logged_once_a_minute(caplog) -> None:
+    failing, error = Failing(caplog), OSError(1)
+    assert failing.does(*20 * (error, None), every_s=1.0) == ["it fails: OSError(1)", "it works, after 1 failure"]
+    assert failing.does(*20 * (error, None), every_s=1.0) == [
+        "it fails: OSError(1) (30 times in 60 s)",
+        "it works, after 30 failures",
+    ]
+
+
+def test_what_has_worked_for_a_minute_and_fails_again_is_logged_at_once(caplog) -> None:
+    failing, error = Failing(caplog), OSError(1)
+    failing.does(error, None, every_s=1.0)
+    assert failing.does(error, every_s=60.0) == ["it fails: OSError(1)"]
