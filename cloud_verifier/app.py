@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
-import platform
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from cloud_verifier.config import INSTALL, VerifierConfig
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.processes import leave_after
+from outrider.processes import leave_after, trim_freed_memory
 from outrider.settings.layers import flag_of
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
@@ -22,17 +20,6 @@ from outrider.telemetry.logs import configure
 
 PROGRAM = "outrider-verifier"
 EXIT_REFUSED = 2
-
-LARGE_BYTES = 128 * 1024
-"""Blocks of this size and more are mapped one by one, and go back to the system when they are freed. It is glibc's own
-first value; left alone, glibc raises it for good to the largest block that was ever freed, up to 32 MB."""
-ARENAS = 2
-"""Heaps that all threads share. By default gRPC's dozen threads fill up to eight for each core, and each heap keeps
-what some message needed once."""
-# mallopt's parameters, from glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,19 +45,6 @@ def parse(arguments: Sequence[str] | None = None) -> VerifierConfig:
 
 def parser() -> argparse.ArgumentParser:
     return parser_of(VerifierConfig, PROGRAM, "Serve one target to many devices.")
-
-
-def trim_freed_memory() -> bool:
-    """Have freed memory go back to the system, even after a message of a megabyte; call it before there are threads.
-
-    Return whether that could be done: with another C library than glibc nothing is changed.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    values = ((_M_ARENA_MAX, ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
-    taken = [mallopt(name, value) for name, value in values]
-    return all(taken)
 
 
 async def _serve(config: VerifierConfig) -> int:

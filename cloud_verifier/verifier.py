@@ -31,6 +31,7 @@ from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server
 from outrider.wire.frames import add_verifier
 from outrider.wire.health import HealthServicer
+from outrider.wire.strangers import Strangers
 from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class VerifierProcess:
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._counters = FrontCounters()
         self._startup = StartupService()
+        self._strangers = Strangers(config.host_connections)
         self._host = EngineHost(config, on_progress=self._startup.progress)
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
         self._health = HealthServicer()
@@ -82,11 +84,23 @@ class VerifierProcess:
 
             metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
         async with metrics:
-            return await self._serve(catalogue, stop, at_once or asyncio.Event())
+            grpc_server = server(
+                max_connections=config.max_connections, admit=self._startup.admit, strangers=self._strangers
+            )
+            port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
+            address = f"{config.listen.rpartition(':')[0]}:{port}"
+            async with self._strangers.bounded(port):
+                return await self._serve(grpc_server, address, catalogue, stop, at_once or asyncio.Event())
 
-    async def _serve(self, catalogue: Catalogue, stop: asyncio.Event, at_once: asyncio.Event) -> int:
-        grpc_server = server(admit=self._startup.admit)
-        starting = asyncio.create_task(self._start(grpc_server, catalogue))
+    async def _serve(
+        self,
+        grpc_server: grpc.aio.Server,
+        address: str,
+        catalogue: Catalogue,
+        stop: asyncio.Event,
+        at_once: asyncio.Event,
+    ) -> int:
+        starting = asyncio.create_task(self._start(grpc_server, address, catalogue))
         stopping = asyncio.create_task(_either(stop, self._drain_ordered))
         ended = asyncio.create_task(self._host.ended.wait())
         try:
@@ -119,11 +133,9 @@ class VerifierProcess:
             log.warning("nothing will be recorded: only tickets of a coordinator permit it")
         return recorder_of(config, self._id)
 
-    async def _start(self, grpc_server: grpc.aio.Server, catalogue: Catalogue) -> VerifierService:
+    async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> VerifierService:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
-        port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
-        address = f"{config.listen.rpartition(':')[0]}:{port}"
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         add_verifier(self._startup, grpc_server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
@@ -176,6 +188,7 @@ class VerifierProcess:
             on_first_rtt=self._hurry_report,
             recorder=self._recorder,
             counters=self._counters,
+            strangers=self._strangers,
         )
 
     def _hurry_report(self) -> None:

@@ -108,10 +108,16 @@ class UnfinishedMessages:
 
     address: str
     headers: Sequence[tuple[bytes, bytes]] = ()
+    source: str = ""
+    """The address to connect from; empty for the system's choice."""
+    again: bool = False
+    """Begin another call for each that the server ends."""
     sent: int = 0
     """Bytes of messages."""
     ended: int = 0
     """Calls that the server has ended."""
+    _stream: int = 1
+    """Id of the next call."""
     _window: int = _FIRST_WINDOW
     _first: int = _FIRST_WINDOW
     """What a new stream may send."""
@@ -122,17 +128,17 @@ class UnfinishedMessages:
 
     async def send(self, path: str, calls: int, message_bytes: int, seconds: float) -> None:
         """Begin the calls, and send for so long. The connection stays open; `close` ends it."""
-        reader, self._writer = await asyncio.open_connection(*split_address(self.address))
+        source = (self.source, 0) if self.source else None
+        reader, self._writer = await asyncio.open_connection(*split_address(self.address), local_addr=source)
         self._writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
         reading = asyncio.create_task(self._read(reader))
         try:
             await asyncio.sleep(0.2)  # the server's settings
-            for stream in range(1, 2 * calls, 2):
-                self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, self._fields(path)))
-                self._left[stream], self._windows[stream] = message_bytes + 4, self._first
-                self._data(stream, b"\0" + struct.pack(">I", message_bytes))
+            self._begin(path, calls, message_bytes)
             until = time.monotonic() + seconds
             while time.monotonic() < until and not reading.done():
+                if self.again:
+                    self._begin(path, calls - len(self._left), message_bytes)
                 self._send_what_fits()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._writer.drain(), 0.5)
@@ -142,6 +148,13 @@ class UnfinishedMessages:
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+    def _begin(self, path: str, calls: int, message_bytes: int) -> None:
+        for _ in range(calls):
+            stream, self._stream = self._stream, self._stream + 2
+            self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, self._fields(path)))
+            self._left[stream], self._windows[stream] = message_bytes + 4, self._first
+            self._data(stream, b"\0" + struct.pack(">I", message_bytes))
 
     def close(self) -> None:
         """Close the connection."""

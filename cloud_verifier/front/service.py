@@ -33,6 +33,7 @@ from outrider.core.errors import (
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
+    Unauthenticated,
     Unavailable,
     VocabularyMismatch,
 )
@@ -42,6 +43,7 @@ from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
+from outrider.wire.strangers import Strangers
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 from outrider.wire.writes import write_within
@@ -84,10 +86,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         on_first_rtt: Callable[[], None] = lambda: None,
         recorder: TrafficRecorder | None = None,
         counters: FrontCounters | None = None,
+        strangers: Strangers | None = None,
     ) -> None:
         """Call `on_first_rtt` when the round trip to a new session's device is known.
 
-        recorder: records the sessions whose tickets allow it; without one nothing is recorded.
+        recorder: records the sessions whose tickets allow it; without one nothing is recorded. strangers: is told which
+        peers have shown a ticket.
         """
         self.counters = counters or FrontCounters()
         self.draining = False
@@ -103,6 +107,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
+        self._strangers = strangers or Strangers()
         self._downloads = Downloads(config.max_downloads)
         self._held_back: tuple[bool, frozenset[str]] = False, frozenset()
         """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
@@ -172,7 +177,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
-            stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
+            stream = self._begin(*await self._admit(requests, ticket_of(metadata), context.peer()))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
             yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
             release = functools.partial(self._release_place, stream)
@@ -311,12 +316,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 self._ended.popitem(last=False)
             self._left.set()
 
-    async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims]:
+    async def _admit(self, requests: Requests, ticket: bytes, peer: str) -> tuple[session_pb2.Attach, Claims]:
         """Return the Attach, checked, and what the ticket allows. Raises OutriderError to refuse the stream.
 
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
-        claims = await self._authorised(ticket)
+        claims = await self._authorised(ticket, peer)
         async with self._awaiting_open(claims):
             try:
                 first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
@@ -371,14 +376,18 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             if not self._opening[tenant]:
                 del self._opening[tenant]
 
-    async def _authorised(self, ticket: bytes) -> Claims | None:
+    async def _authorised(self, ticket: bytes, peer: str) -> Claims | None:
         """Return what the ticket allows; None if this verifier takes none. Raises what refuses it, a moment later: of a
         stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066)."""
         try:
-            return await self._authorise(ticket)
-        except OutriderError:
+            claims = await self._authorise(ticket)
+        except OutriderError as error:
+            if isinstance(error, (Unauthenticated, PermissionDenied)):
+                self._strangers.refused(peer)
             await asyncio.sleep(REFUSAL_S)
             raise
+        self._strangers.admitted(peer)
+        return claims
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""

@@ -26,6 +26,7 @@ from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
 from outrider.wire.health import HealthServicer
+from outrider.wire.strangers import Strangers
 
 log = logging.getLogger("coordinator")
 
@@ -44,12 +45,19 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config, keyring)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(handlers, releases, tenants, embedded)
-        server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
+        strangers = Strangers(config.host_connections)
+        server = channels.server(
+            max_rpcs=config.max_rpcs,
+            max_connections=config.max_connections,
+            admit=Admission(authenticator, handlers.counters),
+            strangers=strangers,
+        )
         add_services(
             server, handlers, releases, authenticator, admin, tenants, watch.health, reflects=config.reflection
         )
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
+        await stack.enter_async_context(strangers.bounded(port))
         await server.start()
         stack.push_async_callback(server.stop, config.stop_grace_s)
         stack.push_async_callback(watch.health.enter_graceful_shutdown)

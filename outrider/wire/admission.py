@@ -19,9 +19,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated
 from outrider.wire.channels import PUBLIC_REQUESTS
 from outrider.wire.status import aborting
+from outrider.wire.strangers import Strangers
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Admit = Callable[[str, Metadata], Awaitable[str | None]]
@@ -42,10 +43,12 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AdmitBeforeReading(grpc.aio.ServerInterceptor):
     """Serves calls with one request so. Calls that stream their requests admit and read by themselves."""
 
-    def __init__(self, admit: Admit, most: int) -> None:
-        """most: calls of one tenant at once."""
+    def __init__(self, admit: Admit, most: int, strangers: Strangers) -> None:
+        """most: calls of all tenants at once. A tenant may have as many as are free: one has half of them, two have a
+        third each, so that however many are hostile, some stay free for others."""
         self._admit = admit
         self._most = most
+        self._strangers = strangers
         self._calls: Counter[str] = Counter()
         self._reads: dict[str, asyncio.Semaphore] = {}
         self._public = self._reflected = 0
@@ -68,7 +71,7 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         async def read_and_respond(requests: AsyncIterator[bytes], context: _Context) -> Any:
             with contextlib.ExitStack() as held:
                 async with aborting(context):
-                    tenant = await self._admit(method, context.invocation_metadata() or ())
+                    tenant = await self._admitted(method, context)
                     reading: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
                     if tenant is not None:
                         reading = held.enter_context(self._counted(tenant))
@@ -78,6 +81,17 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
                 return await respond(request, context)
 
         return build(read_and_respond, None, handler.response_serializer)
+
+    async def _admitted(self, method: str, context: _Context) -> str | None:
+        """Return the tenant of a call as `admit` does, and note whether its peer has a credential."""
+        try:
+            tenant = await self._admit(method, context.invocation_metadata() or ())
+        except (Unauthenticated, PermissionDenied):
+            self._strangers.refused(context.peer())
+            raise
+        if not method.startswith(_HEALTH):
+            self._strangers.admitted(context.peer())
+        return tenant
 
     async def _read_public(self, requests: AsyncIterator[bytes]) -> bytes:
         """Return the request of a call that anybody may make: an empty one if too many are waited for already."""
@@ -112,8 +126,8 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
     def _counted(self, tenant: str) -> Iterator[asyncio.Semaphore]:
         """Count a call while it lasts; yield what to hold while its request is read. Raises Overloaded if it is one too
         many."""
-        if self._calls[tenant] >= self._most:
-            raise Overloaded(f"tenant {tenant} has {self._most} calls at once, the most that one may have; try again")
+        if (calls := self._calls[tenant]) and calls >= self._most - self._calls.total():
+            raise Overloaded(f"tenant {tenant} has {calls} calls at once, as many as are free for all; try again")
         self._calls[tenant] += 1
         try:
             yield self._reads.setdefault(tenant, asyncio.Semaphore(READS))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # settings name addresses and certificates, and a command's -
     import grpc
 
     from outrider.wire.admission import Admit
+    from outrider.wire.strangers import Strangers
 
 PING_EVERY_MS = 2_000
 """A client pings a silent server this often."""
@@ -35,8 +36,9 @@ SERVER_PING_TIMEOUT_MS = 12_000
 """It is longer, since phones pause their radios, and may be far away."""
 MIN_PING_INTERVAL_MS = 1_000
 """Pings more frequent than this are abuse; below PING_EVERY_MS with room for jitter."""
-LOOKAHEAD_BYTES = 65_536
-"""Bytes that a stream may hold for a server that does not read."""
+LOOKAHEAD_BYTES = 16_384
+"""Bytes that a stream may hold for a server that does not read, of strangers' calls too. A longer message, such as a
+prompt of 6,000 tokens, takes one round trip more."""
 DEVICE_LOOKAHEAD_BYTES = 16_384
 """Bytes that a stream may hold for a client that does not read. It is below the 65,535 with which HTTP/2 begins a
 connection, so that a client sends no window updates for the connection (13 bytes with every message) before it has
@@ -61,6 +63,11 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 """Time in which a connection must have become one of HTTP/2, with TLS if that is on."""
 MAX_IDLE_MS = 300_000
 """Time after which a connection without calls is closed, which a stranger may hold; its client opens another one."""
+MAX_CONNECTIONS = 8_192
+"""Connections of a server; further ones are closed at once. wire.strangers bounds those without a credential."""
+PENDING = 256
+"""Calls that have come and that no code of ours has seen. Beyond these gRPC cancels some, and all beyond twice as many,
+at a fraction of what refusing them costs; honest callers try again. Each holds some 15 KB, and LOOKAHEAD_BYTES."""
 OPEN_FILES = 65_536
 """Files and connections that a server's process may have open, where the system lets it raise its limit so far."""
 
@@ -102,6 +109,8 @@ _SERVER: _Options = (
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+    ("grpc.server.max_pending_requests", PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING),
     ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
 )
 
@@ -170,20 +179,28 @@ def channel(
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
-def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -> grpc.aio.Server:
+def server(
+    *,
+    max_rpcs: int = MAX_CONCURRENT_RPCS,
+    max_connections: int = MAX_CONNECTIONS,
+    admit: Admit | None = None,
+    strangers: Strangers | None = None,
+) -> grpc.aio.Server:
     """Return a server without an address; `bind` gives it one.
 
-    admit: decides about calls with one request before the request is read (wire.admission). One tenant has half of
-    max_rpcs at once at most.
+    admit: decides about calls with one request before the request is read (wire.admission). Of max_rpcs calls at once
+    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not.
     """
     import grpc
 
     from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
+    from outrider.wire.strangers import Strangers
 
-    interceptors = [AdmitBeforeReading(admit, max(1, max_rpcs // 2))] if admit is not None else []
+    interceptors = [AdmitBeforeReading(admit, max_rpcs, strangers or Strangers())] if admit is not None else []
     _raise_open_files()
     most = max_rpcs + WATCHERS + 2 * PUBLIC_REQUESTS
-    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=most, interceptors=interceptors)
+    options = (*_SERVER, ("grpc.max_allowed_incoming_connections", max_connections))
+    return grpc.aio.server(options=options, maximum_concurrent_rpcs=most, interceptors=interceptors)
 
 
 def _raise_open_files() -> None:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -20,6 +19,7 @@ from grpc_health.v1 import health, health_pb2
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire.channels import WATCHERS
 from outrider.wire.status import aborting
+from outrider.wire.strangers import host_of
 from outrider.wire.writes import write_within
 
 WATCHERS_OF_HOST = 8
@@ -80,12 +80,3 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # the pa
             self._watchers[host] -= 1
             if not self._watchers[host]:
                 del self._watchers[host]
-
-
-def host_of(peer: str) -> str:
-    """Return the host of a peer as gRPC names it, such as `ipv4:10.0.0.1:7700`; of a name without a port, all of it.
-
-    Calls of one machine that come over different connections have different ports.
-    """
-    kind, _, address = unquote(peer).partition(":")
-    return address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer

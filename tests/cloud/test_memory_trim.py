@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from cloud_verifier.app import trim_freed_memory
+from outrider.processes import trim_freed_memory
 
 FREED = """
 import os
 import sys
 
 from benchmarks.support.proc import rss_mb
-from cloud_verifier.app import trim_freed_memory
+from outrider.processes import trim_freed_memory
 
 if sys.argv[1] == "given back":
     assert trim_freed_memory()
@@ -40,7 +40,7 @@ def kept_mb(how: str) -> float:
 def test_large_blocks_go_back_to_the_system_though_small_ones_lie_between_them() -> None:
     assert kept_mb("given back") < 10.0
     assert kept_mb("as it is") > 40.0, (
-        "glibc keeps nothing by itself any more: cloud_verifier.app.trim_freed_memory is not needed"
+        "glibc keeps nothing by itself any more: outrider.processes.trim_freed_memory is not needed"
     )
 
 

@@ -10,8 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.core.errors import Overloaded
 from outrider.wire import channels, health
-from outrider.wire.health import HealthServicer, host_of
+from outrider.wire.health import HealthServicer
 from outrider.wire.status import error_from_rpc
+from outrider.wire.strangers import host_of
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 REQUEST = health_pb2.HealthCheckRequest()
@@ -82,8 +83,10 @@ async def test_a_watch_ends_after_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     ("peer", "host"),
     [
         ("ipv4:10.0.0.1:7700", "10.0.0.1"),
-        ("ipv6:[::1]:50000", "[::1]"),
-        ("ipv6:%5B::1%5D:50000", "[::1]"),
+        ("ipv6:[::1]:50000", "::/64"),
+        ("ipv6:%5B::1%5D:50000", "::/64"),
+        ("ipv6:%5B2001:db8::7%5D:1", "2001:db8::/64"),
+        ("ipv6:[fe80::1%25eth0]:1", "fe80::/64"),
         ("unix:", "unix:"),
         ("unix:/run/x", "unix:/run/x"),
     ],

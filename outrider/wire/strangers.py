@@ -1,0 +1,189 @@
+"""Bound the connections of peers that have shown no credential, which a server of gRPC cannot: it has one bound for
+all.
+
+gRPC tells a connection only by a call's peer, so a server's connections are found among the files that this process has
+open, and one beyond a bound is shut down, which gRPC takes for its end. Connections with a call that had a credential
+are never closed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+log = logging.getLogger(__name__)
+
+PER_HOST = 128
+"""Connections without a credential that one host may have for longer than GRACE_S."""
+GRACE_S = 2.0
+"""Seconds in which an honest caller has shown its credential: a few round trips."""
+IN_ALL = 1_024
+"""The same of all hosts: some 17 KB each, more with TLS."""
+REFUSALS = 100
+"""Calls of one host that may be refused for their credential in REFUSALS_S. After that its connections without one are
+closed at their next refusal."""
+REFUSALS_S = 10.0
+LOOK_S, HURRIED_S = 0.25, 0.05
+"""Seconds between two looks at the connections, and while some are to be closed."""
+CLEAN_S = 5.0
+"""Seconds after which ended connections are forgotten."""
+_FILES = Path("/dev/fd")
+"""The open files of a process, on Linux and macOS."""
+
+
+def host_of(peer: str) -> str:
+    """Return the host of a peer as gRPC names it, such as `ipv4:10.0.0.1:7700`; of a name without a port, all of it.
+
+    Calls of one machine that come over different connections have different ports. Of IPv6 it is the network of 64
+    bits, of which one customer usually has all addresses.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    host = address.rpartition(":")[0]
+    if kind == "ipv6":
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_network((host.strip("[]").partition("%")[0], 64), strict=False))
+    return host if kind in ("ipv4", "ipv6") else peer
+
+
+class Strangers:
+    """Knows which peers have shown no credential, and closes their connections beyond the bounds."""
+
+    def __init__(self, per_host: int = PER_HOST) -> None:
+        """per_host: connections; 0 is no bound by host, for servers behind a proxy, whose address all peers have."""
+        self._per_host = per_host
+        self._known: set[str] = set()
+        """Peers of which a call had a credential."""
+        self._since: dict[str, float] = {}
+        """The others: when they were first seen, the earliest first."""
+        self._refused: Counter[str] = Counter()
+        """Refused calls by host, of the last REFUSALS_S at most."""
+        self._abusive: set[str] = set()
+        """Peers whose call was refused beyond the rate."""
+
+    def admitted(self, peer: str) -> None:
+        """Note that a call of this peer, as gRPC names it, had a credential."""
+        self._known.add(unquote(peer))
+
+    def refused(self, peer: str) -> None:
+        """Note that a call of this peer had none that is valid."""
+        if not self._per_host:
+            return
+        self._refused[host := host_of(peer)] += 1
+        if self._refused[host] > REFUSALS:
+            self._abusive.add(unquote(peer))
+
+    def to_close(self, peers: Collection[str], now: float) -> list[str]:
+        """Return which of all open connections, by their peers, are to be closed; forget those that are not among them.
+
+        Of a host that has too many, the first ones go; of all, those of the hosts that have most. now: seconds.
+        """
+        present = set(peers)
+        self._known &= present
+        strangers = present - self._known
+        self._since = {peer: at for peer, at in self._since.items() if peer in strangers}
+        self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
+        closing = self._abusive & self._since.keys()
+        self._abusive.clear()
+        by_host: dict[str, list[str]] = defaultdict(list)
+        for peer in self._since:
+            if peer not in closing:
+                by_host[host_of(peer)].append(peer)
+        each = _fair(map(len, by_host.values()), IN_ALL)
+        for held in by_host.values():
+            late = [peer for peer in held if now - self._since[peer] >= GRACE_S] if self._per_host else []
+            closing.update(held[: max(0, len(held) - each)], late[: max(0, len(late) - self._per_host)])
+        left = [peer for peer in self._since if peer not in closing]
+        return [*closing, *left[: max(0, len(left) - IN_ALL)]]
+
+    @contextlib.asynccontextmanager
+    async def bounded(self, port: int) -> AsyncIterator[None]:
+        """Keep the bounds for the server that listens at a port, while the body runs."""
+        watching = asyncio.create_task(self._watch(port))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    async def _watch(self, port: int) -> None:
+        files, cleaned, counted = _open_files(), time.monotonic(), time.monotonic()
+        least = min(self._per_host or IN_ALL, IN_ALL)
+        while True:
+            await asyncio.sleep(HURRIED_S if self._abusive else LOOK_S)
+            now = time.monotonic()
+            if now - counted >= REFUSALS_S:
+                self._refused.clear()
+                counted = now
+            # Only if there may be too many, since each look costs some microseconds for every connection.
+            if not self._abusive and now - cleaned < CLEAN_S and _open_files() - files - len(self._known) <= least:
+                continue
+            try:
+                cleaned = now
+                peers = await asyncio.to_thread(lambda: dict(_connections(port)))
+                if closing := self.to_close(peers, now):
+                    log.info("closing %d connections of peers that have shown no credential", len(closing))
+                    await asyncio.to_thread(_shut_down, closing, peers)
+            except Exception:  # a server without this bound is better than none
+                log.exception("bounding the connections of strangers failed; trying again")
+                await asyncio.sleep(CLEAN_S)
+
+
+def _fair(counts: Iterable[int], most: int) -> int:
+    """Return how many each may have so that all have no more than `most` together, at least 1."""
+    left, ordered = most, sorted(counts)
+    for at, count in enumerate(ordered):
+        share = left // (len(ordered) - at)
+        if count > share:
+            return max(1, share)
+        left -= count
+    return most
+
+
+def _open_files() -> int:
+    return len(os.listdir(_FILES))
+
+
+def _connections(port: int) -> Iterator[tuple[str, int]]:
+    """Yield the connections that a server at a port has accepted: peer as gRPC names it, and file."""
+    for name in os.listdir(_FILES):
+        if (peer := _peer(int(name), port)) is not None:
+            yield peer, int(name)
+
+
+def _peer(file: int, port: int) -> str | None:
+    """Return the peer of a file that is a connection to the port, None of any other."""
+    try:
+        of_file = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=file)
+    except OSError:
+        return None
+    try:
+        own, other = of_file.getsockname(), of_file.getpeername()
+    except OSError:
+        return None
+    finally:
+        of_file.detach()  # the file is gRPC's
+    if not isinstance(own, tuple) or own[1] != port:
+        return None
+    host = str(other[0]).removeprefix("::ffff:")
+    return f"ipv6:[{host}]:{other[1]}" if ":" in host else f"ipv4:{host}:{other[1]}"
+
+
+def _shut_down(closing: Iterable[str], files: dict[str, int]) -> None:
+    """Shut connections down. A file may be another one's by now, so its duplicate, which stays, is looked at first."""
+    for peer in closing:
+        try:
+            duplicate = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=os.dup(files[peer]))
+        except OSError:
+            continue
+        with duplicate, contextlib.suppress(OSError):
+            if _peer(duplicate.fileno(), duplicate.getsockname()[1]) == peer:
+                duplicate.shutdown(socket.SHUT_RDWR)
