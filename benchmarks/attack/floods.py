@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from benchmarks.attack import wire
 from benchmarks.attack.finding import Finding, rounded
-from benchmarks.attack.lab import HONEST, HOSTILE, Lab
+from benchmarks.attack.lab import FLOODER, HONEST, HOSTILE, Lab
 from benchmarks.support import proc
 from coordinator.cluster import Child
 from outrider.core.addresses import split_address
@@ -33,6 +33,12 @@ GROWTH_MB = 64.0
 """Memory that peers without credentials may hold together."""
 MESSAGE_BYTES = int(3.9 * (1 << 20))
 UNFINISHED = 100
+MANY, FLOOD = 40, 20
+"""Connections."""
+ATTACKER = "127.0.0.2"
+"""The host of an attacker that is not everybody else's."""
+TENANT_CALLS = 400
+"""Calls on a connection: four of these fill the coordinator for each tenant."""
 DOWNLOADS = 64
 DOWNLOADED_S = 20.0
 """Time in which an honest device has the draft, whoever holds downloads."""
@@ -81,6 +87,46 @@ async def unfinished_at_verifier(lab: Lab) -> Finding:
 async def unfinished_health_checks(lab: Lab) -> Finding:
     """Send 100 health checks of 3.9 MiB without their end to the coordinator: they need no credential."""
     return await _leave_unfinished(lab, lab.coordinator, wire.CHECK)
+
+
+async def unfinished_from_many_connections(lab: Lab) -> Finding:
+    """Send 4,000 first messages of 3.9 MiB without their end over 40 connections, first to the coordinator."""
+    findings = [
+        await _leave_unfinished(lab, victim, path, MANY)
+        for victim, path in ((lab.coordinator, wire.OPEN_SESSION), (lab.verifier, wire.SESSION))
+    ]
+    measured = dict(zip(("coordinator", "verifier"), (finding.measured for finding in findings), strict=True))
+    return Finding(all(finding.held for finding in findings), measured, findings[0].bound)
+
+
+async def refusals(lab: Lab) -> Finding:
+    """Make calls without a credential over 20 connections of one host, another one for each that is refused."""
+    return await _leave_unfinished(lab, lab.coordinator, wire.OPEN_SESSION, FLOOD, again=True)
+
+
+async def two_tenants(lab: Lab) -> Finding:
+    """Hold as many calls at the coordinator as two tenants can together, none of which ever sends its request."""
+    seconds = lab.size.pick(smoke=1.0, quick=5.0, full=9.0)  # less than a request may take
+    before, grown = proc.rss_mb(lab.coordinator.pid), 0.0
+    held = [
+        wire.UnfinishedMessages(lab.coordinator.address, headers=((b"authorization", f"Bearer {secret}".encode()),))
+        for secret in (lab.keys[HOSTILE], lab.keys[FLOODER])
+        for _ in range(4)
+    ]
+    async with lab.under_attack(), _asking(lab) as answers:
+        sending = [asyncio.create_task(one.send(wire.OPEN_SESSION, TENANT_CALLS, 64, seconds)) for one in held]
+        while not all(task.done() for task in sending):
+            await asyncio.sleep(0.1)
+            grown = max(grown, proc.rss_mb(lab.coordinator.pid) - before)
+    for one in held:
+        one.close()
+    measured = {
+        "calls": len(held) * TENANT_CALLS,
+        "refused": sum(one.ended for one in held),
+        "rss_growth_mb": rounded(grown),
+        **_shares(answers),
+    }
+    return Finding(_all_served(answers), measured, "everybody else answered")
 
 
 async def unread_downloads(lab: Lab) -> Finding:
@@ -199,21 +245,34 @@ async def _hold_streams(lab: Lab, victim: Child, count: int, begin: Callable[[gr
     return Finding(_all_served(answers) and grown <= GROWTH_MB, measured, bound)
 
 
-async def _leave_unfinished(lab: Lab, victim: Child, path: str) -> Finding:
+async def _leave_unfinished(
+    lab: Lab, victim: Child, path: str, connections: int = 1, *, again: bool = False
+) -> Finding:
+    """Send 100 unfinished messages over each of some connections of another host than everybody else's."""
     seconds = lab.size.pick(smoke=1.0, quick=5.0, full=15.0)
-    before, grown = proc.rss_mb(victim.pid), 0.0
-    messages = wire.UnfinishedMessages(victim.address)
+    before, grown, used = proc.rss_mb(victim.pid), 0.0, []
+    until = time.monotonic() + lab.calm_s + seconds
+
+    async def flood() -> None:
+        while (left := until - time.monotonic()) > 0.5:
+            used.append(messages := wire.UnfinishedMessages(victim.address, source=ATTACKER, again=again))
+            await messages.send(path, UNFINISHED, MESSAGE_BYTES, left)
+            if not again:
+                return
+            messages.close()
+
     async with lab.under_attack(), _asking(lab) as answers:
-        sending = asyncio.create_task(messages.send(path, UNFINISHED, MESSAGE_BYTES, seconds))
-        while not sending.done():
+        sending = [asyncio.create_task(flood()) for _ in range(connections)]
+        while not all(task.done() for task in sending):
             await asyncio.sleep(0.1)
             grown = max(grown, proc.rss_mb(victim.pid) - before)
-        await sending
-        messages.close()
+        for messages in used:
+            messages.close()
     measured = {
-        "sent_mb": rounded(messages.sent / 1e6),
+        "connections": len(used),
+        "sent_mb": rounded(sum(messages.sent for messages in used) / 1e6),
         "rss_growth_mb": rounded(grown),
-        "ended": messages.ended,
+        "ended": sum(messages.ended for messages in used),
         **_shares(answers),
     }
     bound = f"everybody else answered, at most {GROWTH_MB:.0f} MB more"

@@ -36,6 +36,8 @@ LOOK_S, HURRIED_S = 0.25, 0.05
 """Seconds between two looks at the connections, and while some are to be closed."""
 CLEAN_S = 5.0
 """Seconds after which ended connections are forgotten."""
+WARN_S = 60.0
+"""Seconds between two warnings."""
 _FILES = Path("/dev/fd")
 """The open files of a process, on Linux and macOS."""
 
@@ -115,7 +117,8 @@ class Strangers:
             await asyncio.wait({watching})
 
     async def _watch(self, port: int) -> None:
-        files, cleaned, counted = _open_files(), time.monotonic(), time.monotonic()
+        files, closed, warned = _open_files(), 0, float("-inf")
+        cleaned = counted = time.monotonic()
         least = min(self._per_host or IN_ALL, IN_ALL)
         while True:
             await asyncio.sleep(HURRIED_S if self._abusive else LOOK_S)
@@ -130,8 +133,11 @@ class Strangers:
                 cleaned = now
                 peers = await asyncio.to_thread(lambda: dict(_connections(port)))
                 if closing := self.to_close(peers, now):
-                    log.info("closing %d connections of peers that have shown no credential", len(closing))
+                    closed += len(closing)
                     await asyncio.to_thread(_shut_down, closing, peers)
+                if closed and now - warned >= WARN_S:
+                    log.warning("closed %d connections of peers that have shown no credential", closed)
+                    closed, warned = 0, now
             except Exception:  # a server without this bound is better than none
                 log.exception("bounding the connections of strangers failed; trying again")
                 await asyncio.sleep(CLEAN_S)
