@@ -42,6 +42,7 @@ TENANT_CALLS = 400
 DOWNLOADS = 64
 DOWNLOADED_S = 20.0
 """Time in which an honest device has the draft, whoever holds downloads."""
+AGAIN, CANCELLED = "again", "CANCELLED"
 BATCH, TRIES = 100, 3
 """Calls that are begun at once, and how often calls that ended are begun again: of many, gRPC's server cancels some
 before it counts them."""
@@ -346,7 +347,10 @@ async def _download(lab: Lab, wanted: session_pb2.Artifact, ticket: bytes) -> fl
 
 @contextlib.asynccontextmanager
 async def _asking(lab: Lab) -> AsyncIterator[dict[str, Counter[str]]]:
-    """Have an honest tenant open and attach sessions and an operator look at the cluster; yield how that ends."""
+    """Have an honest tenant open and attach sessions and an operator look at the cluster; yield how that ends.
+
+    What gRPC's server cancelled before the product saw it is asked again, as devices do, and counted as `again`.
+    """
     answers: dict[str, Counter[str]] = {"opened": Counter(), "attached": Counter(), "status": Counter()}
 
     async def forever(ask: Callable[[], Awaitable[None]]) -> None:
@@ -358,29 +362,45 @@ async def _asking(lab: Lab) -> AsyncIterator[dict[str, Counter[str]]]:
 
         async def session() -> None:
             try:
-                opened = await honest.open()
-            except grpc.aio.AioRpcError as error:
-                answers["opened"][error.code().name] += 1
+                opened = await answered("opened", honest.open)
+            except grpc.aio.AioRpcError:
                 return
-            answers["opened"]["OK"] += 1
             grant = opened.primary
-            ended = await wire.attached(
-                lab.product,
-                grant.address,
-                opened.session_id,
-                grant.ticket,
-                prompt=lab.prompt[:8],
-                epoch=grant.epoch_first,
-            )
+            for left in reversed(range(TRIES)):
+                ended = await wire.attached(
+                    lab.product,
+                    grant.address,
+                    opened.session_id,
+                    grant.ticket,
+                    prompt=lab.prompt[:8],
+                    epoch=grant.epoch_first,
+                )
+                if ended != CANCELLED or not left:
+                    break
+                answers["attached"][AGAIN] += 1
+                await asyncio.sleep(0.2)
             answers["attached"]["OK" if ended == wire.SERVED else ended] += 1
             await honest.close(opened)
 
         async def status() -> None:
-            try:
-                seen = await operator("Admin.Status", pb.StatusRequest())
-                answers["status"]["OK" if seen.verifiers else "no verifier"] += 1
-            except grpc.aio.AioRpcError as error:
-                answers["status"][error.code().name] += 1
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                seen = await answered("status", lambda: operator("Admin.Status", pb.StatusRequest()))
+                answers["status"]["no verifier"] += not seen.verifiers
+
+        async def answered(name: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+            tries = TRIES
+            while True:
+                tries -= 1
+                try:
+                    answer = await ask()
+                    answers[name]["OK"] += 1
+                    return answer
+                except grpc.aio.AioRpcError as error:
+                    again = error.code().name == CANCELLED and tries
+                    answers[name][AGAIN if again else error.code().name] += 1
+                    if not again:
+                        raise
+                    await asyncio.sleep(0.2)
 
         tasks = [asyncio.create_task(forever(session)), asyncio.create_task(forever(status))]
         try:
@@ -391,7 +411,7 @@ async def _asking(lab: Lab) -> AsyncIterator[dict[str, Counter[str]]]:
 
 def _all_served(answers: dict[str, Counter[str]]) -> bool:
     """Return whether everything that was asked was answered, and anything was."""
-    return all(set(ended) == {"OK"} for ended in answers.values())
+    return all(ended["OK"] and set(+ended) <= {"OK", AGAIN} for ended in answers.values())
 
 
 def _shares(answers: dict[str, Counter[str]]) -> dict[str, dict[str, int]]:

@@ -16,6 +16,8 @@ from outrider.wire import admission, channels
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 
+OPEN = "/outrider.wire.v1.Coordinator/OpenSession"
+
 
 async def test_watchers_and_reflection_of_one_connection_stop_nothing(start):
     coordinator = await start(max_rpcs=64)
@@ -36,7 +38,7 @@ async def test_watchers_and_reflection_of_one_connection_stop_nothing(start):
 async def test_a_flood_of_streams_over_one_connection_waits_at_its_client(start):
     coordinator = await start(max_rpcs=600)
     async with channels.channel(coordinator.address) as flood:
-        unfinished = flood.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")
+        unfinished = flood.stream_unary(OPEN)
         calls = [unfinished() for _ in range(1_000)]
         await asyncio.sleep(1.0)
         assert (await coordinator.status()).uptime_s > 0
@@ -48,7 +50,7 @@ async def test_calls_whose_request_never_comes_end(start, monkeypatch):
     monkeypatch.setattr(admission, "REQUEST_S", 0.3)
     coordinator = await start()
     with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await coordinator.channel.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")()
+        await coordinator.channel.stream_unary(OPEN)()
     assert isinstance(error_from_rpc(ended.value), BadRequest)
 
 
@@ -70,7 +72,7 @@ async def test_a_tenant_whose_calls_never_end_keeps_nobody_else_out(start, refus
     await coordinator.join("v1")
     acme, bobs = ((("authorization", f"Bearer {keys[name]}"),) for name in ("acme", "bobs"))
     async with channels.channel(coordinator.address) as flood:
-        unfinished = flood.stream_unary("/outrider.wire.v1.Coordinator/OpenSession")
+        unfinished = flood.stream_unary(OPEN)
         calls = [unfinished(metadata=acme) for _ in range(200)]
         await asyncio.sleep(1.0)
         assert (await coordinator.report("v1")).known
@@ -115,17 +117,46 @@ async def test_long_health_checks_of_strangers_are_not_kept(start, method):
     assert flood.sent < 64e6
 
 
+async def test_many_connections_without_a_credential_hold_little_and_keep_nobody_out(start):
+    coordinator = await start(tenant_keys={"acme": "acme-key-0123456789"})
+    await coordinator.join("v1")
+    floods = [UnfinishedMessages(coordinator.address, source="127.0.0.2") for _ in range(40)]
+    sends = (flood.send(OPEN, calls=100, message_bytes=4_000_000, seconds=3.0) for flood in floods)
+    sending = asyncio.gather(*sends)
+    await asyncio.sleep(1.0)
+    await until(lambda: opened(coordinator, (("authorization", "Bearer acme-key-0123456789"),)))
+    await sending
+    for flood in floods:
+        flood.close()
+    assert sum(flood.sent for flood in floods) < 40e6
+
+
+async def test_two_tenants_together_leave_calls_for_a_third(start):
+    keys = {name: f"{name}-key-0123456789" for name in ("acme", "bobs", "cats")}
+    coordinator = await start(max_rpcs=60, tenant_keys=keys)
+    await coordinator.join("v1")
+    acme, bobs, cats = ((("authorization", f"Bearer {key}"),) for key in keys.values())
+    async with channels.channel(coordinator.address) as flood:
+        unfinished = flood.stream_unary(OPEN)
+        calls = [unfinished(metadata=metadata) for _ in range(80) for metadata in (acme, bobs)]
+        await asyncio.sleep(1.0)
+        assert (await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=cats)).session_id
+        assert sum(not call.done() for call in calls) <= 40
+        for call in calls:
+            call.cancel()
+
+
 async def test_long_requests_of_a_tenant_are_read_a_few_at_a_time(start):
     coordinator = await start(tenant_keys={"acme": "acme-key-0123456789"})
     flood = UnfinishedMessages(coordinator.address, headers=((b"authorization", b"Bearer acme-key-0123456789"),))
-    await flood.send("/outrider.wire.v1.Coordinator/OpenSession", calls=100, message_bytes=4_000_000, seconds=3.0)
+    await flood.send(OPEN, calls=100, message_bytes=4_000_000, seconds=3.0)
     flood.close()
     assert flood.sent < 1.2 * admission.READS * 4_000_000
 
 
 async def test_a_request_that_is_no_message_is_the_callers_fault_and_no_line_in_the_log(start, caplog):
     coordinator = await start()
-    for method in ("/grpc.health.v1.Health/Check", "/outrider.wire.v1.Coordinator/OpenSession"):
+    for method in ("/grpc.health.v1.Health/Check", OPEN):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await coordinator.channel.unary_unary(method)(b"\xff" * 8)
         assert isinstance(error_from_rpc(ended.value), BadRequest)
