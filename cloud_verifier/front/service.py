@@ -109,10 +109,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._authorise = authorise
         self._strangers = strangers or Strangers()
         self._downloads = Downloads(config.max_downloads)
-        self._held_back: tuple[bool, frozenset[str]] = False, frozenset()
-        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them."""
-        self._told_at = 0.0, 0.0
-        """When the coordinator last said so, by the monotonic clock and by that of its store."""
+        self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
+        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them, and when the
+        coordinator last said so, by the monotonic clock and by that of its store."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
         self._opening: Counter[str] = Counter()
@@ -228,8 +227,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
         store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
         """
-        self._held_back = everybody, frozenset(tenants)
-        self._told_at = time.monotonic(), store_unix
+        self._held_back = everybody, frozenset(tenants), time.monotonic(), store_unix
 
     def announce(self, serial: int) -> None:
         """Tell each device once that there are draft releases up to this serial."""
@@ -428,8 +426,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 " ended",
                 retry_after_s=RETRY_FULL_S,
             )
-        everybody, tenants = self._held_back
-        now, (told_at, store_unix) = time.monotonic(), self._told_at
+        (everybody, tenants, told_at, store_unix), now = self._held_back, time.monotonic()
         passed_s = now - told_at
         if passed_s >= TOLD_S or not (everybody or tenant in tenants):
             return

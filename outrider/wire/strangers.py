@@ -26,8 +26,8 @@ PER_HOST = 128
 """Connections without a credential that one host may have for longer than GRACE_S."""
 GRACE_S = 2.0
 """Seconds in which an honest caller has shown its credential: a few round trips."""
-IN_ALL = 1_024
-"""The same of all hosts: some 17 KB each, more with TLS."""
+IN_ALL = 512
+"""Connections without a credential that all hosts may have together: some 17 KB each, and 75 KB with TLS."""
 REFUSALS = 100
 """Calls of one host that may be refused for their credential in REFUSALS_S. After that its connections without one are
 closed at their next refusal."""
