@@ -26,7 +26,7 @@ PER_HOST = 128
 """Connections without a credential that one host may have for longer than GRACE_S."""
 GRACE_S = 2.0
 """Seconds in which an honest caller has shown its credential: a few round trips."""
-IN_ALL = 512
+IN_ALL = 256
 """Connections without a credential that all hosts may have together: some 17 KB each, and 75 KB with TLS."""
 REFUSALS = 100
 """Calls of one host that may be refused for their credential in REFUSALS_S. After that its connections without one are
@@ -86,7 +86,8 @@ class Strangers:
     def to_close(self, peers: Collection[str], now: float) -> list[str]:
         """Return which of all open connections, by their peers, are to be closed; forget those that are not among them.
 
-        Of a host that has too many, the first ones go; of all, those of the hosts that have most. now: seconds.
+        Those that have shown no credential for long go first, then those that came last, since the others are about to
+        show theirs; if all have too many, those of the hosts that have most. now: seconds.
         """
         present = set(peers)
         self._known &= present
@@ -95,15 +96,18 @@ class Strangers:
         self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
         closing = self._abusive & self._since.keys()
         self._abusive.clear()
+        late = [peer for peer, since in self._since.items() if now - since >= GRACE_S]
+        ordered = [*late, *reversed([*self._since][len(late) :])]
         by_host: dict[str, list[str]] = defaultdict(list)
-        for peer in self._since:
+        for peer in ordered:
             if peer not in closing:
                 by_host[host_of(peer)].append(peer)
         each = _fair(map(len, by_host.values()), IN_ALL)
-        for held in by_host.values():
-            late = [peer for peer in held if now - self._since[peer] >= GRACE_S] if self._per_host else []
-            closing.update(held[: max(0, len(held) - each)], late[: max(0, len(late) - self._per_host)])
-        left = [peer for peer in self._since if peer not in closing]
+        overdue = Counter(host_of(peer) for peer in late if peer not in closing)
+        for host, held in by_host.items():
+            beyond = overdue[host] - self._per_host if self._per_host else 0
+            closing.update(held[: max(0, len(held) - each, beyond)])
+        left = [peer for peer in ordered if peer not in closing]
         return [*closing, *left[: max(0, len(left) - IN_ALL)]]
 
     @contextlib.asynccontextmanager
