@@ -141,7 +141,7 @@ async def test_two_tenants_together_leave_calls_for_a_third(start):
         calls = [unfinished(metadata=metadata) for _ in range(80) for metadata in (acme, bobs)]
         await asyncio.sleep(1.0)
         assert (await coordinator.sessions.OpenSession(pb.OpenSessionRequest(), metadata=cats)).session_id
-        assert sum(not call.done() for call in calls) <= 40
+        assert sum(not call.done() for call in calls) <= 45  # a half and half of the rest, at worst
         for call in calls:
             call.cancel()
 
