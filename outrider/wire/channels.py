@@ -65,7 +65,7 @@ MAX_IDLE_MS = 300_000
 """Time after which a connection without calls is closed, which a stranger may hold; its client opens another one."""
 MAX_CONNECTIONS = 8_192
 """Connections of a server; further ones are closed at once. wire.strangers bounds those without a credential."""
-PENDING = 256
+PENDING = 512
 """Calls that have come and that no code of ours has seen. Beyond these gRPC cancels some, and all beyond twice as many,
 at a fraction of what refusing them costs; honest callers try again. Each holds some 15 KB, and LOOKAHEAD_BYTES."""
 OPEN_FILES = 65_536
