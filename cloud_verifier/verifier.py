@@ -251,9 +251,9 @@ class VerifierProcess:
             await asyncio.Event().wait()
             return
         while True:
-            answer = await self._registry.report(report := _report(service, self._host))
+            answer = await self._registry.report(_report(service, self._host))
             if answer.known:
-                self._counters.told(report.tenant_tokens)
+                self._counters.told()
                 service.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)
             for session_id, epoch, directive in directives_of(answer):
                 service.set_directive(session_id, epoch, directive)
@@ -315,7 +315,8 @@ async def _everybody(ticket: bytes) -> None:
 def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
     """Complete the engine's telemetry with what only the front knows."""
     report = coordinator_pb2.ReportRequest(verifier=host.stats.verifier)
-    report.tenant_tokens.update(service.counters.tenant_tokens)
+    report.tokens_sequence, tokens = service.counters.batch()
+    report.tenant_tokens.update(tokens)
     report.verifier.live_sessions, report.verifier.draining = len(service.streams), service.draining
     for measured in host.stats.sessions:
         stream = service.streams.get(measured.session_id)

@@ -22,7 +22,8 @@ EXIT_REFUSED = 2
 MAX_LINE = 1 << 26
 """Bytes of a line that a child may write."""
 _READY = "listening on "
-_SETTINGS = ("OUTRIDER_EDGE_", "OUTRIDER_COORDINATOR_", "OUTRIDER_VERIFIER_", VARIABLE)
+_COORDINATOR = "OUTRIDER_COORDINATOR_"
+_SETTINGS = ("OUTRIDER_EDGE_", _COORDINATOR, "OUTRIDER_VERIFIER_", VARIABLE)
 
 
 def stand_apart(scratch: Path, *, prefix_cache: bool = True) -> None:
@@ -64,14 +65,19 @@ class Child:
         cores: Sequence[int] = (),
         timeout_s: float = START_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
+        without: str | None = None,
     ) -> Child:
         """Start `command` and wait until it prints where it listens. Raises Unavailable with the end of its log, or
         BadRequest if it refuses its settings or its files.
 
         Its stderr goes to the file `log`, or line by line to `on_log`; it is inherited if both are None. cores: CPUs to
-        pin it to, all if empty. environment: variables beside those of this process.
+        pin it to, all if empty. environment: variables beside those of this process. without: the beginning of the
+        names of variables that it does not get.
         """
         pin = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
+        variables = {**os.environ, **(environment or {})}
+        if without is not None:
+            variables = {name: value for name, value in variables.items() if not name.startswith(without)}
         with log.open("ab") if log else contextlib.nullcontext() as file:
             process = await asyncio.create_subprocess_exec(
                 *tied_to_this_process(),
@@ -80,7 +86,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if on_log else file,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env=variables,
                 limit=MAX_LINE,
             )
         child = cls(name, process, log)
@@ -211,17 +217,22 @@ class Cluster:
         return self.coordinator
 
     async def start_verifier(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
-        """Start a verifier that registers with the coordinator, if there is one. Several may be started at once."""
+        """Start a verifier that registers with the coordinator, if there is one. Several may be started at once.
+
+        It gets no settings of the coordinator, among which are operators' and tenants' secrets.
+        """
         self._named += 1
         name = f"verifier-{self._named}"
         command = [sys.executable, "-m", self.verifier_module, "--verifier-id", name, *arguments]
         if self.coordinator is not None:
             command += ["--coordinator", self.coordinator.address]
-        child = await self._start(name, command, cores)
+        child = await self._start(name, command, cores, without=_COORDINATOR)
         self.verifiers.append(child)
         return child
 
-    async def _start(self, name: str, command: Sequence[str], cores: Sequence[int]) -> Child:
+    async def _start(
+        self, name: str, command: Sequence[str], cores: Sequence[int], without: str | None = None
+    ) -> Child:
         log = self._logs / f"{name}.log" if self._logs else None
         return await Child.start(
             name,
@@ -231,4 +242,5 @@ class Cluster:
             cores=cores,
             timeout_s=self._start_timeout_s,
             environment=self._environment,
+            without=without,
         )

@@ -49,14 +49,22 @@ class FrontCounters:
     reports_failed: int = 0
     report_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     tenant_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens that have gone to devices of each tenant with an API key, and that no report has told yet."""
+    """Tokens that have gone to devices of each tenant with an API key, and that are in no batch yet."""
+    tokens_batch: Mapping[str, int] = field(default_factory=dict)
+    """Those that reports tell until one is answered."""
+    tokens_sequence: int = 0
+    """The number of that batch."""
 
-    def told(self, tenant_tokens: Mapping[str, int]) -> None:
-        """Take off the tokens that a report has told."""
-        for tenant, tokens in tenant_tokens.items():
-            self.tenant_tokens[tenant] -= tokens
-            if not self.tenant_tokens[tenant]:
-                del self.tenant_tokens[tenant]
+    def batch(self) -> tuple[int, Mapping[str, int]]:
+        """Return the tokens that a report tells, with their number: the same until `told`, so that they count once."""
+        if not self.tokens_batch and self.tenant_tokens:
+            self.tokens_batch, self.tenant_tokens = self.tenant_tokens, Counter()
+            self.tokens_sequence += 1
+        return self.tokens_sequence, self.tokens_batch
+
+    def told(self) -> None:
+        """Forget the batch, since a report with it was answered."""
+        self.tokens_batch = {}
 
 
 class StreamCounters:

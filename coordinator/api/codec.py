@@ -135,7 +135,7 @@ def telemetry_from_proto(request: pb.ReportRequest) -> tuple[VerifierTelemetry, 
 
 
 def tokens_from_proto(request: pb.ReportRequest) -> dict[str, int]:
-    """Return the tokens that were generated since the last report, by tenant."""
+    """Return a batch of generated tokens, by tenant."""
     at_most("entries in tenant_tokens", len(request.tenant_tokens), MAX_LIVE_SESSIONS)
     for name, tokens in request.tenant_tokens.items():
         tenant_name(name)

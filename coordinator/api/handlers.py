@@ -124,13 +124,17 @@ class Handlers:
         sessions: Sequence[SessionTelemetry],
         tokens: Mapping[str, int],
         seen: int,
+        *,
+        sequence: int = 0,
     ) -> tuple[ReportReply, Decisions] | None:
         """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
 
-        tokens: generated since its last report, by tenant. seen: the revocations that the verifier knows, as the last
-        reply named them.
+        tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the
+        revocations that the verifier knows, as the last reply named them.
         """
-        reply = await self._verifiers.report(verifier_id, instance, verifier, sessions, tokens, seen, self.config)
+        reply = await self._verifiers.report(
+            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence
+        )
         if reply is None:
             return None
         if not self.config.window_control:

@@ -79,6 +79,12 @@ def closed(session_id: str) -> str:
     return f"{PREFIX}closed:{session_id}"
 
 
+def counted(verifier_id: str) -> str:
+    """Return the key of a STRING: instance and number of the last batch of tokens that a verifier's reports have told.
+    It outlives leases, and expires when tokens of then count no longer."""
+    return f"{PREFIX}counted:{verifier_id}"
+
+
 def tenant_use(tenant: str) -> str:
     """Return the key of a HASH, which has what a tenant has opened and generated, and when that was brought up to
     date; it expires after the longest time for which it can keep sessions from being opened."""

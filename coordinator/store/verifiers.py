@@ -42,10 +42,13 @@ class VerifierStore:
         tokens: Mapping[str, int],
         seen: int,
         config: CoordinatorConfig,
+        *,
+        sequence: int = 0,
     ) -> ReportReply | None:
         """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
 
-        tokens: generated since the last report, by tenant. seen: the last revocation that the verifier knows.
+        tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the last
+        revocation that the verifier knows.
         """
         lease_ms, limits = config.lease_ms, config.tenant_limits
         fields = redis_codec.verifier_telemetry_fields(verifier)
@@ -59,12 +62,13 @@ class VerifierStore:
             len(tenants),
             len(fields),
             keys.WAITING,
+            sequence,
         ]
         arguments += [*fields, *(part for name in tenants for part in (name, tokens.get(name, 0)))]
         number = {name: i + 1 for i, name in enumerate(tenants)}
         arguments += [part for one in sessions for part in (one.session_id, number.get(one.tenant, 0))]
         touched = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
-        touched += [keys.TENANT_LIMITS, keys.EXHAUSTED]
+        touched += [keys.TENANT_LIMITS, keys.EXHAUSTED, keys.counted(verifier_id)]
         touched += [key(name) for name in tenants for key in (keys.tenant_use, keys.tenant_places)]
         touched += [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
         known, *found = await self._store.run("report", touched, arguments)

@@ -1,6 +1,6 @@
 """Keep the tokens that `outrider up` makes where the same user's other commands on this machine find them.
 
-There is a file for each port, so that a token reaches no other coordinator, and each start makes new ones.
+There is a file for each address, so that a token reaches no other coordinator, and each start makes new ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def find(name: str, coordinator: str, state_dir: Path | None = None) -> str:
     if not is_loopback(coordinator):
         return ""
     given = os.environ.get("OUTRIDER_COORDINATOR_STATE_DIR") or DEFAULT_STATE_DIR
-    path = _path(coordinator, state_dir or Path(given))
+    folder = state_dir or Path(given)
+    paths = [_path(address, folder) for address in _listening(coordinator)]
+    path = next((path for path in paths if path.exists()), paths[0])
     try:
         with path.open("rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(_MAX_BYTES)
@@ -75,5 +77,18 @@ def find(name: str, coordinator: str, state_dir: Path | None = None) -> str:
 
 
 def _path(coordinator: str, state_dir: Path) -> Path:
-    """Return the file of a coordinator on this machine, of which only one has its port."""
-    return state_dir.expanduser() / f"tokens-{split_address(coordinator)[1]}"
+    """Return the file of the coordinator that listens at this address of this machine."""
+    host, port = split_address(coordinator)
+    return state_dir.expanduser() / f"tokens-{host.lower()}-{port}"
+
+
+def _listening(coordinator: str) -> list[str]:
+    """Return the addresses of which one is a coordinator's that can be reached at this one.
+
+    127.0.0.1 and ::1 are two: programs of two users may listen there, at one port.
+    """
+    host, port = split_address(coordinator)
+    hosts = (
+        [host, "127.0.0.1", "0.0.0.0"] if host.lower() == "localhost" else [host, "::" if ":" in host else "0.0.0.0"]
+    )
+    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in dict.fromkeys([*hosts, "::"])]

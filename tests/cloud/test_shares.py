@@ -137,11 +137,14 @@ def test_tokens_count_for_their_tenant_until_a_report_has_told_them() -> None:
     streams = [StreamCounters(counters, tenant) for tenant in ("acme", "acme", "bobs", "")]
     for stream in streams:
         stream.commit(session_pb2.Commit(token=[1, 2, 3]))
-    told = dict(counters.tenant_tokens)
-    assert told == {"acme": 6, "bobs": 3}
+    batch = {"acme": 6, "bobs": 3}
+    assert counters.batch() == (1, batch)
     streams[0].commit(session_pb2.Commit(token=[4]))
-    counters.told(told)
-    assert counters.tenant_tokens == {"acme": 1}
+    assert counters.batch() == (1, batch)  # no report with it was answered: what comes later waits
+    counters.told()
+    assert counters.batch() == (2, {"acme": 1})
+    counters.told()
+    assert counters.batch() == (2, {})
 
 
 async def test_a_stream_counts_for_its_tenant_after_its_end_too(verifier: Front) -> None:

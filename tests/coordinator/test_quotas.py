@@ -162,6 +162,16 @@ async def test_a_running_session_moves_whatever_its_tenant_has_used(tenants, ref
     assert isinstance(await refused(tenants.open("acme")), Overloaded)
 
 
+async def test_a_running_session_that_moves_is_not_opened_anew(tenants, refused):
+    await tenants.limit("acme", opens_per_minute=2)
+    opened = await tenants.open("acme")
+    await tenants.coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
+    for _ in range(3):
+        await tenants.resume("acme", opened)
+    await tenants.open("acme")
+    assert "more than its 2 sessions per minute" in str(await refused(tenants.open("acme")))
+
+
 async def test_a_session_that_never_attached_moves_as_a_new_one(tenants, refused):
     opened = await tenants.open("acme")
     await tenants.limit("acme", opens_per_minute=1)
@@ -239,6 +249,25 @@ async def test_verifiers_are_told_that_tenants_wait_and_tickets_until_when_a_pla
     assert after.store_unix - 60 < claims.place_until_unix <= after.store_unix + 5
     assert opened[0].HasField("standby")
     assert coordinator.read(opened[0].standby).place_until_unix == 0.0
+
+
+async def test_tokens_of_a_report_whose_answer_was_lost_count_once(tenants):
+    async def report(tokens: int, sequence: int, instance: int = 1) -> float:
+        request = pb.ReportRequest(verifier_id="v1", instance=instance, tenant_tokens={"acme": tokens})
+        request.tokens_sequence = sequence
+        assert (await tenants.coordinator.registry.Report(request)).known
+        return round((await tenants.shown("acme")).use.tokens, -1)
+
+    await tenants.limit("acme", tokens_per_minute=6_000)
+    assert await report(1_000, 1) == pytest.approx(1_000, abs=200)
+    for _ in range(3):
+        assert await report(1_000, 1) == pytest.approx(1_000, abs=200)
+    await tenants.coordinator.join("v1", capacity=4)  # the lease was lost meanwhile
+    assert await report(1_000, 1) == pytest.approx(1_000, abs=200)
+    assert await report(2_000, 2) == pytest.approx(3_000, abs=200)
+    assert await report(1_000, 1) == pytest.approx(3_000, abs=200)  # it was on its way for long
+    await tenants.coordinator.join("v1", capacity=4, instance=2)
+    assert await report(500, 1, instance=2) == pytest.approx(3_500, abs=200)
 
 
 async def test_tokens_keep_a_tenant_out_for_an_hour_at_most(tenants, refused):

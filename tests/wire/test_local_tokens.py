@@ -19,7 +19,6 @@ def test_tokens_are_kept_for_the_user_alone_while_the_cluster_runs(tmp_path: Pat
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert local_tokens.find(ADMIN, "localhost:7700", tmp_path / "state") == TOKENS[ADMIN]
-        assert local_tokens.find(JOIN, "[::1]:7700", tmp_path / "state") == TOKENS[JOIN]
     assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path / "state") == ""
 
 
@@ -28,6 +27,23 @@ def test_a_token_is_for_no_other_coordinator(tmp_path: Path) -> None:
         assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path) == TOKENS[ADMIN]
         assert local_tokens.find(ADMIN, "127.0.0.1:7701", tmp_path) == ""
         assert local_tokens.find(ADMIN, "coordinator.example:7700", tmp_path) == ""
+
+
+def test_two_coordinators_at_one_port_of_two_addresses_have_tokens_of_their_own(tmp_path: Path) -> None:
+    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path):
+        assert local_tokens.find(ADMIN, "[::1]:7700", tmp_path) == ""  # anybody's program may listen there
+        with local_tokens.kept({ADMIN: "b" * 64}, "127.0.0.2:7700", tmp_path):
+            assert local_tokens.find(ADMIN, "127.0.0.2:7700", tmp_path) == "b" * 64
+            assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path) == TOKENS[ADMIN]
+        assert local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path) == TOKENS[ADMIN]
+
+
+def test_a_coordinator_at_every_address_is_found_by_each_that_it_has(tmp_path: Path) -> None:
+    for listening, found in (("0.0.0.0", ("127.0.0.1", "localhost")), ("[::]", ("127.0.0.1", "localhost", "[::1]"))):
+        with local_tokens.kept(TOKENS, f"{listening}:7700", tmp_path):
+            for host in ("127.0.0.1", "localhost", "[::1]"):
+                token = local_tokens.find(JOIN, f"{host}:7700", tmp_path)
+                assert token == (TOKENS[JOIN] if host in found else ""), (listening, host)
 
 
 def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

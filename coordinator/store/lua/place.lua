@@ -173,7 +173,7 @@ end
 if has_limits then
   redis.call('ZADD', KEYS[5], ends, ARGV[1])
   redis.call('PEXPIRE', KEYS[5], 86400000)
-  redis.call('HSET', KEYS[4], 'opens', opens + 1)
+  if not running then redis.call('HSET', KEYS[4], 'opens', opens + 1) end
 end
 if ARGV[25] ~= '' or ARGV[26] ~= '' then
   redis.call('HSET', KEYS[1], 'device', ARGV[25], 'store_device', ARGV[26])

@@ -1,21 +1,21 @@
 -- Keep a verifier's telemetry, renew its lease and the placements of its live sessions, count what tenants have had
 -- generated, and tell what operators want.
 -- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET, 4 cordon:<id> STRING, 5 revoked ZSET,
---       6 tenant-limits HASH, 7 exhausted ZSET, then tenant-use:<tenant> HASH and
+--       6 tenant-limits HASH, 7 exhausted ZSET, 8 counted:<id> STRING, then tenant-use:<tenant> HASH and
 --       tenant-places:<tenant> ZSET, a pair for each tenant, then closed:<session> STRING and session:<session> HASH, a
 --       pair for each live session. Beside these: waiting:<weights> ZSET of its target
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, which placements last as well, 4 time of the last revocation that the
 --       verifier knows, 5 most revocations in the reply, 6 ms to keep the record of a session, 7 opens and 8 tokens per
 --       minute of tenants for whom the operator has set nothing else (0 no limit), 9 ms to keep what a tenant uses,
---       10 number of tenants, 11 number of telemetry fields and values, 12 beginning of the key waiting, then
---       these fields and values, then name and tokens of each tenant, then of each live session its id and the number
+--       10 number of tenants, 11 number of telemetry fields and values, 12 beginning of the key waiting,
+--       13 number of the batch of tokens, then these fields and values, then name and tokens of each tenant, then of each live session its id and the number
 --       of its tenant among these (0 none)
 -- Returns {1, whether this instance shall drain (0 or 1), {ids of sessions that their devices have closed}, {later
 --       revocations with their times}, {tenant, weights hash, draft release, traffic class, and ids of the device
 --       for trials of drafts and of stores of each session: '' what it was placed without}, the time (ms), whether a tenant waits for a place at the target (0 or 1),
 --       {tenants whose tokens are used up}}, or {0} if the lease is lost or another instance holds it: the verifier has to
 --       register again.
-local HEAD, KEYS_BEFORE, MOST_EXHAUSTED = 12, 7, 256
+local HEAD, KEYS_BEFORE, MOST_EXHAUSTED = 13, 8, 256
 local MOST_MINUTES = 61 -- of its limit that a tenant's tokens count at most: it is never kept out for over an hour
 local known = redis.call('HMGET', KEYS[1], 'instance', 'weights_hash')
 if known[1] ~= ARGV[2] then
@@ -56,9 +56,17 @@ local function count_tokens(tenant, key, generated)
   redis.call('PEXPIRE', key, ARGV[9])
 end
 
+-- The tokens of a report whose answer was lost come again, with the same number. 0: the verifier numbers none.
+local instance, counted = string.match(redis.call('GET', KEYS[8]) or '', '^(%d+) (%d+)$')
+local sequence = tonumber(ARGV[13])
+local fresh = sequence == 0 or instance ~= ARGV[2] or sequence > tonumber(counted)
+if fresh and sequence > 0 then
+  redis.call('SET', KEYS[8], ARGV[2] .. ' ' .. ARGV[13], 'PX', ARGV[9])
+end
+
 local tenants_from = HEAD + fields
 for i = 1, tenants do
-  local generated = tonumber(ARGV[tenants_from + 2 * i])
+  local generated = fresh and tonumber(ARGV[tenants_from + 2 * i]) or 0
   if generated > 0 then
     count_tokens(ARGV[tenants_from + 2 * i - 1], KEYS[KEYS_BEFORE + 2 * i - 1], generated)
   end

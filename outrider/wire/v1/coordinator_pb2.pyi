@@ -246,7 +246,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, lease_ms: _Optional[int] = ..., report_interval_ms: _Optional[int] = ..., public_keys: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen", "tenant_tokens")
+    __slots__ = ("verifier_id", "instance", "verifier", "sessions", "revocations_seen", "tenant_tokens", "tokens_sequence")
     class TenantTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,13 +260,15 @@ class ReportRequest(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_SEEN_FIELD_NUMBER: _ClassVar[int]
     TENANT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     instance: int
     verifier: _telemetry_pb2.VerifierTelemetry
     sessions: _containers.RepeatedCompositeFieldContainer[_telemetry_pb2.SessionTelemetry]
     revocations_seen: int
     tenant_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    tokens_sequence: int
+    def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ..., tokens_sequence: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants")
