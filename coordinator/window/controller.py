@@ -11,13 +11,14 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coordinator.records import Window, WindowBounds, WindowDecision
-from coordinator.window.streaming import LinkTiming, replay
-from coordinator.window.window_search import Option, OptionTables
+from coordinator.window.replay_tables import LONGEST, RunTables, replay_all
+from coordinator.window.window_search import OptionTables
 from outrider.core.acceptance.history import HIT
 from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry
@@ -46,6 +47,7 @@ SLACK = 2.0
 """Draft wait over the time in which nodes are expected: round trips vary, and nodes that arrive end the wait."""
 STREAMING = Window(0, 0, 0.0, 1.0)
 WIDEST = WindowBounds(Window(K[-1], MAX_DEPTH))
+TABLES = RunTables(K)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,8 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
     plain_s = float(view.step_s(0))
     step_s = view.step_now_s or plain_s
     for _ in range(ROUNDS):
-        tables = OptionTables(
-            [_options(session, step_s, len(view.sessions) == 1) for session in view.sessions], view.step_s
-        )
+        options = Options(view.sessions, step_s)
+        tables = OptionTables(options.tokens, options.nodes, options.given, view.step_s)
         # Given nodes are there in any case: no session shall be slower than if all others streamed plainly.
         least = (1.0 - tolerance) / float(view.step_s(tables.given_nodes))
         balance = tables.best(least)
@@ -124,121 +125,179 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
         step_s = balance.step_s
         if settled:
             break
-    each = zip(view.sessions, tables.options, balance.chosen, strict=True)
-    kept = tables.of(balance.min_acceptance, [_kept(*one, balance.min_acceptance) for one in each])
+    kept = tables.of(balance.min_acceptance, options.kept(balance.chosen, tables.gains(balance.min_acceptance)))
     if kept.slowest >= least:
         balance = tables.polished(kept, least, STICK)  # a kept window may leave more, or less, for the others
     min_acceptance = tables.node_min_acceptance(balance)
-    chosen = [table[option] for table, option in zip(tables.options, balance.chosen, strict=True)]
+    predicted = zip(*(each.tolist() for each in options.of(balance.chosen)), strict=True)
+    steps = f"step {1e3 * balance.step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
     return {
         session.telemetry.session_id: WindowDecision(
             session_id=session.telemetry.session_id,
             epoch=session.telemetry.epoch,
-            window=option.window,
+            window=window,
             min_acceptance=min_acceptance,
-            speedup=option.tokens * plain_s / balance.step_s,
-            tokens_per_step=option.tokens_per_step,
-            reason=_reason(session, option, table, plain_s, balance.step_s),
+            speedup=tokens * plain_s / balance.step_s,
+            tokens_per_step=tokens_per_step,
+            reason=_reason(session, window.k, tokens_per_step, nodes, most, steps),
             rtt_ms=session.telemetry.rtt_ms,
             draft_ms=session.telemetry.draft_ms,
             observations=len(session.telemetry.acceptance_history),
             first_acceptance=session.first_acceptance,
-            max_k=option.window.k,
+            max_k=window.k,
         )
-        for session, table, option in zip(view.sessions, tables.options, chosen, strict=True)
+        for session, window, (tokens, tokens_per_step, nodes, most) in zip(
+            view.sessions, options.windows(balance.chosen), predicted, strict=True
+        )
     }
 
 
-def _options(session: SessionView, step_s: float, alone: bool) -> list[Option]:
-    """Return the windows that a session may have, streaming first, with what each brings.
+class Options:
+    """The windows that sessions may have, as arrays `[sessions, options]` of what each brings; streaming comes first.
 
-    step_s: length of the steps that the session shares. alone: no other session shares them.
+    step_s: length of the steps that the sessions share.
     """
-    bounds, pinned = session.bounds.window, session.bounds.pinned
-    plain = 1.0 + session.server_gain
-    if session.fixed is not None and not pinned:
-        tokens, nodes = session.fixed
-        return [Option(STREAMING, tokens, nodes, tokens, given=True)]
-    # Only ratios to the step matter to a replay. Rounded, they are equal for many sessions and from second to second.
-    step_ms = 1e3 * step_s
-    rtt, draft = _rounded(session.telemetry.rtt_ms / step_ms), _rounded(session.telemetry.draft_ms / step_ms)
-    answer = rtt + 2.0 * draft
-    near = min(SLACK * answer, NEAR) if answer <= NEAR else 0.0
-    if pinned:
-        wait = near if bounds.draft_wait_ms is None else bounds.draft_wait_ms / step_ms
-        window = replace(bounds, draft_wait_ms=wait * step_ms)
-        if not session.drafts:
-            return [Option(window, plain, window.k * (window.nodes_per_level or 1.0), given=True)]
-        return [_option(session, rtt, draft, window, wait, given=True)]
-    options = [Option(STREAMING, plain, 0.0, plain)]
-    if not session.drafts:
-        return options
-    ahead = math.ceil(rtt) + SPARE
-    for k in K:
-        if k <= min(bounds.k, bounds.depth):
-            depth = min(k + ahead, bounds.depth)
-            # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit
-            # it out would save one row. So the wait is granted there, and not counted on. It is also granted where the
-            # verifier has nodes of its own: what these cost, and a wait may save, only its engine knows.
-            for wait in dict.fromkeys((0.0, near) if alone else (0.0,)):
-                granted_ms = (wait if alone and not session.server_gain else near) * step_ms
-                window = Window(k, depth, granted_ms, session.telemetry.nodes_per_level)
-                options.append(_option(session, rtt, draft, window, wait))
-    return options
+
+    def __init__(self, sessions: Sequence[SessionView], step_s: float) -> None:
+        self._sessions = sessions
+        self._step_ms = 1e3 * step_s
+        # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit it
+        # out would save one row. So the wait is granted there, and not counted on.
+        self._alone = len(sessions) == 1
+        waits = (False, True) if self._alone else (False,)
+        self._k = np.array([0, *(k for k in K for _ in waits)])
+        # Only ratios to the step matter to a replay. Rounded, they are equal for many sessions, and from second to
+        # second.
+        times_ms = np.array([(session.telemetry.rtt_ms, session.telemetry.draft_ms) for session in sessions])
+        self._rtt, self._draft = _rounded(times_ms / self._step_ms).T
+        answer = self._rtt + 2.0 * self._draft
+        self._near = np.where(answer <= NEAR, np.minimum(SLACK * answer, NEAR), 0.0)
+        self._wait = self._near[:, None] * [False, *waits * len(K)]
+        self._gain = np.array([session.server_gain for session in sessions])
+        self._histories = [session.telemetry.acceptance_history for session in sessions]
+        bounds = np.array([(session.bounds.window.k, session.bounds.window.depth) for session in sessions])
+        self._ahead = np.ceil(self._rtt).astype(np.int64) + SPARE
+        self._depth = np.minimum(self._k + self._ahead[:, None], bounds[:, 1:])
+        self.given = np.array([session.fixed is not None or session.bounds.pinned for session in sessions])
+        """`[sessions]`: whether a session has only its first option, fair or not."""
+        drafts = np.array([session.drafts for session in sessions]) & ~self.given
+        exists = drafts[:, None] & (self._k <= bounds.min(axis=1)[:, None])
+        self.tokens, self.nodes, self.tokens_per_step = np.zeros((3, *exists.shape))
+        """Tokens and nodes are per length of a step, on average. A step may have waited, which the third leaves out.
+        Tokens are -inf where a session has fewer options."""
+        self._replay(np.flatnonzero(exists[:, 1:].any(axis=1)))
+        self.tokens[~exists] = -math.inf
+        self.tokens[:, 0] = self.tokens_per_step[:, 0] = 1.0 + self._gain
+        for row in np.flatnonzero(self.given).tolist():
+            self._give(row)
+
+    def of(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+        """Return tokens, tokens per step and nodes of these options, and the most tokens of any window, `[sessions]`."""
+        rows = np.arange(len(chosen))
+        found = (each[rows, chosen] for each in (self.tokens, self.tokens_per_step, self.nodes))
+        return (*found, self.tokens[:, 1:].max(axis=1))
+
+    def windows(self, chosen: NDArray[np.int64]) -> list[Window]:
+        """Return the windows of these options."""
+        rows = np.arange(len(chosen))
+        granted_ms = self._granted()[rows, chosen] * self._step_ms
+        each = zip(self._sessions, self._k[chosen], self._depth[rows, chosen], granted_ms, strict=True)
+        return [
+            self._pinned(row)
+            if session.bounds.pinned
+            else Window(int(k), int(depth), float(wait_ms), session.telemetry.nodes_per_level)
+            if k
+            else STREAMING
+            for row, (session, k, depth, wait_ms) in enumerate(each)
+        ]
+
+    def kept(self, best: NDArray[np.int64], gains: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the options that are the sessions' present windows, unless the best is much better.
+
+        Streaming takes the place of a draft that has failed in any case: it may be hardly better, where nodes cost next
+        to nothing. gains: of all options.
+        """
+        rows = np.arange(len(best))
+        present = [session.current or Window(-1) for session in self._sessions]
+        k, waits = np.array([(window.k, bool(window.draft_wait_ms)) for window in present]).T
+        failed = [bool(each) and each.count(HIT) < FAILED * len(each) for each in self._histories]
+        enough = gains[rows, best] - STICK * self.tokens[rows, best]
+        same = (self._k == k[:, None]) & ((self._granted() > 0.0) == waits[:, None]) & (gains >= enough[:, None])
+        keeps = same.any(axis=1) & ((self._k[best] > 0) | ~np.array(failed))
+        return np.where(keeps, same.argmax(axis=1), best)
+
+    def _granted(self) -> NDArray[np.float64]:
+        """Return the draft waits `[sessions, options]` that windows have, in steps.
+
+        One is also granted where the verifier has nodes of its own: what these cost, and a wait may save, only its
+        engine knows.
+        """
+        return np.where(self._alone & (self._gain == 0.0)[:, None], self._wait, (self._k > 0) * self._near[:, None])
+
+    def _pinned(self, row: int) -> Window:
+        window = self._sessions[row].bounds.window
+        near_ms = float(self._near[row]) * self._step_ms
+        return replace(window, draft_wait_ms=near_ms) if window.draft_wait_ms is None else window
+
+    def _replay(self, rows: NDArray[np.int64]) -> None:
+        """Fill in what windows bring these sessions."""
+        tabled = np.array([len(self._histories[row]) <= LONGEST for row in rows], dtype=bool)
+        tabled &= (self._gain[rows] == 0.0) & (not self._alone)
+        if len(some := rows[tabled]):
+            times = self._rtt[some], self._draft[some], self._ahead[some], self._depth[some, -1]
+            steps, levels = TABLES.per_window([self._histories[row] for row in some], *times)
+            self._fill(some, slice(1, None), steps, steps, levels)
+        if len(some := rows[~tabled]):
+            times = self._rtt[some, None], self._draft[some, None]
+            windows = self._k[1:], self._depth[some, 1:], self._wait[some, 1:]
+            replayed = replay_all([self._histories[row] for row in some], *times, *windows, self._gain[some, None])
+            self._fill(some, slice(1, None), *replayed)
+
+    def _fill(
+        self,
+        rows: NDArray[np.int64],
+        options: slice,
+        lengths: NDArray[Any],
+        steps: NDArray[np.int64],
+        levels: NDArray[np.int64],
+        per_level: float | None = None,
+    ) -> None:
+        """Fill in these options of these sessions, from replays `[rows, options]` of their histories."""
+        count = np.array([[len(self._histories[row])] for row in rows])
+        nodes = [[per_level or self._sessions[row].telemetry.nodes_per_level or 1.0] for row in rows]
+        self.tokens[rows, options] = count / lengths
+        self.nodes[rows, options] = levels / lengths * np.array(nodes)
+        self.tokens_per_step[rows, options] = count / steps
+
+    def _give(self, row: int) -> None:
+        """Fill in the only option of a session, fair or not."""
+        session = self._sessions[row]
+        window, self.tokens[row, 0] = self._pinned(row), 1.0 + self._gain[row]
+        if not session.bounds.pinned and session.fixed is not None:
+            self.tokens[row, 0], self.nodes[row, 0] = session.fixed
+            self.tokens_per_step[row, 0] = self.tokens[row, 0]
+        elif session.drafts:
+            wait = (window.draft_wait_ms or 0.0) / self._step_ms
+            times = self._rtt[row], self._draft[row]
+            replayed = replay_all([self._histories[row]], *times, window.k, window.depth, wait, self._gain[row])
+            self._fill(np.array([row]), slice(1), *replayed, window.nodes_per_level or 1.0)
+        else:
+            self.nodes[row, 0] = window.k * (window.nodes_per_level or 1.0)
 
 
-def _option(
-    session: SessionView, rtt: float, draft: float, window: Window, wait: float, *, given: bool = False
-) -> Option:
-    """Return what the window brings. rtt, draft and the draft wait that is counted on are in steps."""
-    history = session.telemetry.acceptance_history
-    tokens, levels, per_step = _per_step(history, rtt, draft, window.k, window.depth, wait, session.server_gain)
-    return Option(window, tokens, levels * (window.nodes_per_level or 1.0), per_step, given)
+def _rounded(ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+    rounded: NDArray[np.float64] = np.exp2(np.round(8.0 * np.log2(np.maximum(ratios, 1e-4))) / 8.0)
+    return np.where(ratios > 1e-4, rounded, 0.0)
 
 
-def _rounded(ratio: float) -> float:
-    if ratio == math.inf:
-        return ratio
-    return math.exp2(round(8.0 * math.log2(ratio)) / 8.0) if ratio > 1e-4 else 0.0
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _per_step(
-    history: bytes, rtt: float, draft: float, k: int, depth: int, wait: float, server_gain: float
-) -> tuple[float, float, float]:
-    """Return (tokens, levels evaluated) per length of a step, and tokens per step, which may have waited.
-
-    Times are in steps: the replay takes a step for a second.
-    """
-    speed = replay(history, LinkTiming(rtt, draft, lambda nodes: 1.0), Window(k, depth, 1e3 * wait), server_gain)
-    return speed.tokens_per_s, speed.nodes / speed.seconds, speed.tokens_per_step
-
-
-def _kept(session: SessionView, table: Sequence[Option], best: int, min_acceptance: float) -> int:
-    """Return the option that is the session's present window, unless another is much better.
-
-    Streaming takes the place of a draft that has failed in any case: it may be hardly better, where nodes cost next to
-    nothing.
-    """
-    failed = session.first_acceptance < FAILED and bool(session.telemetry.acceptance_history)
-    if session.current is None or (table[best].window.k == 0 and failed):
-        return best
-    k, waits = session.current.k, bool(session.current.draft_wait_ms)
-    enough = table[best].gain(min_acceptance) - STICK * table[best].tokens
-    same = (i for i, o in enumerate(table) if o.window.k == k and bool(o.window.draft_wait_ms) == waits)
-    return next((i for i in same if table[i].gain(min_acceptance) >= enough), best)
-
-
-def _reason(session: SessionView, option: Option, table: Sequence[Option], plain_s: float, step_s: float) -> str:
+def _reason(session: SessionView, k: int, tokens_per_step: float, nodes: float, most: float, steps: str) -> str:
     if session.bounds.pinned:
         return "pinned by the operator"
     if not session.drafts:
         return "its device drafts nothing"
-    if option.window.k == 0:
-        best = max(table[1:], key=lambda other: other.tokens, default=None)
-        tried = f"; the most that any window gives is {best.tokens:.2f} tokens a step" if best else ""
+    if k == 0:
+        tried = f"; the most that any window gives is {most:.2f} tokens a step" if most > 0.0 else ""
         return f"no window pays{tried}"
     return (
-        f"{option.tokens_per_step:.2f} tokens a step for {option.nodes:.1f} nodes"
-        f" at RTT {session.telemetry.rtt_ms:.0f} ms, step {1e3 * step_s:.0f} ms ({1e3 * plain_s:.0f} plain)"
+        f"{tokens_per_step:.2f} tokens a step for {nodes:.1f} nodes at RTT {session.telemetry.rtt_ms:.0f} ms, {steps}"
     )

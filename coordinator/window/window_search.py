@@ -6,20 +6,22 @@ At the maximum a session's option maximises E_i - m * n_i, with one m for all: m
 node's time would bring in other sessions (as in goodput-optimal speculation, arXiv 2406.14066). So two scalars are
 searched, the length of the step and min_acceptance; what they leave, since windows are whole numbers, single changes
 then pick up.
+
+An option is fair up to a length of the step. So the best fair option at one min_acceptance is the best of the first few
+if a session's options are sorted by their tokens, which is tabulated for every min_acceptance and every such few.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.records import Window
-
-MIN_ACCEPTANCES = (0.0, *(0.01 * 1.15**i for i in range(34)), 1.0)
+MIN_ACCEPTANCES = np.array((0.0, *(0.01 * 1.15**i for i in range(34)), 1.0))
 """Values of min_acceptance that are tried; at 1 no node pays, since it commits at most one token."""
 FINER = 1.05
 """Factor between the totals of nodes that are tried."""
@@ -34,23 +36,6 @@ Choice = NDArray[np.int64]
 """`[sessions]`: the number of an option of each."""
 StepSeconds = Callable[[ArrayLike], Floats]
 """Nodes of all sessions together `[n]` -> seconds of a step `[n]`."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A window with the tokens that it brings and the nodes that it takes per length of a step, on average."""
-
-    window: Window
-    tokens: float = 1.0
-    nodes: float = 0.0
-    tokens_per_step: float = 1.0
-    """Tokens of a step, which may have waited for longer than its usual length."""
-    given: bool = False
-    """The only option of its session, fair or not."""
-
-    def gain(self, min_acceptance: float) -> float:
-        """Return the tokens less those that the nodes' time would bring in other sessions."""
-        return self.tokens - min_acceptance * self.nodes
 
 
 @dataclass(frozen=True)
@@ -73,35 +58,36 @@ class Balance:
 
 
 class OptionTables:
-    """The options of all sessions, as arrays `[sessions, options]`; streaming, or the given option, comes first."""
+    """The options of all sessions, as arrays `[sessions, options]`; streaming, or the given option, comes first.
 
-    def __init__(self, options: Sequence[Sequence[Option]], step_s: StepSeconds) -> None:
-        """Take the options of at least one session, each with at least one option."""
-        self.options = options
+    tokens, nodes: what an option brings and takes per length of a step, on average; where there is no such option
+    tokens are -inf, which is neither fair nor better than any. given: `[sessions]`, whether the first option is the
+    only one, fair or not.
+    """
+
+    def __init__(self, tokens: Floats, nodes: Floats, given: NDArray[np.bool_], step_s: StepSeconds) -> None:
+        self.tokens, self.nodes = tokens, nodes
         self._step_s = step_s
-        shape = len(options), max(map(len, options))
-        self._tokens = np.full(shape, -math.inf)
-        """-inf stands where a session has fewer options: it is neither fair nor better than any."""
-        self._nodes = np.zeros(shape)
-        for i, table in enumerate(options):
-            self._tokens[i, : len(table)] = [option.tokens for option in table]
-            self._nodes[i, : len(table)] = [option.nodes for option in table]
-        self._given = np.array([table[0].given for table in options])
-        self._rows = np.arange(len(options))
+        self._given = given
+        self._rows = np.arange(len(tokens))
 
     @property
     def given_nodes(self) -> float:
         """Return the nodes that a step has in any case."""
-        return float(self._nodes[self._given, 0].sum())
+        return float(self.nodes[self._given, 0].sum())
 
     def of(self, min_acceptance: float, chosen: ArrayLike) -> Balance:
         """Return what comes of these options. chosen: `[sessions]`."""
         choice: Choice = np.asarray(chosen, dtype=np.int64)
-        tokens = self._tokens[self._rows, choice]
-        nodes = float(self._nodes[self._rows, choice].sum())
+        tokens = self.tokens[self._rows, choice]
+        nodes = float(self.nodes[self._rows, choice].sum())
         step_s = float(self._step_s(nodes))
         slowest = float(tokens[~self._given].min(initial=math.inf))
         return Balance(min_acceptance, choice, float(tokens.sum()), nodes, step_s, slowest / step_s)
+
+    def gains(self, min_acceptance: float) -> Floats:
+        """Return the tokens `[sessions, options]` less those that the nodes' time would bring in other sessions."""
+        return self.tokens - min_acceptance * self.nodes
 
     def node_min_acceptance(self, balance: Balance) -> float:
         """Return the commits that the time of one more node would bring otherwise, at most 1."""
@@ -114,9 +100,9 @@ class OptionTables:
         stick: share of the session's own tokens per second that a change must add at least.
         """
         for _ in range(PASSES):
-            before = best
-            for i in self._rows[~self._given]:
-                best = self._changed(best, int(i), least, stick)
+            before, i = best, 0
+            while i < len(self._rows):
+                best, i = self._changed(best, i, least, stick)
             if best is before:
                 break
         return best
@@ -127,68 +113,121 @@ class OptionTables:
         It tries lengths of the step: they say which windows keep a session fast enough, and how many nodes there may
         be.
         """
-        best = self.of(MIN_ACCEPTANCES[-1], np.zeros(len(self.options)))
-        for nodes in _totals(float(self._nodes.max(axis=1).sum())):
-            fair = self._given[:, None] | (self._tokens >= least * float(self._step_s(nodes)))
-            if not fair.any(axis=1).all():
-                break  # a longer step would ask still more of every session
-            balance = self._within(nodes, fair)
-            if balance.nodes <= nodes and balance.goodput > best.goodput:
-                best = balance
-        return self.polished(best, least)
+        found = self.of(1.0, np.zeros(len(self._rows)))
+        totals = _totals(float(self.nodes.max(axis=1).sum()))
+        asked = least * self._step_s(totals)
+        # A longer step than the last that is fair would ask still more of every session.
+        fair = asked <= self.tokens[~self._given].max(axis=1).min(initial=math.inf)
+        totals, asked = totals[fair], asked[fair]
+        found_at = len(totals)
+        numbers, chosen, bounds = self._within(totals, asked)
+        for at in np.argsort(-bounds, kind="stable").tolist():  # the first of the best, though the last in this order
+            if bounds[at] <= found.goodput and (at > found_at or bounds[at] * _BETTER < found.goodput):
+                continue
+            allowed = self._given[:, None] | (self.tokens >= asked[at])
+            choice = self._filled(float(totals[at]), chosen[at], allowed)
+            balance = self.of(float(MIN_ACCEPTANCES[numbers[at]]), choice)
+            if balance.nodes <= totals[at] and (balance.goodput, -at) > (found.goodput, -found_at):
+                found_at, found = at, balance
+        return self.polished(found, least)
 
-    def _within(self, limit: float, fair: NDArray[np.bool_]) -> Balance:
-        """Return the options at the least min_acceptance that takes at most `limit` nodes, or else at the greatest."""
-        low, high = 0, len(MIN_ACCEPTANCES) - 1
-        while low < high:
+    def _within(self, totals: Floats, asked: Floats) -> tuple[Choice, Choice, Floats]:
+        """Return for each total of nodes the least min_acceptance that takes no more, or else the greatest, by number.
+
+        asked: tokens that a fair option brings, for each total, never falling. Also returns the options
+        `[totals, sessions]`, and the goodput `[totals]` that no choice with as many nodes or less exceeds, -inf if
+        there is no such choice.
+        """
+        count, options = self.tokens.shape
+        order = np.argsort(-self.tokens, axis=1, kind="stable")
+        tokens, nodes = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.nodes))
+        best = np.empty((len(MIN_ACCEPTANCES), options, count), dtype=np.int64)
+        best_nodes = np.empty(best.shape)
+        gain = np.full((len(MIN_ACCEPTANCES), count), -math.inf)
+        option, taken = np.zeros(gain.shape, dtype=np.int64), np.zeros(gain.shape)
+        # By total: how many of a session's options are fair, the ones with the most tokens.
+        fair = np.zeros((len(totals), count), dtype=np.int64)
+        fair_until = np.searchsorted(asked, np.where(self._given[:, None], math.inf, tokens), side="right")
+        for i in range(options):
+            gains = tokens[:, i] - MIN_ACCEPTANCES[:, None] * nodes[:, i]
+            better = (gains > gain) | ((gains == gain) & (order[:, i] < option))
+            np.copyto(gain, gains, where=better)
+            np.copyto(option, order[:, i], where=better)
+            np.copyto(taken, nodes[:, i], where=better)
+            best[:, i], best_nodes[:, i] = option, taken
+            fair += fair_until[:, i] > np.arange(len(totals))[:, None]
+        place = (fair - 1) * count + self._rows
+        low, high = np.zeros(len(totals), dtype=np.int64), np.full(len(totals), len(MIN_ACCEPTANCES) - 1)
+        while (low < high).any():
             middle = (low + high) // 2
-            if self._nodes[self._rows, self._at(MIN_ACCEPTANCES[middle], fair)].sum() <= limit:
-                high = middle
-            else:
-                low = middle + 1
-        return self.of(MIN_ACCEPTANCES[low], self._filled(limit, self._at(MIN_ACCEPTANCES[low], fair), fair))
-
-    def _at(self, min_acceptance: float, fair: NDArray[np.bool_]) -> Choice:
-        gains = np.where(fair, self._tokens - min_acceptance * self._nodes, -math.inf)
-        best: Choice = gains.argmax(axis=1)
-        return best
+            fits = best_nodes.ravel().take(place + middle[:, None] * options * count).sum(axis=1) <= totals
+            high = np.where(fits, middle, high)
+            low = np.where(fits, low, np.minimum(middle + 1, high))
+        place += low[:, None] * options * count
+        chosen, least_nodes = best.ravel().take(place), best_nodes.ravel().take(place).sum(axis=1)
+        most = self.tokens[self._rows, chosen].sum(axis=1) + MIN_ACCEPTANCES[low] * (totals - least_nodes)
+        return low, chosen, np.where(least_nodes <= totals, most / self._step_s(least_nodes), -math.inf)
 
     def _filled(self, limit: float, chosen: Choice, fair: NDArray[np.bool_]) -> Choice:
         """Give the nodes that are left, since windows are whole, to the sessions that they bring most, FILLED at most.
 
         Of many equal sessions one min_acceptance takes all or none, and one by one would take long.
         """
-        for _ in range(FILLED):
-            tokens, nodes = self._tokens[self._rows, chosen], self._nodes[self._rows, chosen]
-            spare = limit - nodes.sum()
-            fits = fair & (self._nodes <= nodes[:, None] + spare)
-            more = np.where(fits, self._tokens - tokens[:, None], 0.0)
-            i, option = np.unravel_index(more.argmax(), more.shape)
-            if spare <= 0.0 or more[i, option] <= 0.0:
-                return chosen
-            chosen[i] = option
+        chosen, nodes = chosen.copy(), self.nodes[self._rows, chosen]
+        spare = limit - float(nodes.sum())
+        more = self.tokens - self.tokens[self._rows, chosen][:, None]
+        more[~fair | (self.nodes > nodes[:, None] + spare)] = 0.0
+        first = more.argmax(axis=1)
+        # What fits becomes less and less, so a session's entry is at least as good as what it can still get.
+        heap = [(-more[i, first[i]], i, first[i]) for i in np.flatnonzero(more.max(axis=1) > 0.0)]
+        heapq.heapify(heap)
+        given_to = 0
+        while heap and spare > 0.0 and given_to < FILLED:
+            _, i, option = heap[0]
+            fits = self.nodes[i] <= self.nodes[i, chosen[i]] + spare
+            if fits[option]:
+                spare -= float(self.nodes[i, option] - self.nodes[i, chosen[i]])
+                chosen[i] = option
+                given_to += 1
+                fits = self.nodes[i] <= self.nodes[i, option] + spare
+            gains = np.where(fits & fair[i], self.tokens[i] - self.tokens[i, chosen[i]], 0.0)
+            option = int(gains.argmax())
+            if gains[option] > 0.0:
+                heapq.heapreplace(heap, (-gains[option], i, option))
+            else:
+                heapq.heappop(heap)
         return chosen
 
-    def _changed(self, balance: Balance, i: int, least: float, stick: float) -> Balance:
-        """Return the balance with the best option of one session, the others' options as they are."""
-        chosen = balance.chosen
-        tokens = balance.tokens - self._tokens[i, chosen[i]] + self._tokens[i]
-        nodes = balance.nodes - self._nodes[i, chosen[i]] + self._nodes[i]
-        step_s = self._step_s(nodes)
-        others = ~self._given & (self._rows != i)
-        slowest = np.minimum(self._tokens[i], self._tokens[self._rows, chosen][others].min(initial=math.inf))
-        goodput = np.where(slowest >= least * step_s, tokens / step_s, -math.inf)
-        option = int(goodput.argmax())
-        sticks = stick * self._tokens[i, chosen[i]] / balance.step_s
-        if goodput[option] <= balance.goodput * _BETTER + sticks:
-            return balance
-        return self.of(balance.min_acceptance, np.where(self._rows == i, option, chosen))
+    def _changed(self, balance: Balance, since: int, least: float, stick: float) -> tuple[Balance, int]:
+        """Return the balance with the best option of one session, the others' options as they are, and the next one.
+
+        It is the first session from `since` on that such a change makes better; without one, the balance is the same.
+        """
+        rows, chosen = self._rows[since:], balance.chosen
+        mine = self.tokens[self._rows, chosen]
+        others = np.where(self._given, math.inf, mine)
+        slowest = int(others.argmin())
+        least_other = np.full(len(others), others[slowest])
+        least_other[slowest] = np.delete(others, slowest).min(initial=math.inf)
+        own_nodes = self.nodes[rows, chosen[rows]]
+        tokens = balance.tokens - mine[rows, None] + self.tokens[rows]
+        step_s = self._step_s(balance.nodes - own_nodes[:, None] + self.nodes[rows])
+        fair = np.minimum(self.tokens[rows], least_other[rows, None]) >= least * step_s
+        goodput = np.where(fair & ~self._given[rows, None], tokens / step_s, -math.inf)
+        enough = balance.goodput * _BETTER + stick * mine[rows] / balance.step_s
+        better = goodput.max(axis=1) > enough
+        if not better.any():
+            return balance, len(self._rows)
+        i = int(better.argmax())
+        choice = np.where(self._rows == rows[i], int(goodput[i].argmax()), chosen)
+        return self.of(balance.min_acceptance, choice), since + i + 1
 
 
-def _totals(most: float) -> Iterator[float]:
-    """Yield the totals of nodes to try, up to the one with every session's widest window."""
+def _totals(most: float) -> Floats:
+    """Return the totals of nodes to try, up to the one with every session's widest window."""
+    totals = []
     nodes = 0.5
     while nodes < most:
-        yield nodes
+        totals.append(nodes)
         nodes *= FINER
-    yield most
+    return np.array([*totals, most])
