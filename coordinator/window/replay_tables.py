@@ -85,103 +85,94 @@ def replay_all(
 
     The arguments after the histories broadcast to that shape; times are in steps.
     """
-    count = len(histories)
-    arguments = np.broadcast_arrays(rtt, draft, k, depth, wait, server_gain, np.empty((count, 1)))[:-1]
+    arguments = np.broadcast_arrays(rtt, draft, k, depth, wait, server_gain, np.empty((len(histories), 1)))[:-1]
     shape = arguments[0].shape
+    rtt, draft, k, depth, wait, server_gain = (argument.ravel() for argument in arguments)
     outcomes = np.repeat(_matrix(histories, HIT).T, shape[1], axis=1)
-    ends = np.repeat([len(history) for history in histories], shape[1])
-    passed = _Passage(outcomes, *(argument.ravel() for argument in arguments), np.zeros(len(ends)))
-    lanes = np.arange(len(ends))
-    seconds, steps, levels = (
-        each[ends, lanes].reshape(shape) for each in (passed.seconds, passed.steps, passed.levels)
-    )
-    return seconds, steps.astype(np.int64), levels.astype(np.int64)
-
-
-class _Passage:
-    """Follows lanes, each with a history and a window, through all positions. Arrays are `[positions + 1, lanes]`.
-
-    seconds, steps and levels are what a history that ended before a position would have taken so far. received: when
-    the device knows the token before the first position.
-    """
-
-    def __init__(
-        self,
-        outcomes: NDArray[np.uint8],
-        rtt: Floats,
-        draft: Floats,
-        k: Ints,
-        depth: Ints,
-        wait: Floats,
-        server_gain: Floats,
-        received: Floats,
-    ) -> None:
-        positions, lanes = outcomes.shape
-        self.seconds, self.steps, self.levels, self.levels_if_broken = np.zeros((4, positions + 1, lanes))
-        self.in_time = np.zeros((positions + 1, lanes), dtype=bool)
-        hits, misses = outcomes == HIT, outcomes == MISS
-        half, widest = rtt / 2.0, np.minimum(k, depth)
-        waits, gains = (wait > 0.0) & (rtt <= wait) & (k > 0), bool(server_gain.any())
-        # A device without drafting time has drafted all levels below a proposal at once.
-        at_once, per_level = np.where(draft > 0.0, 0.0, np.inf), np.where(draft > 0.0, draft, 1.0)
-        deepest = int(depth.max())
-        known = np.full((deepest + positions, lanes), np.inf)
-        """C[p - deepest], 0 before the first position."""
-        known[:deepest] = 0.0
-        limits = known.ravel()
-        limit = (deepest - depth).astype(np.int64) * lanes + np.arange(lanes)
-        now, steps, levels, taken, owed = np.zeros((5, lanes))
-        drafted = np.full(lanes, np.inf)
-        unbroken, begins = np.ones((2, lanes), dtype=bool)
-        committed_by_server = np.zeros(lanes)
-        for position in range(positions):
-            self.seconds[position], self.steps[position] = now + ~begins, steps + ~begins
-            np.add(levels, taken, out=self.levels[position])
-            drafted = np.maximum(np.minimum(drafted, received), limits.take(limit)) + draft
-            limit += lanes
-            arrival = drafted + half
-            if waits.any():
-                now = np.where(begins & waits, np.maximum(now, np.minimum(arrival, now + wait)), now)
-            if gains:
-                owed += begins * server_gain
-                whole = begins * np.floor(owed)
-                owed -= whole
-                committed_by_server += begins * (position + whole - committed_by_server)
-            there = unbroken & (arrival <= now) & (taken < k)
-            below = np.floor(taken + 1.0 + (now - arrival) / per_level + at_once)
-            broken = levels + np.where(there, np.minimum(widest, below), taken)
-            self.in_time[position], self.levels_if_broken[position] = there, broken
-            accepted = there & ~misses[position]
-            goes_on = accepted & hits[position]
-            np.copyto(levels, broken, where=unbroken & ~goes_on)
-            taken = (taken + 1.0) * goes_on
-            received = known[deepest + position] = now + 1.0 + half
-            begins = ~accepted
-            if gains:
-                begins &= committed_by_server <= position
-            now, steps = now + begins, steps + begins
-            unbroken = goes_on | begins
-            drafted[~hits[position]] = np.inf
-        self.seconds[-1], self.steps[-1], self.levels[-1] = now + ~begins, steps + ~begins, levels + taken
+    hits, misses = outcomes == HIT, outcomes == MISS
+    positions, lanes = outcomes.shape
+    known, before = _known(depth, positions)
+    half, waits = rtt / 2.0, (wait > 0.0) & (rtt <= wait) & (k > 0)
+    # By position: what a history that ends before it has taken.
+    lengths, steps, levels = np.zeros((3, positions + 1, lanes))
+    now, level, taken, owed, by_server = np.zeros((5, lanes))
+    drafted, received = np.full(lanes, np.inf), np.zeros(lanes)
+    unbroken, begins = np.ones((2, lanes), dtype=bool)
+    for position in range(positions):
+        drafted = np.maximum(np.minimum(drafted, received), known[position:].take(before)) + draft
+        arrival = drafted + half
+        if waits.any():
+            now = np.where(begins & waits, np.maximum(now, np.minimum(arrival, now + wait)), now)
+        if server_gain.any():
+            owed += begins * server_gain
+            by_server = np.where(begins, position + np.floor(owed), by_server)
+            owed -= begins * np.floor(owed)
+        there = unbroken & (arrival <= now) & (taken < k)
+        goes_on = there & hits[position]
+        breaks = unbroken & ~goes_on
+        level += breaks * _levels(there, taken, now - arrival, draft, np.minimum(k, depth))
+        taken = (taken + 1.0) * goes_on
+        received = known[position - positions] = now + 1.0 + half
+        lengths[position + 1], steps[position + 1] = now + 1.0, steps[position] + begins
+        levels[position + 1] = level + taken
+        begins = (~there | misses[position]) & (by_server <= position)
+        now = now + begins
+        unbroken = goes_on | begins
+        drafted[~hits[position]] = np.inf
+    ends, lane = np.repeat([len(history) for history in histories], shape[1]), np.arange(lanes)
+    taken_s, counted, evaluated = (each[ends, lane].reshape(shape) for each in (lengths, steps, levels))
+    return taken_s, counted.astype(np.int64), evaluated.astype(np.int64)
 
 
 def _run_tables(rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> NDArray[np.int32]:
     """Return `[pairs, 4, windows, LONGEST + 1]`: of runs broken after so many accepted first proposals, then of runs
     with which the history ends; then both of a history's first run, whose device starts with the first step.
 
-    rtt, draft: `[pairs, 1]`, in steps; k, depth: `[pairs, windows]`.
+    rtt, draft: `[pairs, 1]`, in steps; k: `[windows]`; depth: `[pairs, windows]`.
     """
-    arguments = [each.ravel() for each in np.broadcast_arrays(rtt, draft, k, depth, 0.0, 0.0)]
-    outcomes = np.full((LONGEST + 1, depth.size), HIT, dtype=np.uint8)
-    tables = np.empty((depth.shape[0], 4, depth.shape[1], LONGEST + 1), dtype=np.int32)
-    for kind, start in ((0, arguments[0] / 2.0), (2, np.zeros(depth.size))):
-        run = _Passage(outcomes, *arguments, start)
-        broken = run.steps[1:] + _LEVEL * run.levels_if_broken[:-1] + _IN_TIME * run.in_time[:-1]
-        ended = run.steps[:-1] + _LEVEL * run.levels[:-1]
-        for each in (broken, ended):
-            tables[:, kind] = each.T.reshape(*depth.shape, -1)
-            kind += 1
-    return tables
+    shape = 2, *depth.shape
+    rtt, draft, k, depth = (np.broadcast_to(each, shape).ravel() for each in (rtt, draft, k, depth))
+    positions, half = LONGEST + 1, rtt / 2.0
+    known, before = _known(depth, positions)
+    begun, arrivals, taken = np.zeros((3, positions + 1, len(depth)))
+    there = np.zeros((positions, len(depth)), dtype=bool)
+    drafted, received = np.full(len(depth), np.inf), np.where(np.arange(len(depth)) < len(depth) // 2, half, 0.0)
+    for position in range(positions):
+        now, arrival, in_time = begun[position], arrivals[position], there[position]
+        np.minimum(drafted, received, out=drafted)
+        np.maximum(drafted, known[position:].take(before), out=drafted)
+        drafted += draft
+        np.add(drafted, half, out=arrival)
+        np.logical_and(arrival <= now, taken[position] < k, out=in_time)
+        received = known[position - positions]
+        np.add(now, 1.0 + half, out=received)
+        np.multiply(taken[position] + 1.0, in_time, out=taken[position + 1])
+        np.add(now, ~in_time, out=begun[position + 1])
+    ended_steps = np.append(np.zeros((1, len(depth))), begun[:-2] + 1.0, axis=0)
+    complete = np.cumsum(taken[:-1] * ~there, axis=0) - taken[:-1] * ~there
+    evaluated = _levels(there, taken[:-1], begun[:-1] - arrivals[:-1], draft, np.minimum(k, depth))
+    broken = begun[:-1] + 1.0 + _LEVEL * (complete + evaluated) + _IN_TIME * there
+    ended = ended_steps + _LEVEL * (complete + taken[:-1])
+    tables = np.stack([broken, ended]).reshape(2, positions, *shape)  # kind, run, start, pair, window
+    return np.ascontiguousarray(tables.transpose(3, 2, 0, 4, 1), dtype=np.int32).reshape(shape[1], 4, shape[2], -1)
+
+
+def _known(depth: Ints, positions: int) -> tuple[Floats, Ints]:
+    """Return an array `[deepest + positions, lanes]` of when the device knows the token at each position, counted from
+    `deepest` before the first, and where in it, from a position on, that of `depth` positions before it stands."""
+    deepest = int(depth.max())
+    known = np.full((deepest + positions, len(depth)), np.inf)
+    known[:deepest] = 0.0
+    return known, (deepest - depth) * len(depth) + np.arange(len(depth))
+
+
+def _levels(there: Bools, taken: Floats, since: Floats, draft: Floats, most: Ints) -> Floats:
+    """Return the levels that a step evaluates whose spine of accepted first proposals ends: those taken, and if the
+    next is there, that one and those drafted below it since."""
+    # A device without drafting time has drafted all levels below a proposal at once.
+    below = np.maximum(0.0, since) / np.where(draft > 0.0, draft, 1.0) + np.where(draft > 0.0, 0.0, np.inf)
+    levels: Floats = np.where(there, np.minimum(most, np.floor(taken + 1.0 + below)), taken)
+    return levels
 
 
 def _walked(tables: NDArray[np.int32], histories: Sequence[bytes]) -> tuple[Ints, Ints]:
