@@ -12,6 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coordinator.records import Prior, Window, WindowBounds, WindowDecision
 from coordinator.window import controller
 from coordinator.window.controller import SessionView, VerifierView
@@ -31,6 +34,8 @@ another text. At 9 to 14% of the positions of recorded texts some are cut for no
 LAST = range(16, 177, 8)
 """Numbers of last outcomes that are compared. A draft with an acceptance of 0.6 that fails is noticed within 32
 outcomes, and within 16 if it recovers; fewer than LEAST are enough to go on with if they differ so much."""
+_LAST = np.array(LAST[::-1])
+"""The longest first, which counts of those that differ as much."""
 SILENT = 64
 """Tokens without an outcome after which a device is taken to draft nothing."""
 PROBE_DEPTH = 2
@@ -41,6 +46,8 @@ UNSHOWN_DRAFT_MS = 5.0
 """Drafting time of a device whose verifier never waited for it, so that its own is not known; at most half a step."""
 UNKNOWN = Window(6, 24, 0.0, 1.0)
 """The widest window of a session that has bounds, and of which too little is known."""
+
+Ints = NDArray[np.int64]
 
 
 def decide(
@@ -65,7 +72,11 @@ def decide(
     between_s = verifier.timing_ms.get("between", 0.0) / 1e3
     plain_ms = 1e3 * (between_s + cost.seconds(len(sessions), len(sessions)))
     allowed = {s.session_id: bounds.get(s.session_id) or bounds.get("") for s in sessions}
-    views = [_view(s, before.get(s.session_id), allowed[s.session_id], limits, plain_ms) for s in sessions]
+    histories = latest([s.acceptance_history for s in sessions])
+    views = [
+        _view(s, history, before.get(s.session_id), allowed[s.session_id], limits, plain_ms)
+        for s, history in zip(sessions, histories, strict=True)
+    ]
     decisions = controller.decide(VerifierView(cost, tuple(views), between_s, verifier.step_ms / 1e3))
     decided = {}
     for view in views:
@@ -100,27 +111,36 @@ def wants_prior(session: SessionTelemetry) -> bool:
     return len(session.acceptance_history) < RECENT and not _drafts_nothing(session)
 
 
-def latest(history: bytes) -> bytes:
-    """Return the last outcomes, as far back as they are of one text: how well a draft does changes with it.
+def latest(histories: Sequence[bytes]) -> list[bytes]:
+    """Return the last outcomes of each session, as far back as they are of one text: how well a draft does changes
+    with it.
 
     Cut where the end differs most from the beginning, much as in adaptive windowing (Bifet and Gavalda, 2007).
     """
-    kept = history[-RECENT:]
-    while True:
-        difference, last = max((_difference(kept[:-last], kept[-last:]), last) for last in LAST)
-        if difference <= CHANGED:
-            return kept
-        kept = kept[-last:]
+    kept = np.array([min(RECENT, len(history)) for history in histories], dtype=np.int64)
+    padded = b"".join(history[-RECENT:].rjust(RECENT, b"\0") for history in histories)
+    hit = np.frombuffer(padded, dtype=np.uint8).reshape(-1, RECENT)[:, ::-1] == HIT
+    hits = np.pad(hit.cumsum(axis=1), ((0, 0), (1, 0)))  # of so many last outcomes
+    rows = np.flatnonzero(kept)
+    while len(rows):
+        differences = _differences(kept[rows], hits[rows, kept[rows]], hits[rows][:, _LAST])
+        cut = differences.max(axis=1) > CHANGED
+        rows = rows[cut]
+        kept[rows] = _LAST[differences[cut].argmax(axis=1)]
+    return [history[len(history) - last :] for history, last in zip(histories, kept.tolist(), strict=True)]
 
 
-def _difference(earlier: bytes, later: bytes) -> float:
-    """Return the difference of the acceptance rates in standard deviations, 0 where there are too few to tell."""
-    if len(earlier) < LAST[0]:
-        return 0.0
-    before, after = earlier.count(HIT), later.count(HIT)
-    mean = (before + after) / (len(earlier) + len(later))
-    deviation = math.sqrt(mean * (1.0 - mean) * (1.0 / len(earlier) + 1.0 / len(later)))
-    return abs(before / len(earlier) - after / len(later)) / deviation if deviation else 0.0
+def _differences(count: Ints, hits: Ints, later: Ints) -> NDArray[np.float64]:
+    """Return by how many standard deviations the acceptance rates of the `_LAST` outcomes and of those before differ.
+
+    0 stands where there are too few to tell. count, hits: of all outcomes, `[sessions]`; later: hits of the last.
+    """
+    earlier = np.maximum(count[:, None] - _LAST, 1)
+    mean = (hits / count)[:, None]
+    deviation = np.sqrt(mean * (1.0 - mean) * (1.0 / earlier + 1.0 / _LAST))
+    tells = (count[:, None] - _LAST >= LAST[0]) & (deviation > 0.0)
+    difference = np.abs((hits[:, None] - later) / earlier - later / _LAST)
+    return np.divide(difference, deviation, out=np.zeros(tells.shape), where=tells)
 
 
 def _with(session: SessionTelemetry, prior: Prior) -> SessionTelemetry:
@@ -146,6 +166,7 @@ def _known(session: SessionTelemetry) -> bool:
 
 def _view(
     session: SessionTelemetry,
+    history: bytes,
     before: WindowDecision | None,
     allowed: WindowBounds | None,
     limits: SessionLimits,
@@ -156,7 +177,7 @@ def _view(
     fixed = None if _known(session) else (max(1.0, session.committed / steps), session.evaluated / steps)
     judged = replace(
         session,
-        acceptance_history=latest(session.acceptance_history),
+        acceptance_history=history,
         draft_ms=session.draft_ms or min(UNSHOWN_DRAFT_MS, plain_ms / 2),
         nodes_per_level=per_level,
     )

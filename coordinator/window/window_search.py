@@ -165,38 +165,50 @@ class OptionTables:
             low = np.where(fits, low, np.minimum(middle + 1, high))
         place += low[:, None] * options * count
         chosen, least_nodes = best.ravel().take(place), best_nodes.ravel().take(place).sum(axis=1)
-        most = self.tokens[self._rows, chosen].sum(axis=1) + MIN_ACCEPTANCES[low] * (totals - least_nodes)
-        return low, chosen, np.where(least_nodes <= totals, most / self._step_s(least_nodes), -math.inf)
+        # More nodes bring min_acceptance each at most; the step is linear between whole numbers of them.
+        spare = totals - least_nodes
+        more = np.clip(
+            np.arange(math.ceil(spare.max(initial=0.0)) + 2) - least_nodes[:, None] % 1.0, 0.0, spare[:, None]
+        )
+        most = self.tokens[self._rows, chosen].sum(axis=1)[:, None] + MIN_ACCEPTANCES[low, None] * more
+        bounds = (most / self._step_s(least_nodes[:, None] + more)).max(axis=1)
+        return low, chosen, np.where(spare >= 0.0, bounds, -math.inf)
 
     def _filled(self, limit: float, chosen: Choice, fair: NDArray[np.bool_]) -> Choice:
         """Give the nodes that are left, since windows are whole, to the sessions that they bring most, FILLED at most.
 
         Of many equal sessions one min_acceptance takes all or none, and one by one would take long.
         """
-        chosen, nodes = chosen.copy(), self.nodes[self._rows, chosen]
+        tokens, nodes = self.tokens[self._rows, chosen], self.nodes[self._rows, chosen]
         spare = limit - float(nodes.sum())
-        more = self.tokens - self.tokens[self._rows, chosen][:, None]
-        more[~fair | (self.nodes > nodes[:, None] + spare)] = 0.0
-        first = more.argmax(axis=1)
-        # What fits becomes less and less, so a session's entry is at least as good as what it can still get.
-        heap = [(-more[i, first[i]], i, first[i]) for i in np.flatnonzero(more.max(axis=1) > 0.0)]
+        more = np.where(fair & (self.nodes <= nodes[:, None] + spare), self.tokens - tokens[:, None], 0.0)
+        options = more.argmax(axis=1)
+        # What fits becomes less and less, so an entry is at least as good as what its session can still get.
+        heap = [
+            each
+            for each in zip((-more[self._rows, options]).tolist(), self._rows.tolist(), options.tolist())
+            if each[0] < 0.0
+        ]
         heapq.heapify(heap)
-        given_to = 0
+        choice, given_to = chosen.copy(), 0
         while heap and spare > 0.0 and given_to < FILLED:
             _, i, option = heap[0]
-            fits = self.nodes[i] <= self.nodes[i, chosen[i]] + spare
-            if fits[option]:
-                spare -= float(self.nodes[i, option] - self.nodes[i, chosen[i]])
-                chosen[i] = option
+            sizes, gains = self.nodes[i].tolist(), self.tokens[i].tolist()
+            now = int(choice[i])
+            if sizes[option] <= sizes[now] + spare:
+                spare -= sizes[option] - sizes[now]
                 given_to += 1
-                fits = self.nodes[i] <= self.nodes[i, option] + spare
-            gains = np.where(fits & fair[i], self.tokens[i] - self.tokens[i, chosen[i]], 0.0)
-            option = int(gains.argmax())
-            if gains[option] > 0.0:
-                heapq.heapreplace(heap, (-gains[option], i, option))
+                choice[i] = now = option
+            most, best = gains[now], now
+            room = sizes[now] + spare
+            for other, size in enumerate(sizes):
+                if size <= room and gains[other] > most and fair[i, other]:
+                    most, best = gains[other], other
+            if best != now:
+                heapq.heapreplace(heap, (gains[now] - most, i, best))
             else:
                 heapq.heappop(heap)
-        return chosen
+        return choice
 
     def _changed(self, balance: Balance, since: int, least: float, stick: float) -> tuple[Balance, int]:
         """Return the balance with the best option of one session, the others' options as they are, and the next one.

@@ -127,7 +127,7 @@ def test_a_text_that_is_good_and_bad_in_turn_does_not_switch_speculation_on_and_
             for _ in range(20):
                 share = (0.3 if share == 0.75 else 0.75) if rng.random() < 0.02 else share
                 history.append(HIT if rng.random() < share else MISS)
-            far = session(rtt_ms=100.0, acceptance_history=report_adapter.latest(bytes(history)), current=current)
+            far = session(rtt_ms=100.0, acceptance_history=report_adapter.latest([bytes(history)])[0], current=current)
             now = decide(view(far))["s0"].window
             switched += current is not None and (current.k == 0) != (now.k == 0)
             current = now

@@ -110,9 +110,12 @@ class SimulatedSession:
     changes: int = 0
     lived_s: int = 0
 
-    def view(self, prior: bytes) -> SessionView:
-        """Return the controller's view. prior: acceptance history of such texts, until it has enough of its own."""
-        history = latest(self.seen if len(self.seen) >= RECENT else prior + self.seen)
+    def known(self, prior: bytes) -> bytes:
+        """Return its outcomes, after the prior's until it has enough of its own."""
+        return self.seen if len(self.seen) >= RECENT else prior + self.seen
+
+    def view(self, history: bytes) -> SessionView:
+        """Return the controller's view. history: its outcomes, or a prior's, that the decision is made from."""
         telemetry = SessionTelemetry(
             self.name,
             rtt_ms=1e3 * self.device.rtt_s,
@@ -138,8 +141,9 @@ class SimulatedVerifier:
     """The last acceptance history seen, by kind of text."""
 
     def view(self) -> VerifierView:
-        views = tuple(s.view(self.prior.get(s.device.kind, bytes([HIT, MISS] * 32))) for s in self.sessions)
-        return VerifierView(self.cost, views)
+        known = [s.known(self.prior.get(s.device.kind, bytes([HIT, MISS] * 32))) for s in self.sessions]
+        views = (session.view(history) for session, history in zip(self.sessions, latest(known), strict=True))
+        return VerifierView(self.cost, tuple(views))
 
     @property
     def truth(self) -> optimum.OptimalVerifier:
