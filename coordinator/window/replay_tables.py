@@ -176,36 +176,42 @@ def _levels(there: Bools, taken: Floats, since: Floats, draft: Floats, most: Int
 
 
 def _walked(tables: NDArray[np.int32], histories: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """Return (steps, evaluated levels) `[sessions, windows]`. tables: of each session's times."""
+    """Return (steps, evaluated levels) `[sessions, windows]`. tables: of each session's times.
+
+    A run begins behind every miss, whatever was there in time before. So the walks from all misses to the next go on
+    side by side, and end after a few runs: those that accepted siblings end.
+    """
     count, kinds, windows, runs = tables.shape
-    outcomes = _matrix(histories, HIT)
-    # Two more places: a history may end behind an accepted sibling, whose step commits one token more.
-    places = outcomes.shape[1] + 2
-    place = np.arange(places)
-    ends = np.array([len(history) for history in histories])[:, None]
-    breaks = np.full((count, places), places)
-    breaks[:, :-2][outcomes != HIT] = np.nonzero(outcomes != HIT)[1]
-    breaks = np.minimum(np.minimum.accumulate(breaks[:, ::-1], axis=1)[:, ::-1], np.maximum(ends, place))
+    outcomes = np.pad(_matrix(histories, HIT), ((0, 0), (0, 2)), constant_values=HIT)
+    places = outcomes.shape[1]  # two more: behind an accepted sibling a step commits one token more
+    place, ends = np.arange(places), np.array([len(history) for history in histories])[:, None]
+    breaks = np.where(outcomes == HIT, places - 1, place)
+    breaks = np.minimum.accumulate(breaks[:, ::-1], axis=1)[:, ::-1]
+    breaks = np.minimum(breaks, np.maximum(ends, place))
     # By place of a run's begin: its entry in a table, where the next run begins, and whether that may be one later.
-    last = breaks >= ends
-    entry = (breaks - place + windows * runs * last).ravel()
+    entry = (breaks - place + windows * runs * (breaks >= ends)).ravel()
     first = np.arange(count)[:, None] * places
-    following = (first + breaks + ~last).ravel()
-    padded = np.pad(outcomes, ((0, 0), (0, 2)), constant_values=HIT)
-    sibling = (np.take_along_axis(padded, breaks, axis=1) == SIBLING).ravel()
-    at = np.repeat(first.ravel(), windows)
-    table = (np.arange(count)[:, None] * kinds * windows + np.arange(windows)).ravel() * runs
-    flat, total = tables.ravel(), np.zeros(len(at), dtype=np.int64)
-    found = flat.take(table + 2 * windows * runs + entry.take(at))
-    while True:
-        total += found
-        following_at = following.take(at) + (found >= _IN_TIME) * sibling.take(at)
-        if np.array_equal(at, following_at):
-            break
-        at = following_at
+    following = (first + breaks + (breaks < ends)).ravel()
+    sibling = (np.take_along_axis(outcomes, breaks, axis=1) == SIBLING).ravel()
+    begins = np.zeros(outcomes.shape, dtype=bool)
+    begins[:, 1:] = outcomes[:, :-1] == MISS
+    stops = (begins | (place >= ends)).ravel()
+    begins[:, 0] = True
+    at = np.flatnonzero(begins & (place < ends))
+    lane = (at // places)[:, None] * windows + np.arange(windows)
+    table = lane + (at // places)[:, None] * (kinds - 1) * windows  # by kind of run: each window's
+    table += (at % places == 0)[:, None] * 2 * windows
+    at, lane, table = np.repeat(at, windows), lane.ravel(), table.ravel() * runs
+    flat, totals = tables.ravel(), np.zeros(count * windows)
+    while len(at):
         found = flat.take(table + entry.take(at))
-    total = total.reshape(count, windows)
-    return total % _LEVEL, total % _IN_TIME // _LEVEL
+        totals += np.bincount(lane, found, len(totals))
+        at = following.take(at) + ((found >= _IN_TIME) & sibling.take(at))
+        goes_on = ~stops.take(at)
+        at, lane = at[goes_on], lane[goes_on]
+        table = (lane + lane // windows * (kinds - 1) * windows) * runs
+    packed = totals.astype(np.int64).reshape(count, windows)
+    return packed % _LEVEL, packed % _IN_TIME // _LEVEL
 
 
 def _matrix(histories: Sequence[bytes], padding: int) -> NDArray[np.uint8]:
