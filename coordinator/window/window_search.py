@@ -163,14 +163,21 @@ class OptionTables:
             fits = best_nodes.ravel().take(place + middle[:, None] * options * count).sum(axis=1) <= totals
             high = np.where(fits, middle, high)
             low = np.where(fits, low, np.minimum(middle + 1, high))
-        place += low[:, None] * options * count
-        chosen, least_nodes = best.ravel().take(place), best_nodes.ravel().take(place).sum(axis=1)
-        # More nodes bring min_acceptance each at most; the step is linear between whole numbers of them.
+        chosen, least_nodes = (each.ravel().take(place + low[:, None] * options * count) for each in (best, best_nodes))
+        least_nodes = least_nodes.sum(axis=1)
+        # More nodes bring min_acceptance each at most, and less than at the next lower one; the step is linear between
+        # whole numbers of them.
         spare = totals - least_nodes
         more = np.clip(
             np.arange(math.ceil(spare.max(initial=0.0)) + 2) - least_nodes[:, None] % 1.0, 0.0, spare[:, None]
         )
-        most = self.tokens[self._rows, chosen].sum(axis=1)[:, None] + MIN_ACCEPTANCES[low, None] * more
+        most = np.full(more.shape, math.inf)
+        for number in (low, np.maximum(low - 1, 0)):
+            at = place + number[:, None] * options * count
+            line = self.tokens[self._rows, best.ravel().take(at)].sum(axis=1) - MIN_ACCEPTANCES[
+                number
+            ] * best_nodes.ravel().take(at).sum(axis=1)
+            most = np.minimum(most, line[:, None] + MIN_ACCEPTANCES[number, None] * (least_nodes[:, None] + more))
         bounds = (most / self._step_s(least_nodes[:, None] + more)).max(axis=1)
         return low, chosen, np.where(spare >= 0.0, bounds, -math.inf)
 
@@ -179,35 +186,37 @@ class OptionTables:
 
         Of many equal sessions one min_acceptance takes all or none, and one by one would take long.
         """
-        tokens, nodes = self.tokens[self._rows, chosen], self.nodes[self._rows, chosen]
-        spare = limit - float(nodes.sum())
-        more = np.where(fair & (self.nodes <= nodes[:, None] + spare), self.tokens - tokens[:, None], 0.0)
-        options = more.argmax(axis=1)
-        # What fits becomes less and less, so an entry is at least as good as what its session can still get.
-        heap = [
-            each
-            for each in zip((-more[self._rows, options]).tolist(), self._rows.tolist(), options.tolist())
-            if each[0] < 0.0
-        ]
-        heapq.heapify(heap)
-        choice, given_to = chosen.copy(), 0
-        while heap and spare > 0.0 and given_to < FILLED:
-            _, i, option = heap[0]
-            sizes, gains = self.nodes[i].tolist(), self.tokens[i].tolist()
-            now = int(choice[i])
-            if sizes[option] <= sizes[now] + spare:
-                spare -= sizes[option] - sizes[now]
-                given_to += 1
-                choice[i] = now = option
-            most, best = gains[now], now
-            room = sizes[now] + spare
-            for other, size in enumerate(sizes):
-                if size <= room and gains[other] > most and fair[i, other]:
-                    most, best = gains[other], other
-            if best != now:
-                heapq.heapreplace(heap, (gains[now] - most, i, best))
-            else:
-                heapq.heappop(heap)
+        choice, options = chosen.copy(), self.tokens.shape[1]
+        spare = limit - float(self.nodes[self._rows, chosen].sum())
+        more = (self.tokens - self.tokens[self._rows, chosen][:, None]).ravel()
+        sizes = (self.nodes - self.nodes[self._rows, chosen][:, None]).ravel()
+        places = np.flatnonzero(fair.ravel() & (sizes <= spare) & (more > 0.0))
+        places = places[np.argsort(-more[places], kind="stable")]
+        sizes = sizes[places]
+        # Less and less is spare: what does not fit will not fit later, unless its session has got something. What such
+        # a session can still get is listed anew, as (tokens less, place, nodes more, the option that it has).
+        anew: list[tuple[float, int, float, int]] = []
+        for _ in range(FILLED):
+            while anew and (anew[0][2] > spare or anew[0][3] != choice[anew[0][1] // options]):
+                heapq.heappop(anew)
+            fits = sizes <= spare
+            at = int(fits.argmax()) if len(fits) else 0
+            best = anew[0] if anew else (0.0, 0, 0.0, 0)
+            if len(fits) and fits[at]:
+                best = min(best, (-float(more[places[at]]), int(places[at]), float(sizes[at]), 0))
+            if spare <= 0.0 or best[0] == 0.0:
+                break
+            i, option = divmod(best[1], options)
+            spare -= best[2]
+            choice[i] = option
+            others = places // options != i
+            others[:at] = False
+            places, sizes = places[others], sizes[others]
+            tokens, nodes = self.tokens[i].tolist(), self.nodes[i].tolist()
+            for other in np.flatnonzero(fair[i]).tolist():
+                if tokens[other] > tokens[option]:
+                    size = nodes[other] - nodes[option]
+                    heapq.heappush(anew, (tokens[option] - tokens[other], i * options + other, size, option))
         return choice
 
     def _changed(self, balance: Balance, since: int, least: float, stick: float) -> tuple[Balance, int]:
