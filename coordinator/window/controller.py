@@ -115,8 +115,9 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
         return {}
     plain_s = float(view.step_s(0))
     step_s = view.step_now_s or plain_s
+    options = Options(view.sessions)
     for _ in range(ROUNDS):
-        options = Options(view.sessions, step_s)
+        options.predict(step_s)
         tables = OptionTables(options.tokens, options.nodes, options.given, view.step_s)
         # Given nodes are there in any case: no session shall be slower than if all others streamed plainly.
         least = (1.0 - tolerance) / float(view.step_s(tables.given_nodes))
@@ -153,46 +154,51 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
 
 
 class Options:
-    """The windows that sessions may have, as arrays `[sessions, options]` of what each brings; streaming comes first.
+    """The windows that sessions may have and what each brings, `[sessions, options]`; streaming comes first."""
 
-    step_s: length of the steps that the sessions share.
-    """
-
-    def __init__(self, sessions: Sequence[SessionView], step_s: float) -> None:
+    def __init__(self, sessions: Sequence[SessionView]) -> None:
         self._sessions = sessions
-        self._step_ms = 1e3 * step_s
-        # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit it
-        # out would save one row. So the wait is granted there, and not counted on.
         self._alone = len(sessions) == 1
-        waits = (False, True) if self._alone else (False,)
-        self._k = np.array([0, *(k for k in K for _ in waits)])
-        # Only ratios to the step matter to a replay. Rounded, they are equal for many sessions, and from second to
-        # second.
-        times_ms = np.array([(session.telemetry.rtt_ms, session.telemetry.draft_ms) for session in sessions])
-        self._rtt, self._draft = _rounded(times_ms / self._step_ms).T
-        answer = self._rtt + 2.0 * self._draft
-        self._near = np.where(answer <= NEAR, np.minimum(SLACK * answer, NEAR), 0.0)
-        self._wait = self._near[:, None] * [False, *waits * len(K)]
+        self._waits = (False, True) if self._alone else (False,)
+        self._k = np.array([0, *(k for k in K for _ in self._waits)])
         self._gain = np.array([session.server_gain for session in sessions])
         self._histories = [session.telemetry.acceptance_history for session in sessions]
-        bounds = np.array([(session.bounds.window.k, session.bounds.window.depth) for session in sessions])
-        self._ahead = np.ceil(self._rtt).astype(np.int64) + SPARE
-        self._depth = np.minimum(self._k + self._ahead[:, None], bounds[:, 1:])
+        self._times_ms = np.array([(session.telemetry.rtt_ms, session.telemetry.draft_ms) for session in sessions])
+        self._times = np.full(self._times_ms.shape, np.nan)
+        self._bounds = np.array([(session.bounds.window.k, session.bounds.window.depth) for session in sessions])
         self.given = np.array([session.fixed is not None or session.bounds.pinned for session in sessions])
         """`[sessions]`: whether a session has only its first option, fair or not."""
         drafts = np.array([session.drafts for session in sessions]) & ~self.given
-        exists = drafts[:, None] & (self._k <= bounds.min(axis=1)[:, None])
-        self.tokens, self.nodes, self.tokens_per_step = np.zeros((3, *exists.shape))
-        """Tokens and nodes are per length of a step, on average. A step may have waited, which the third leaves out.
-        Tokens are -inf where a session has fewer options."""
-        self._replay(np.flatnonzero(exists[:, 1:].any(axis=1)))
-        self.tokens[~exists] = -math.inf
+        exists = drafts[:, None] & (self._k <= self._bounds.min(axis=1)[:, None])
+        self._chooses = exists[:, 1:].any(axis=1)
+        exists[:, 0] = True
+        self._none = np.where(exists, 0.0, -math.inf)
+        self.nodes, self.tokens_per_step = np.zeros((2, *exists.shape))
+        """Tokens and nodes are per length of a step, on average. A step may have waited, which tokens per step leave
+        out. Tokens are -inf where a session has fewer options."""
+        self.tokens = self._none.copy()
         self.tokens[:, 0] = self.tokens_per_step[:, 0] = 1.0 + self._gain
+
+    def predict(self, step_s: float) -> None:
+        """Predict what each option brings. step_s: length of the steps that the sessions share."""
+        self._step_ms = 1e3 * step_s
+        # Only ratios to the step matter to a replay. Rounded, they are equal for many sessions, and from second to
+        # second.
+        times, before = _rounded(self._times_ms / self._step_ms), self._times
+        self._times, (rtt, draft) = times, times.T
+        answer = rtt + 2.0 * draft
+        self._near = np.where(answer <= NEAR, np.minimum(SLACK * answer, NEAR), 0.0)
+        # In a batch nothing is gained by waiting but where all have to wait: the others' step goes on, and to sit it
+        # out would save one row. So the wait is granted there, and not counted on.
+        self._wait = self._near[:, None] * [False, *self._waits * len(K)]
+        self._ahead = np.ceil(rtt).astype(np.int64) + SPARE
+        self._depth = np.minimum(self._k + self._ahead[:, None], self._bounds[:, 1:])
+        self._replay(np.flatnonzero(self._chooses & (times != before).any(axis=1)))
         for row in np.flatnonzero(self.given).tolist():
             self._give(row)
 
     def of(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
-        """Return tokens, tokens per step and nodes of these options, and the most tokens of any window, `[sessions]`."""
+        """Return tokens, tokens per step and nodes `[sessions]` of these options, and the most tokens of any window."""
         rows = np.arange(len(chosen))
         found = (each[rows, chosen] for each in (self.tokens, self.tokens_per_step, self.nodes))
         return (*found, self.tokens[:, 1:].max(axis=1))
@@ -244,11 +250,11 @@ class Options:
         tabled = np.array([len(self._histories[row]) <= LONGEST for row in rows], dtype=bool)
         tabled &= (self._gain[rows] == 0.0) & (not self._alone)
         if len(some := rows[tabled]):
-            times = self._rtt[some], self._draft[some], self._ahead[some], self._depth[some, -1]
+            times = *self._times[some].T, self._ahead[some], self._depth[some, -1]
             steps, levels = TABLES.per_window([self._histories[row] for row in some], *times)
             self._fill(some, slice(1, None), steps, steps, levels)
         if len(some := rows[~tabled]):
-            times = self._rtt[some, None], self._draft[some, None]
+            times = self._times[some, :1], self._times[some, 1:]
             windows = self._k[1:], self._depth[some, 1:], self._wait[some, 1:]
             replayed = replay_all([self._histories[row] for row in some], *times, *windows, self._gain[some, None])
             self._fill(some, slice(1, None), *replayed)
@@ -265,7 +271,7 @@ class Options:
         """Fill in these options of these sessions, from replays `[rows, options]` of their histories."""
         count = np.array([[len(self._histories[row])] for row in rows])
         nodes = [[per_level or self._sessions[row].telemetry.nodes_per_level or 1.0] for row in rows]
-        self.tokens[rows, options] = count / lengths
+        self.tokens[rows, options] = count / lengths + self._none[rows, options]
         self.nodes[rows, options] = levels / lengths * np.array(nodes)
         self.tokens_per_step[rows, options] = count / steps
 
@@ -278,8 +284,9 @@ class Options:
             self.tokens_per_step[row, 0] = self.tokens[row, 0]
         elif session.drafts:
             wait = (window.draft_wait_ms or 0.0) / self._step_ms
-            times = self._rtt[row], self._draft[row]
-            replayed = replay_all([self._histories[row]], *times, window.k, window.depth, wait, self._gain[row])
+            replayed = replay_all(
+                [self._histories[row]], *self._times[row], window.k, window.depth, wait, self._gain[row]
+            )
             self._fill(np.array([row]), slice(1), *replayed, window.nodes_per_level or 1.0)
         else:
             self.nodes[row, 0] = window.k * (window.nodes_per_level or 1.0)

@@ -24,10 +24,14 @@ LONGEST = 192
 """Longest history that is walked in tables; as many outcomes as a session is judged by."""
 TABLES = 2048
 """Tables that are kept, of 24 KB each; times are rounded, so that 10,000 sessions need about as many."""
+CHUNK = 256
+"""Sessions that are walked at once."""
 _LEVEL, _IN_TIME = 1 << 8, 1 << 20
 """A table's entry holds steps, evaluated levels and proposals in time in one integer, so that one sum adds up all
 three: over LONGEST positions at most 192 steps of at most 16 levels."""
 
+Times = tuple[float, float, int, int]
+"""Round trip and drafting time in steps, levels that the device is ahead beyond a step's, and the deepest window."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -36,13 +40,14 @@ Bools = NDArray[np.bool_]
 class RunTables:
     """Keeps the tables of the pairs of times that were used last, for all sessions of a process; threads may share it.
 
-    lengths: the windows' speculation lengths k, at most 16.
+    lengths: the windows' speculation lengths k, at most 16. kept: number of tables, at least 2 * CHUNK.
     """
 
     def __init__(self, lengths: Sequence[int], kept: int = TABLES) -> None:
         self._lengths: Final = np.array(lengths)
-        self._kept = kept
-        self._tables: dict[tuple[float, float, int, int], NDArray[np.int32]] = {}
+        self._tables = np.empty((kept, 4, len(lengths), LONGEST + 1), dtype=np.int32)
+        self._places: dict[Times, int] = {}
+        """Places of tables, that used last at the end."""
         self._lock = threading.Lock()
 
     def per_window(
@@ -53,23 +58,29 @@ class RunTables:
         histories: at most LONGEST outcomes each. rtt, draft: `[sessions]`, in steps. ahead, deepest: `[sessions]`; the
         window of length k has the depth k + ahead, or deepest if that is less.
         """
-        keys = list(zip(rtt.tolist(), draft.tolist(), ahead.tolist(), deepest.tolist(), strict=True))
+        times = list(zip(rtt.tolist(), draft.tolist(), ahead.tolist(), deepest.tolist(), strict=True))
+        found = []
         with self._lock:
-            tables = self._of(keys)
-        return _walked(tables, histories)
+            for i in range(0, len(times), CHUNK):
+                places = self._places_of(times[i : i + CHUNK])
+                found.append(_walked(self._tables, places, histories[i : i + CHUNK]))
+        steps, levels = (np.concatenate(each) for each in zip(*found, strict=True))
+        return steps, levels
 
-    def _of(self, keys: Sequence[tuple[float, float, int, int]]) -> NDArray[np.int32]:
-        """Return the tables `[keys, 2, windows, LONGEST + 1]`."""
-        found = {key: table for key in keys if (table := self._tables.pop(key, None)) is not None}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
+    def _places_of(self, times: Sequence[Times]) -> Ints:
+        """Return where the tables of these times stand, after those that are missing have been made."""
+        missing = [each for each in dict.fromkeys(times) if each not in self._places]
+        for each in times:
+            if (place := self._places.pop(each, None)) is not None:
+                self._places[each] = place
         if missing:
             rtt, draft, ahead, deepest = (np.array(column)[:, None] for column in zip(*missing, strict=True))
-            depth = np.minimum(self._lengths + ahead, deepest)
-            found |= zip(missing, _run_tables(rtt, draft, self._lengths, depth), strict=True)
-        self._tables |= found  # the last used are the last to go
-        for key in list(self._tables)[: -self._kept]:
-            del self._tables[key]
-        return np.stack([found[key] for key in keys])
+            made = _run_tables(rtt, draft, self._lengths, np.minimum(self._lengths + ahead, deepest))
+            for each, table in zip(missing, made, strict=True):
+                full = len(self._places) == len(self._tables)
+                place = self._places.pop(next(iter(self._places))) if full else len(self._places)
+                self._places[each], self._tables[place] = place, table
+        return np.array([self._places[each] for each in times])
 
 
 def replay_all(
@@ -175,13 +186,13 @@ def _levels(there: Bools, taken: Floats, since: Floats, draft: Floats, most: Int
     return levels
 
 
-def _walked(tables: NDArray[np.int32], histories: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """Return (steps, evaluated levels) `[sessions, windows]`. tables: of each session's times.
+def _walked(tables: NDArray[np.int32], table_of: Ints, histories: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """Return (steps, evaluated levels) `[sessions, windows]`. table_of: place of each session's table.
 
     A run begins behind every miss, whatever was there in time before. So the walks from all misses to the next go on
     side by side, and end after a few runs: those that accepted siblings end.
     """
-    count, kinds, windows, runs = tables.shape
+    count, (_, kinds, windows, runs) = len(histories), tables.shape
     outcomes = np.pad(_matrix(histories, HIT), ((0, 0), (0, 2)), constant_values=HIT)
     places = outcomes.shape[1]  # two more: behind an accepted sibling a step commits one token more
     place, ends = np.arange(places), np.array([len(history) for history in histories])[:, None]
@@ -199,9 +210,9 @@ def _walked(tables: NDArray[np.int32], histories: Sequence[bytes]) -> tuple[Ints
     begins[:, 0] = True
     at = np.flatnonzero(begins & (place < ends))
     lane = (at // places)[:, None] * windows + np.arange(windows)
-    table = lane + (at // places)[:, None] * (kinds - 1) * windows  # by kind of run: each window's
-    table += (at % places == 0)[:, None] * 2 * windows
-    at, lane, table = np.repeat(at, windows), lane.ravel(), table.ravel() * runs
+    tables_at = ((table_of[:, None] * kinds * windows + np.arange(windows)) * runs).ravel()
+    table = tables_at.take(lane) + (at % places == 0)[:, None] * 2 * windows * runs
+    at, lane, table = np.repeat(at, windows), lane.ravel(), table.ravel()
     flat, totals = tables.ravel(), np.zeros(count * windows)
     while len(at):
         found = flat.take(table + entry.take(at))
@@ -209,7 +220,7 @@ def _walked(tables: NDArray[np.int32], histories: Sequence[bytes]) -> tuple[Ints
         at = following.take(at) + ((found >= _IN_TIME) & sibling.take(at))
         goes_on = ~stops.take(at)
         at, lane = at[goes_on], lane[goes_on]
-        table = (lane + lane // windows * (kinds - 1) * windows) * runs
+        table = tables_at.take(lane)
     packed = totals.astype(np.int64).reshape(count, windows)
     return packed % _LEVEL, packed % _IN_TIME // _LEVEL
 

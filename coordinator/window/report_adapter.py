@@ -175,11 +175,14 @@ def _view(
     current = before.window if before is not None and before.epoch == session.epoch else None
     steps, per_level = max(1, session.steps), max(1.0, session.nodes_per_level)
     fixed = None if _known(session) else (max(1.0, session.committed / steps), session.evaluated / steps)
-    judged = replace(
-        session,
+    judged = SessionTelemetry(
+        session.session_id,
+        session.epoch,
+        rtt_ms=session.rtt_ms,
         acceptance_history=history,
         draft_ms=session.draft_ms or min(UNSHOWN_DRAFT_MS, plain_ms / 2),
         nodes_per_level=per_level,
+        server_gain=session.server_gain,
     )
     return SessionView(judged, current, _bounds(allowed, limits, per_level), fixed)
 
