@@ -248,10 +248,11 @@ class Options:
     def _replay(self, rows: NDArray[np.int64]) -> None:
         """Fill in what windows bring these sessions."""
         tabled = np.array([len(self._histories[row]) <= LONGEST for row in rows], dtype=bool)
-        tabled &= (self._gain[rows] == 0.0) & (not self._alone)
+        tabled &= (self._gain[rows] == 0.0) & ~self._wait[rows].any(axis=1)
         if len(some := rows[tabled]):
             times = *self._times[some].T, self._ahead[some], self._depth[some, -1]
             steps, levels = TABLES.per_window([self._histories[row] for row in some], *times)
+            steps, levels = (each.repeat(len(self._waits), axis=1) for each in (steps, levels))
             self._fill(some, slice(1, None), steps, steps, levels)
         if len(some := rows[~tabled]):
             times = self._times[some, :1], self._times[some, 1:]

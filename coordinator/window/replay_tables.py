@@ -101,38 +101,47 @@ def replay_all(
     rtt, draft, k, depth, wait, server_gain = (argument.ravel() for argument in arguments)
     outcomes = np.repeat(_matrix(histories, HIT).T, shape[1], axis=1)
     hits, misses = outcomes == HIT, outcomes == MISS
+    afresh = np.where(hits, 0.0, np.inf)
     positions, lanes = outcomes.shape
     known, before = _known(depth, positions)
-    half, waits = rtt / 2.0, (wait > 0.0) & (rtt <= wait) & (k > 0)
-    # By position: what a history that ends before it has taken.
-    lengths, steps, levels = np.zeros((3, positions + 1, lanes))
-    now, level, taken, owed, by_server = np.zeros((5, lanes))
-    drafted, received = np.full(lanes, np.inf), np.zeros(lanes)
-    unbroken, begins = np.ones((2, lanes), dtype=bool)
+    half, waits, gains = rtt / 2.0, (wait > 0.0) & (rtt <= wait) & (k > 0), bool(server_gain.any())
+    waiting = bool(waits.any())
+    begun, arrivals, taken, steps = np.zeros((4, positions + 1, lanes))
+    there, unbroken = np.ones((2, positions + 1, lanes), dtype=bool)
+    owed, by_server = np.zeros((2, lanes))
+    drafted, received, begins = np.full(lanes, np.inf), np.zeros(lanes), np.ones(lanes, dtype=bool)
     for position in range(positions):
-        drafted = np.maximum(np.minimum(drafted, received), known[position:].take(before)) + draft
-        arrival = drafted + half
-        if waits.any():
-            now = np.where(begins & waits, np.maximum(now, np.minimum(arrival, now + wait)), now)
-        if server_gain.any():
+        now, arrival = begun[position], arrivals[position]
+        np.minimum(drafted, received, out=drafted)
+        np.maximum(drafted, known[position:].take(before), out=drafted)
+        drafted += draft
+        np.add(drafted, half, out=arrival)
+        if waiting:
+            np.copyto(now, np.maximum(now, np.minimum(arrival, now + wait)), where=begins & waits)
+        if gains:
             owed += begins * server_gain
-            by_server = np.where(begins, position + np.floor(owed), by_server)
+            np.copyto(by_server, position + np.floor(owed), where=begins)
             owed -= begins * np.floor(owed)
-        there = unbroken & (arrival <= now) & (taken < k)
-        goes_on = there & hits[position]
-        breaks = unbroken & ~goes_on
-        level += breaks * _levels(there, taken, now - arrival, draft, np.minimum(k, depth))
-        taken = (taken + 1.0) * goes_on
-        received = known[position - positions] = now + 1.0 + half
-        lengths[position + 1], steps[position + 1] = now + 1.0, steps[position] + begins
-        levels[position + 1] = level + taken
-        begins = (~there | misses[position]) & (by_server <= position)
-        now = now + begins
-        unbroken = goes_on | begins
-        drafted[~hits[position]] = np.inf
-    ends, lane = np.repeat([len(history) for history in histories], shape[1]), np.arange(lanes)
-    taken_s, counted, evaluated = (each[ends, lane].reshape(shape) for each in (lengths, steps, levels))
-    return taken_s, counted.astype(np.int64), evaluated.astype(np.int64)
+        in_time = np.logical_and(arrival <= now, taken[position] < k, out=there[position])
+        in_time &= unbroken[position]
+        goes_on = in_time & hits[position]
+        np.multiply(taken[position] + 1.0, goes_on, out=taken[position + 1])
+        received = np.add(now, 1.0 + half, out=known[position - positions])
+        np.add(steps[position], begins, out=steps[position + 1])
+        begins = ~in_time | misses[position]
+        if gains:
+            begins &= by_server <= position
+        np.add(now, begins, out=begun[position + 1])
+        np.logical_or(goes_on, begins, out=unbroken[position + 1])
+        drafted += afresh[position]
+    evaluated = _levels(there[:-1], taken[:-1], begun[:-1] - arrivals[:-1], draft, np.minimum(k, depth))
+    evaluated *= unbroken[:-1] & ~(there[:-1] & hits)  # where the spine of accepted first proposals ends
+    levels = taken + np.pad(evaluated.cumsum(axis=0), ((1, 0), (0, 0)))
+    ends, lane = np.array([len(history) for history in histories]).repeat(shape[1]), np.arange(lanes)
+    taken_s, counted, levels = (
+        each.reshape(shape) for each in (begun[ends - 1, lane] + 1.0, steps[ends, lane], levels[ends, lane])
+    )
+    return taken_s, counted.astype(np.int64), levels.astype(np.int64)
 
 
 def _run_tables(rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> NDArray[np.int32]:

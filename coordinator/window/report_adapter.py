@@ -218,4 +218,5 @@ def _probing(view: SessionView, decision: WindowDecision) -> WindowDecision:
     """Let a device that shall not speculate draft a little, which no step evaluates."""
     if decision.window.k:
         return decision
-    return replace(decision, window=replace(decision.window, depth=min(PROBE_DEPTH, view.bounds.window.depth)))
+    window, depth = decision.window, min(PROBE_DEPTH, view.bounds.window.depth)
+    return replace(decision, window=Window(0, depth, window.draft_wait_ms, window.nodes_per_level))

@@ -150,7 +150,7 @@ class OptionTables:
         fair_until = np.searchsorted(asked, np.where(self._given[:, None], math.inf, tokens), side="right")
         for i in range(options):
             gains = tokens[:, i] - MIN_ACCEPTANCES[:, None] * nodes[:, i]
-            better = (gains > gain) | ((gains == gain) & (order[:, i] < option))
+            better = gains > gain
             np.copyto(gain, gains, where=better)
             np.copyto(option, order[:, i], where=better)
             np.copyto(taken, nodes[:, i], where=better)
