@@ -10,7 +10,7 @@ token, and until the next one everything is determined: which node arrives befor
 So the protocol is a renewal process whose runs are weighed by the chance that they end at each position
 (Smith, Regenerative Stochastic Processes, 1955), with two states, since passages outlast runs.
 
-The optimum is a linear program (HiGHS) for each length of the step: every session divides its time between windows,
+The optimum is a linear program for each length of the step: every session divides its time between windows,
 so that the nodes fit into the step and everybody keeps the speed that the controller has to promise. Fractions are
 allowed and run-ahead has no end, which no controller has: what it finds is a bound, but for the grid of lengths. Its
 totals of nodes are 1% apart around the best, and the lengths of steps by much less.
@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import block_array, csr_array, hstack, kron
 
 HORIZON = 96
 """Positions of a run; one that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
@@ -40,8 +38,8 @@ FEWEST = 0.05
 LENGTHS, NARROWER = 17, 5
 """Lengths of a step that are tried at once, and how often the space between two of them is divided again."""
 
-_MISSED, _NOTHING = 1e4, 1e-6
-"""Penalty in tokens if everybody has one less than promised, and the shortfall that counts as none."""
+_NOTHING = 1e-6
+"""Tokens or nodes that are too few, and count as none."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -162,28 +160,37 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
     """Return tokens per step `[sessions]` if each divides its time so that their sum is greatest; None if none is fair.
 
     tokens, nodes: `[sessions, windows]`, per step. total: nodes that the step holds. least: tokens for everybody.
+
+    Of a session's windows those on the upper hull of (nodes, tokens) count, one mixed with the next. One more node
+    brings less and less along a hull. So everybody gets what it needs first, and then the nodes that are left go to
+    where they bring most: the optimum of the linear program, whose only bound that sessions share is the total.
     """
-    if (tokens.max(axis=1) < least).any():
+    rows = np.arange(len(tokens))
+    here = np.where(nodes == nodes.min(axis=1, keepdims=True), tokens, -np.inf).argmax(axis=1)
+    reached, used = tokens[rows, here], nodes[rows, here].sum()
+    rises, runs = [], []  # along the hulls, `[edges, sessions]`; 0 behind a hull's end
+    while True:
+        rise, run = tokens - tokens[rows, here][:, None], nodes - nodes[rows, here][:, None]
+        steepness = np.where((rise > 0.0) & (run > 0.0), rise / np.where(run > 0.0, run, 1.0), 0.0)
+        there = steepness.argmax(axis=1)
+        goes_on = steepness[rows, there] > 0.0
+        if not goes_on.any():
+            break
+        rises.append(rise[rows, there] * goes_on)
+        runs.append(run[rows, there] * goes_on)
+        here = np.where(goes_on, there, here)
+    rises, runs = np.array(rises).reshape(-1, len(rows)), np.array(runs).reshape(-1, len(rows))
+    needed = np.maximum(0.0, least - reached)
+    forced = np.clip(needed - (rises.cumsum(axis=0) - rises), 0.0, rises)
+    slopes = rises / np.where(runs > 0.0, runs, 1.0)
+    used += (forced / np.where(slopes > 0.0, slopes, 1.0)).sum()
+    if (needed - forced.sum(axis=0) > _NOTHING).any() or used > total + _NOTHING:
         return None
-    count, windows = tokens.shape
-    tokens, nodes = tokens.round(9), nodes.round(9)  # what a session hardly ever gets is noise to the solver
-    # The last variable is what the least is missed by, at a cost: so there always is a solution to find.
-    one = kron(csr_array(np.eye(count)), np.ones((1, windows)), format="csr")
-    each = csr_array((tokens.ravel(), (np.repeat(np.arange(count), windows), np.arange(tokens.size))))
-    fits = [[csr_array(nodes.reshape(1, -1)), None], [-each, csr_array(np.full((count, 1), -1.0))]]
-    found = linprog(
-        np.append(-tokens.ravel(), _MISSED),
-        A_ub=block_array(fits, format="csr"),
-        b_ub=np.append(total, np.full(count, -least)),
-        A_eq=hstack([one, csr_array((count, 1))], format="csr"),
-        b_eq=np.ones(count),
-    )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS found no optimum for {count} sessions: {found.message}")
-    if found.x[-1] > _NOTHING:
-        return None
-    shares: Floats = found.x[:-1].reshape(count, windows)
-    result: Floats = (shares * tokens).sum(axis=1)
+    order = np.argsort(-slopes, axis=None, kind="stable")
+    room = (runs - forced / np.where(slopes > 0.0, slopes, 1.0)).ravel()[order]
+    given = np.zeros(len(order))
+    given[order] = np.clip(total - used - (room.cumsum() - room), 0.0, room)
+    result: Floats = reached + forced.sum(axis=0) + (given.reshape(slopes.shape) * slopes).sum(axis=0)
     return result
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from benchmarks.support.fleet_simulation import optimum
 from benchmarks.support.fleet_simulation.optimum import AcceptanceProcess, SessionTruth
 from coordinator.records import Window, WindowDecision
 from coordinator.window.controller import SessionView, VerifierView
+from coordinator.window.replay_tables import replay_all
 from coordinator.window.report_adapter import RECENT, latest
-from coordinator.window.streaming import LinkTiming, Speed, replay
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
 from outrider.core.telemetry import SessionTelemetry
@@ -57,18 +58,16 @@ class SimulatedText:
         self.kind = kind
         self._rng = rng
         self._easy = rng.random() < 0.5
-        self._to_come: deque[int] = deque()
+        self._to_come = bytearray()
 
     def ahead(self, count: int) -> bytes:
         """Return the next outcomes without taking them."""
-        while len(self._to_come) < count:
-            self._to_come.append(self._next())
-        return bytes(itertools.islice(self._to_come, count))
+        self._to_come += bytes(self._next() for _ in range(count - len(self._to_come)))
+        return bytes(self._to_come[:count])
 
     def take(self, count: int) -> bytes:
         outcomes = self.ahead(count)
-        for _ in range(count):
-            self._to_come.popleft()
+        del self._to_come[:count]
         return outcomes
 
     def _next(self) -> int:
@@ -154,15 +153,24 @@ class SimulatedVerifier:
         )
 
     def second(self, windows: Sequence[Window]) -> list[float]:
-        """Return tokens per second of each session with these windows, on text that the controller has not seen."""
-        count = len(self.sessions)
+        """Return tokens per second of each session with these windows, on text that the controller has not seen.
+
+        Nobody waits for drafts, because in a batch the step goes on for the other sessions.
+        """
+        times_s = np.array([(session.device.rtt_s, session.device.draft_s) for session in self.sessions])
+        shape = np.array([(window.k, window.depth, window.nodes_per_level or 1.0) for window in windows])
+        count = len(windows)
         step_s = self.cost.seconds(count, count)
-        speeds: list[Speed] = []
+        tokens_per_step = np.ones(count)
         for _ in range(2):  # a step's length hangs on the nodes in it, and they on its length
-            speeds = [_lived(one, window, step_s) for one, window in zip(self.sessions, windows, strict=True)]
-            nodes = sum(speed.nodes / speed.steps for speed in speeds)
+            ahead = [max(8, math.ceil((4.0 if window.k else 1.0) / step_s)) for window in windows]
+            outcomes = [session.text.ahead(length) for session, length in zip(self.sessions, ahead, strict=True)]
+            k, depth = shape[:, :2].astype(np.int64).T[:, :, None]
+            _, steps, levels = replay_all(outcomes, *(times_s / step_s).T[:, :, None], k, depth)
+            tokens_per_step = ahead / steps[:, 0]
+            nodes = (levels[:, 0] * shape[:, 2] / steps[:, 0]).sum()
             step_s = self.cost.seconds(round(count + nodes), count)
-        return [speed.tokens_per_step / step_s for speed in speeds]
+        return (tokens_per_step / step_s).tolist()
 
     def live(self, tokens_per_s: Sequence[float]) -> None:
         """Let a second pass in which sessions receive so many tokens."""
@@ -170,14 +178,6 @@ class SimulatedVerifier:
             session.seen = (session.seen + session.text.take(round(speed)))[-RECENT:]
             session.lived_s += 1
             self.prior[session.device.kind] = session.seen
-
-
-def _lived(session: SimulatedSession, window: Window, step_s: float) -> Speed:
-    """Replay a session without a draft wait, because in a batch the step goes on for the other sessions."""
-    expected = 1.0 if window.k == 0 else 4.0
-    outcomes = session.text.ahead(max(8, math.ceil(expected / step_s)))
-    way = LinkTiming(session.device.rtt_s, session.device.draft_s, lambda nodes: step_s)
-    return replay(outcomes, way, replace(window, draft_wait_ms=0.0))
 
 
 class SimulatedFleet:
