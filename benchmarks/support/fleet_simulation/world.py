@@ -62,20 +62,18 @@ class SimulatedText:
 
     def ahead(self, count: int) -> bytes:
         """Return the next outcomes without taking them."""
-        self._to_come += bytes(self._next() for _ in range(count - len(self._to_come)))
+        draw, (easy, hard) = self._rng.random, KINDS[self.kind]
+        for _ in range(count - len(self._to_come)):
+            if draw() < 1.0 / PASSAGE:
+                self._easy = not self._easy
+            right = draw() < (easy if self._easy else hard)
+            self._to_come.append(HIT if right else SIBLING if draw() < CAUGHT else MISS)
         return bytes(self._to_come[:count])
 
     def take(self, count: int) -> bytes:
         outcomes = self.ahead(count)
         del self._to_come[:count]
         return outcomes
-
-    def _next(self) -> int:
-        if self._rng.random() < 1.0 / PASSAGE:
-            self._easy = not self._easy
-        if self._rng.random() < KINDS[self.kind][not self._easy]:
-            return HIT
-        return SIBLING if self._rng.random() < CAUGHT else MISS
 
 
 @dataclass(frozen=True)
