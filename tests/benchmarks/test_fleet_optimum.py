@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from benchmarks.support.fleet_simulation.optimum import (
     ENDLESS,
@@ -112,6 +113,28 @@ def test_the_program_finds_what_trying_all_divisions_finds(seed: int) -> None:
     assert found is not None
     assert found.min() >= least - 1e-5
     assert tried - 1e-5 <= found.sum() <= tried + 0.1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_are_divided_as_a_solver_of_linear_programs_divides_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, windows = int(rng.choice((2, 7, 30))), 6
+    nodes = np.column_stack([np.zeros(count), rng.random((count, windows - 1)) * 12.0])
+    tokens = np.column_stack([np.ones(count), 1.0 + rng.random((count, windows - 1)) * 2.0])
+    total, least = rng.random() * count * 4.0, float(rng.choice((0.0, 1.1, 1.6)))
+    one_each, each = np.kron(np.eye(count), np.ones(windows)), np.kron(np.eye(count), np.ones(windows)) * tokens.ravel()
+    solved = linprog(
+        -tokens.ravel(),
+        A_ub=np.vstack([nodes.ravel(), -each]),
+        b_ub=np.append(total, np.full(count, -least)),
+        A_eq=one_each,
+        b_eq=np.ones(count),
+    )
+    found = divided(tokens, nodes, total, least)
+    assert (found is not None) == solved.success
+    if found is not None:
+        assert found.sum() == pytest.approx(-solved.fun, abs=1e-6)
+        assert found.min() >= least - 1e-6
 
 
 def test_where_the_nodes_do_not_suffice_for_everybody_nothing_is_fair() -> None:

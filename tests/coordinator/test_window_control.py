@@ -314,20 +314,24 @@ async def test_windows_are_for_operators(start, refused) -> None:
         assert isinstance(await refused(call), Unauthenticated)
 
 
+def latest(history: bytes) -> bytes:
+    return report_adapter.latest([history])[0]
+
+
 def test_observations_of_another_text_are_dropped_soon_and_those_of_the_same_one_kept() -> None:
     good, bad = (bytes(random.Random(1).choices((HIT, MISS), (share, 1.0 - share), k=200)) for share in (0.8, 0.15))
-    assert len(report_adapter.latest(good)) == report_adapter.RECENT
-    assert len(report_adapter.latest(good + bad[:8])) == report_adapter.RECENT
-    turned = report_adapter.latest(good + bad[:40])
+    assert len(latest(good)) == report_adapter.RECENT
+    assert len(latest(good + bad[:8])) == report_adapter.RECENT
+    turned = latest(good + bad[:40])
     assert len(turned) <= 48
     assert turned.count(HIT) / len(turned) < 0.35
 
 
 def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_two_observations() -> None:
     good, failed = bytes(random.Random(3).choices((HIT, MISS), (0.6, 0.4), k=96)), bytes([MISS]) * 105
-    kept = report_adapter.latest(good + failed[:32])
+    kept = latest(good + failed[:32])
     assert kept.count(HIT) <= 0.1 * len(kept)
-    recovered = report_adapter.latest(good + failed + good[:32])
+    recovered = latest(good + failed + good[:32])
     assert recovered.count(HIT) / len(recovered) > 0.4
 
 
@@ -337,7 +341,7 @@ def test_a_text_that_was_left_does_not_come_back_as_the_next_one_grows(since: in
     for seed in range(31):
         rng = random.Random(seed)
         before, after = (bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=192)) for share in (0.6, 0.1))
-        kept.append(len(report_adapter.latest(before + after[:since])))
+        kept.append(len(latest(before + after[:since])))
     assert since - 16 <= statistics.median(kept) <= since + 8
 
 
@@ -351,4 +355,4 @@ def test_a_window_that_pays_no_longer_is_not_kept_for_being_the_present_one() ->
 def test_chance_alone_seldom_looks_like_another_text(share: float) -> None:
     rng = random.Random(2)
     texts = [bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=report_adapter.RECENT)) for _ in range(300)]
-    assert sum(len(report_adapter.latest(text)) < report_adapter.RECENT for text in texts) <= 9
+    assert sum(len(latest(text)) < report_adapter.RECENT for text in texts) <= 9

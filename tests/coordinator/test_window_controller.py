@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.records import Window, WindowBounds
 from coordinator.window import controller, report_adapter
-from coordinator.window.controller import TOLERANCE, SessionView, VerifierView, decide
+from coordinator.window.controller import TOLERANCE, Options, SessionView, VerifierView, decide
 from coordinator.window.window_search import OptionTables
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.step_cost import StepCost
@@ -179,11 +179,12 @@ def test_against_brute_force_over_everybodys_windows() -> None:
         ]
         snapshot = VerifierView(rng.choice([GPU, BUSY_GPU, CPU]), tuple(sessions))
         plain_s = float(snapshot.step_s(0))
-        options = [controller._options(one, plain_s, len(sessions) == 1) for one in sessions]
-        tables = OptionTables(options, snapshot.step_s)
+        options = Options(sessions)
+        options.predict(plain_s)
+        tables = OptionTables(options.tokens, options.nodes, options.given, snapshot.step_s)
         least = (1.0 - TOLERANCE) / plain_s
         found = tables.best(least)
-        everything = itertools.product(*(range(len(options)) for options in tables.options))
+        everything = itertools.product(range(options.tokens.shape[1]), repeat=len(sessions))
         balances = (tables.of(0.0, chosen) for chosen in everything)
         best = max(balance.goodput for balance in balances if balance.slowest >= least)
         assert found.slowest >= least
