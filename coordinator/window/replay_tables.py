@@ -151,7 +151,8 @@ def _run_tables(rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> NDArray[np.
     rtt, draft: `[pairs, 1]`, in steps; k: `[windows]`; depth: `[pairs, windows]`.
     """
     shape = 2, *depth.shape
-    rtt, draft, k, depth = (np.broadcast_to(each, shape).ravel() for each in (rtt, draft, k, depth))
+    rtt, draft = (np.broadcast_to(each, shape).ravel() for each in (rtt, draft))
+    k, depth = (np.broadcast_to(each, shape).ravel() for each in (k, depth))
     positions, half = LONGEST + 1, rtt / 2.0
     known, before = _known(depth, positions)
     begun, arrivals, taken = np.zeros((3, positions + 1, len(depth)))

@@ -18,6 +18,7 @@ totals of nodes are 1% apart around the best, and the lengths of steps by much l
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-HORIZON = 96
-"""Positions of a run; one that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
+HORIZON, RARE = 96, 1e-7
+"""Positions of a run at most, and the share of a text's runs that may go on behind the last one that is looked at. A run
+that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
 LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
 """Levels per step that a session may ask for."""
 ENDLESS = 1 << 20
@@ -206,14 +208,15 @@ def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Flo
     for process in {one.process for one in sessions}:
         mine = [i for i, one in enumerate(sessions) if one.process == process]
         shape = rtt[..., mine].shape
-        run = _Run.of(rtt[..., mine].ravel(), draft[..., mine].ravel(), k[..., mine].ravel(), depth[..., mine].ravel())
+        lanes = (each[..., mine].ravel() for each in (rtt, draft, k, depth))
+        run = _Run.of(*lanes, positions=_ends(process).shape[1])
         tokens[..., mine], levels[..., mine] = (each.reshape(shape) for each in run.per_step(process))
     return tokens, levels * np.array([one.nodes_per_level for one in sessions])
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Follow a device from a fresh start as long as its draft tokens are accepted. All arrays are `[HORIZON, n]`."""
+    """Follow a device from a fresh start as long as its draft tokens are accepted. All arrays are `[positions, n]`."""
 
     step: Floats
     """Step in which a position is committed, from 0."""
@@ -223,18 +226,18 @@ class _Run:
     """Proposed levels in all steps up to that one."""
 
     @classmethod
-    def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints) -> _Run:
+    def of(cls, rtt: Floats, draft: Floats, k: Ints, depth: Ints, positions: int) -> _Run:
         """Simulate a run. The token before it is committed when step 0 begins; the device receives it rtt/2 later.
 
         The next node is begun when the last is drafted or its token known, whichever is first, and no sooner than the
         token `depth` before it is known.
         """
-        shape = (HORIZON, len(k))
+        shape = (positions, len(k))
         step, drafted_in_time, known = np.empty(shape), np.empty(shape, bool), np.empty(shape)
         drafted, before = np.full(len(k), np.inf), rtt / 2.0
         now, taken = np.zeros(len(k)), np.zeros(len(k))
-        shallow = np.flatnonzero(depth < HORIZON)
-        for position in range(HORIZON):
+        shallow = np.flatnonzero(depth < positions)
+        for position in range(positions):
             begun = np.minimum(drafted, before)
             late = shallow[depth[shallow] <= position]
             begun[late] = np.maximum(begun[late], known[position - depth[late], late])
@@ -253,7 +256,7 @@ class _Run:
         # A right sibling takes one token of the target's own with it, and nothing was drafted below it.
         more = process.caught * self.drafted_in_time
         turned = ends @ _flip(process) - ends
-        tokens = (chance @ np.arange(1.0, HORIZON + 1.0))[:, None] + chance @ more
+        tokens = (chance @ np.arange(1.0, len(self.step) + 1.0))[:, None] + chance @ more
         crossed = [ends[m, :, 1 - m].sum() + turned[m, :, 1 - m] @ more for m in (0, 1)]
         begins = np.stack([crossed[1], crossed[0]]) + 1e-15  # in easy, in hard text: as often as runs lead there
         steps = (begins * (chance @ self.step + 1.0)).sum(axis=0)
@@ -262,28 +265,24 @@ class _Run:
 
 def _levels(drafted_in_time: Bools) -> Floats:
     """Sum up the levels. A step's last position has no node; its levels are those of every position in it."""
-    so_far = np.empty(drafted_in_time.shape)
-    total = np.zeros(drafted_in_time.shape[1])
-    for position in range(HORIZON):
-        total = total + drafted_in_time[position]
-        so_far[position] = total
-    for position in range(HORIZON - 2, -1, -1):
-        so_far[position] = np.where(drafted_in_time[position], so_far[position + 1], so_far[position])
-    return so_far
+    so_far = drafted_in_time.cumsum(axis=0, dtype=np.float64)
+    so_far[:-1][drafted_in_time[:-1]] = np.inf  # as many as at the next position that has no node
+    levels: Floats = np.minimum.accumulate(so_far[::-1], axis=0)[::-1]
+    return levels
 
 
 def _flip(process: AcceptanceProcess) -> Floats:
     return np.array([[1.0 - process.flip, process.flip], [process.flip, 1.0 - process.flip]])
 
 
+@functools.lru_cache(maxsize=64)
 def _ends(process: AcceptanceProcess) -> Floats:
     """Return the chance `[state before, position, state there]` that a run's first rejection is at this position."""
     right = np.array([process.easy, process.hard])
-    lives = np.eye(2)
-    ends = np.zeros((2, HORIZON, 2))
-    for position in range(HORIZON):
+    lives, ends = np.eye(2), []
+    while len(ends) < HORIZON and lives.sum(axis=1).max() > RARE:
         there = lives @ _flip(process)
-        ends[:, position] = there * (1.0 - right)
+        ends.append(there * (1.0 - right))
         lives = there * right
-    ends[:, -1] += lives
-    return ends
+    ends[-1] += lives
+    return np.stack(ends, axis=1)
