@@ -284,9 +284,9 @@ class Options:
             self.tokens[row, 0], self.nodes[row, 0] = session.fixed
             self.tokens_per_step[row, 0] = self.tokens[row, 0]
         elif session.drafts:
-            wait = (window.draft_wait_ms or 0.0) / self._step_ms
+            wait, (rtt, draft) = (window.draft_wait_ms or 0.0) / self._step_ms, self._times[row].tolist()
             replayed = replay_all(
-                [self._histories[row]], *self._times[row], window.k, window.depth, wait, self._gain[row]
+                [self._histories[row]], rtt, draft, window.k, window.depth, wait, float(self._gain[row])
             )
             self._fill(np.array([row]), slice(1), *replayed, window.nodes_per_level or 1.0)
         else:

@@ -140,7 +140,8 @@ def _differences(count: Ints, hits: Ints, later: Ints) -> NDArray[np.float64]:
     deviation = np.sqrt(mean * (1.0 - mean) * (1.0 / earlier + 1.0 / _LAST))
     tells = (count[:, None] - _LAST >= LAST[0]) & (deviation > 0.0)
     difference = np.abs((hits[:, None] - later) / earlier - later / _LAST)
-    return np.divide(difference, deviation, out=np.zeros(tells.shape), where=tells)
+    deviations: NDArray[np.float64] = np.divide(difference, deviation, out=np.zeros(tells.shape), where=tells)
+    return deviations
 
 
 def _with(session: SessionTelemetry, prior: Prior) -> SessionTelemetry:

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 HORIZON, RARE = 96, 1e-7
-"""Positions of a run at most, and the share of a text's runs that may go on behind the last one that is looked at. A run
-that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
+"""Positions of a run at most, and the share of a text's runs that may go on behind the last one that is looked at.
+A run that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
 LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
 """Levels per step that a session may ask for."""
 ENDLESS = 1 << 20
