@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HORIZON, RARE = 96, 1e-7
-"""Positions of a run at most, and the share of a text's runs that may go on behind the last one that is looked at.
+"""Positions of a run at most, and the share of a text's runs that may go on behind the last at which one can end.
 A run that is still unbroken then counts as broken (1e-5 of the runs of the best text here)."""
 LEVELS = np.array((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16))
 """Levels per step that a session may ask for."""
@@ -285,4 +285,5 @@ def _ends(process: AcceptanceProcess) -> Floats:
         ends.append(there * (1.0 - right))
         lives = there * right
     ends[-1] += lives
-    return np.stack(ends, axis=1)
+    below = min(int(LEVELS[-1]), HORIZON - len(ends))  # a step holds levels below the one where a run ends, too
+    return np.stack([*ends, *np.zeros((below, 2, 2))], axis=1)
