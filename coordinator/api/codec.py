@@ -18,7 +18,7 @@ from coordinator.records import (
 )
 from coordinator.releases.records import LifecycleState, Release
 from coordinator.window import report_adapter
-from coordinator.window.decision_queue import Decisions
+from coordinator.window.decision_queue import Dated
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, between
@@ -144,7 +144,7 @@ def tokens_from_proto(request: pb.ReportRequest) -> dict[str, int]:
 
 
 def report_to_proto(
-    reply: tuple[ReportReply, Decisions] | None,
+    reply: tuple[ReportReply, Dated] | None,
     public_keys: Mapping[str, bytes],
     release_serial: int,
     limits: SessionLimits,
@@ -152,7 +152,7 @@ def report_to_proto(
     """Encode a reply; None means that the verifier has to register again. limits: of every session."""
     if reply is None:
         return pb.ReportResponse(public_keys=public_keys, release_serial=release_serial)
-    found, decisions = reply
+    found, (decisions, decided_unix) = reply
     return pb.ReportResponse(
         known=True,
         public_keys=public_keys,
@@ -172,6 +172,7 @@ def report_to_proto(
         store_unix=found.store_unix,
         contended=found.contended,
         exhausted_tenants=found.exhausted,
+        decided_unix=decided_unix,
     )
 
 

@@ -29,7 +29,7 @@ class CoordinatorCounters:
     """Placements, by kind (open or resume) and whether there is a standby (yes or no). All series exist from the
     beginning: a rate misses the event that creates one."""
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
-    """Seconds per decision on all sessions of a verifier."""
+    """CPU seconds per decision on all sessions of a verifier."""
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Speculation length k of decided windows, one for each second and session."""
     depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))

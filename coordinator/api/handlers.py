@@ -30,7 +30,7 @@ from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
-from coordinator.window.decision_queue import WAIT_S, DecisionQueue, Decisions
+from coordinator.window.decision_queue import WAIT_S, Dated, DecisionQueue
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
@@ -126,7 +126,7 @@ class Handlers:
         seen: int,
         *,
         sequence: int = 0,
-    ) -> tuple[ReportReply, Decisions] | None:
+    ) -> tuple[ReportReply, Dated] | None:
         """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
 
         tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the
@@ -138,11 +138,12 @@ class Handlers:
         if reply is None:
             return None
         if not self.config.window_control:
-            return reply, ()
-        decisions = await self._queue.decide(
-            verifier_id, lambda: self._decide(verifier_id, verifier, sessions, reply.workloads)
-        )
-        return reply, decisions
+            return reply, ((), 0.0)
+
+        async def decide() -> Dated:
+            return await self._decide(verifier_id, verifier, sessions, reply.workloads), reply.store_unix
+
+        return reply, await self._queue.decide(verifier_id, decide)
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """End a verifier's lease; nothing happens if it has ended already."""
@@ -169,12 +170,14 @@ class Handlers:
         }
         known = await self._windows.priors(new.values())
         priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
-        begun = time.perf_counter()
-        decided = await asyncio.to_thread(
-            report_adapter.decide, verifier, sessions, before, bounds, self.config.limits, priors
-        )
-        decisions = tuple(decided.values())
-        self.counters.decide(decisions, time.perf_counter() - begun)
+
+        def decided() -> tuple[tuple[WindowDecision, ...], float]:
+            begun = time.thread_time()
+            found = report_adapter.decide(verifier, sessions, before, bounds, self.config.limits, priors)
+            return tuple(found.values()), time.thread_time() - begun
+
+        decisions, cpu_s = await asyncio.to_thread(decided)
+        self.counters.decide(decisions, cpu_s)
         await self._windows.set_decisions(verifier_id, decisions, keep_ms=2 * self.config.lease_ms)
         return decisions
 

@@ -76,7 +76,7 @@ class CoordinatorCollector(Collector):
         text = "Times that Redis was not reached, or could not serve"
         yield counter(f"{NAME}_redis_errors", text, {**store.failed}, "operation", "kind")
         yield gauge(f"{NAME}_redis_up", "Whether Redis answered this scrape", float(self._fleet is not None))
-        yield histogram(f"{NAME}_decide_seconds", "One decision on a verifier's windows", counts.decide_s)
+        yield histogram(f"{NAME}_decide_seconds", "CPU time of one decision on a verifier's windows", counts.decide_s)
         window, what = f"{NAME}_window", "of windows decided"
         yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.k)
         yield histogram(f"{window}_depth", f"Levels drafted ahead, {what}", counts.depth)

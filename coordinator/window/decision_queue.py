@@ -22,7 +22,9 @@ STALE_S = 10.0
 """Age after which decisions are not sent any more."""
 
 Decisions = tuple[WindowDecision, ...]
-Decide = Callable[[], Awaitable[Decisions]]
+Dated = tuple[Decisions, float]
+"""Decisions, and when the report came that they were made from, in seconds by the store's clock."""
+Decide = Callable[[], Awaitable[Dated]]
 
 
 class DecisionQueue:
@@ -37,10 +39,10 @@ class DecisionQueue:
         """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
         """Functions that decide from the last report, by verifier."""
-        self._made: dict[str, tuple[Decisions, float]] = {}
+        self._made: dict[str, tuple[Dated, float]] = {}
         """The last decisions and the time when they were made, by verifier."""
 
-    async def decide(self, verifier_id: str, decide: Decide) -> Decisions:
+    async def decide(self, verifier_id: str, decide: Decide) -> Dated:
         """Return the last decisions on this verifier's sessions, made in time or with an earlier report.
 
         decide: also makes the decision if its turn comes later; the queue logs what it raises.
@@ -52,7 +54,7 @@ class DecisionQueue:
         await asyncio.wait({running}, timeout=self._wait_s)
         since = self._clock() - STALE_S
         self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
-        return self._made.get(verifier_id, ((), since))[0]
+        return self._made.get(verifier_id, (((), 0.0), since))[0]
 
     async def _run(self, verifier_id: str) -> None:
         try:

@@ -7,16 +7,19 @@ import itertools
 from dataclasses import replace
 
 from coordinator.records import Window, WindowDecision
-from coordinator.window.decision_queue import STALE_S, DecisionQueue, Decisions
+from coordinator.window.decision_queue import STALE_S, Dated, DecisionQueue
 
 WINDOW = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
 
 
-def of(session_id: str) -> Decisions:
-    return (replace(WINDOW, session_id=session_id),)
+NONE: Dated = ((), 0.0)
 
 
-async def at_once(session_id: str) -> Decisions:
+def of(session_id: str) -> Dated:
+    return (replace(WINDOW, session_id=session_id),), 1.0
+
+
+async def at_once(session_id: str) -> Dated:
     return of(session_id)
 
 
@@ -27,15 +30,15 @@ async def test_a_decision_made_in_time_goes_out_with_the_report_that_asked() -> 
 async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_a_newer_one() -> None:
     deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def late() -> Decisions:
+    async def late() -> Dated:
         await gate.wait()
         return of("late")
 
-    assert await deciding.decide("v", late) == ()
+    assert await deciding.decide("v", late) == NONE
     gate.set()
     await asyncio.sleep(0.01)  # it ends between two reports
 
-    async def never() -> Decisions:
+    async def never() -> Dated:
         return await asyncio.sleep(60.0, of("never"))
 
     for _ in range(2):
@@ -45,25 +48,25 @@ async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_
 async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_report() -> None:
     deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def long() -> Decisions:
+    async def long() -> Dated:
         await gate.wait()
         return of("long")
 
-    assert await deciding.decide("another", long) == ()
-    assert await deciding.decide("v", lambda: at_once("first")) == ()
+    assert await deciding.decide("another", long) == NONE
+    assert await deciding.decide("v", lambda: at_once("first")) == NONE
     waiting = asyncio.create_task(deciding.decide("v", lambda: at_once("second")))
     await asyncio.sleep(0)
     gate.set()
     await waiting
     await asyncio.sleep(0.1)  # a rest as long as the long one took
-    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, ())) == of("second")
+    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, NONE)) == of("second")
 
 
 async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
     deciding, under_way, spans = DecisionQueue(), 0, []
     loop = asyncio.get_running_loop()
 
-    async def slow() -> Decisions:
+    async def slow() -> Dated:
         nonlocal under_way
         under_way += 1
         assert under_way == 1
@@ -82,10 +85,10 @@ async def test_one_at_a_time_over_all_verifiers_with_a_rest_as_long() -> None:
 async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again() -> None:
     deciding = DecisionQueue()
 
-    async def fails() -> Decisions:
+    async def fails() -> Dated:
         raise RuntimeError("the store is away")
 
-    assert await deciding.decide("v", fails) == ()
+    assert await deciding.decide("v", fails) == NONE
     assert await deciding.decide("v", lambda: at_once("s")) == of("s")
 
 
@@ -93,12 +96,12 @@ async def test_a_decision_of_long_ago_is_delivered_to_nobody() -> None:
     now, gate = 0.0, asyncio.Event()
     deciding = DecisionQueue(wait_s=0.01, clock=lambda: now)
 
-    async def late() -> Decisions:
+    async def late() -> Dated:
         await gate.wait()
         return of("old")
 
-    assert await deciding.decide("v", late) == ()
+    assert await deciding.decide("v", late) == NONE
     gate.set()
     await asyncio.sleep(0.01)
     now = STALE_S + 1.0
-    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, ())) == ()
+    assert await deciding.decide("v", lambda: asyncio.sleep(60.0, NONE)) == NONE
