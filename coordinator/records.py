@@ -178,6 +178,11 @@ class ReportReply:
     """Ids of PlacementRequest by session id, of the reported sessions that were placed here."""
 
 
+Report = tuple[VerifierTelemetry, Sequence[SessionTelemetry], Mapping[str, WorkloadKey], float]
+"""What is decided from: telemetry of a verifier and of its sessions, their workload keys by session id as in
+ReportReply, and when the report came, in seconds by the store's clock."""
+
+
 @dataclass(frozen=True)
 class PlacementRequest:
     """The requirements of a session on the verifier that is to serve it."""

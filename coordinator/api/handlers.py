@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import secrets
@@ -19,6 +20,7 @@ from coordinator.records import (
     OpenedSession,
     PlacementRequest,
     Prior,
+    Report,
     ReportReply,
     VerifierRegistration,
     VerifierStatus,
@@ -26,11 +28,13 @@ from coordinator.records import (
     WorkloadKey,
 )
 from coordinator.store.keyring import Keyring
+from coordinator.store.ownership import Ownership
+from coordinator.store.redis_codec import report_from_json, report_to_json
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
-from coordinator.window.decision_queue import WAIT_S, Dated, DecisionQueue
+from coordinator.window.decision_queue import STALE_S, WAIT_S, Dated, DecisionQueue
 from outrider.core.errors import PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
@@ -54,6 +58,9 @@ class Handlers:
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
+        self._ownership = Ownership(store)
+        self._reports: dict[str, Report] = {}
+        """The last reports that were received here, by verifier."""
 
     async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
@@ -139,11 +146,16 @@ class Handlers:
             return None
         if not self.config.window_control:
             return reply, ((), 0.0)
-
-        async def decide() -> Dated:
-            return await self._decide(verifier_id, verifier, sessions, reply.workloads), reply.store_unix
-
-        return reply, await self._queue.decide(verifier_id, decide)
+        report = verifier, sessions, reply.workloads, reply.store_unix
+        self._reports[verifier_id] = report
+        if self._ownership.owner(verifier_id) == self._ownership.id:
+            return reply, await self._queue.decide(verifier_id, functools.partial(self._decide, verifier_id, report))
+        try:
+            await self._hand_over(verifier_id, report)
+            return reply, await self._last_decisions(verifier_id, reply.store_unix)
+        except Unavailable as error:  # the lease is renewed, which is more than windows are
+            log.warning("the report of verifier %s is decided about later: %s", verifier_id, error)
+            return reply, ((), 0.0)
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """End a verifier's lease; nothing happens if it has ended already."""
@@ -154,13 +166,44 @@ class Handlers:
         """Publish our public key and learn those of the other coordinators. Raises Unavailable."""
         await self.keyring.exchange(self._store, self.config.session_ms)
 
-    async def _decide(
-        self,
-        verifier_id: str,
-        verifier: VerifierTelemetry,
-        sessions: Sequence[SessionTelemetry],
-        workloads: Mapping[str, WorkloadKey],
-    ) -> tuple[WindowDecision, ...]:
+    async def share_deciding(self) -> None:
+        """Renew this coordinator's part in the deciding, and decide from reports that others have received.
+
+        When a coordinator has come or gone, the reports of the last seconds go to who owns their verifiers now, so that
+        nobody waits for the next ones. Raises Unavailable.
+        """
+        changed = await self._ownership.beat()
+        since = max((at for *_, at in self._reports.values()), default=0.0) - STALE_S
+        self._reports = {name: report for name, report in self._reports.items() if report[-1] > since}
+        if changed:
+            for verifier_id, report in self._reports.items():
+                await self._hand_over(verifier_id, report)
+        if changed or len(self._ownership.live) > 1:
+            for verifier_id, written in (await self._ownership.taken()).items():
+                self._queue.ask(verifier_id, functools.partial(self._decide, verifier_id, written))
+
+    async def stop_deciding(self) -> None:
+        """Leave the deciding to the other coordinators. Raises Unavailable."""
+        await self._ownership.leave()
+
+    async def _hand_over(self, verifier_id: str, report: Report) -> None:
+        """Have the verifier's owner decide from a report."""
+        if self._ownership.owner(verifier_id) == self._ownership.id:
+            self._queue.ask(verifier_id, functools.partial(self._decide, verifier_id, report))
+        else:
+            await self._ownership.hand_over(verifier_id, report_to_json(report))
+
+    async def _last_decisions(self, verifier_id: str, now_unix: float) -> Dated:
+        decisions, reported_unix = await self._windows.last(verifier_id)
+        return (decisions, reported_unix) if now_unix - reported_unix < STALE_S else ((), 0.0)
+
+    async def _decide(self, verifier_id: str, report: Report | str) -> Dated:
+        """Decide from a report, in JSON if another coordinator has handed it over.
+
+        What another one has decided stands, where it has the right to.
+        """
+        read = report_from_json(report) if isinstance(report, str) else report
+        verifier, sessions, workloads, reported_unix = read
         before = await self._windows.decisions([verifier_id])
         bounds = await self._windows.bounds(["", *(session.session_id for session in sessions)])
         new = {
@@ -178,8 +221,10 @@ class Handlers:
 
         decisions, cpu_s = await asyncio.to_thread(decided)
         self.counters.decide(decisions, cpu_s)
-        await self._windows.set_decisions(verifier_id, decisions, keep_ms=2 * self.config.lease_ms)
-        return decisions
+        keep_ms = 2 * self.config.lease_ms
+        if await self._windows.set_decisions(verifier_id, decisions, reported_unix, self._ownership, keep_ms=keep_ms):
+            return decisions, reported_unix
+        return await self._last_decisions(verifier_id, reported_unix)
 
     async def _place(self, claims: Claims, request: PlacementRequest, fleet: Sequence[VerifierStatus]) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""

@@ -9,6 +9,9 @@ PREFIX = "{outrider}:v1:"
 FLEET = PREFIX + "fleet"
 """ZSET verifier id -> end of its lease (ms of Redis TIME)."""
 
+COORDINATORS = PREFIX + "coordinators"
+"""ZSET id of a coordinator's process -> end of its lease (ms of Redis TIME)."""
+
 PUBLIC_KEYS = PREFIX + "public-keys"
 """ZSET "key id:hex of the raw key" -> last time that a coordinator vouched for it (ms of Redis TIME)."""
 
@@ -110,8 +113,15 @@ def prior(workload: WorkloadKey) -> str:
 
 
 def windows(verifier_id: str) -> str:
-    """Return the key of the HASH session id -> its window's last decision, JSON; it expires soon after reports stop."""
+    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, who made
+    them, from a report of when, and until when nobody else may; it expires soon after reports stop."""
     return f"{PREFIX}windows:{verifier_id}"
+
+
+def handed(coordinator_id: str) -> str:
+    """Return the key of the HASH verifier id -> its last report, JSON, that another coordinator has received and this
+    one is to decide from; it expires soon if it is not taken."""
+    return f"{PREFIX}handed:{coordinator_id}"
 
 
 def bounds(session_id: str) -> str:

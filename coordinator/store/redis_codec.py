@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from coordinator.records import (
     Prior,
+    Report,
     SessionStatus,
     VerifierRegistration,
     VerifierStatus,
@@ -33,15 +34,17 @@ from outrider.wire.v1 import telemetry_pb2
 
 _FACTS = 6
 """Facts of each session in the answer of report.lua."""
+_WINDOW = len(fields(Window))
+_DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
 _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
 
 def registration_fields(registration: VerifierRegistration) -> list[Any]:
     """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
     target = registration.target
-    fields = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
-    fields += ["class", target.numerics_class]
-    return fields + [part for name in _TARGET for part in (name, getattr(target, name))]
+    found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
+    found += ["class", target.numerics_class]
+    return found + [part for name in _TARGET for part in (name, getattr(target, name))]
 
 
 def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRegistration:
@@ -130,23 +133,65 @@ def prior_from(record: Mapping[str, str]) -> Prior:
     )
 
 
-def to_json(value: WindowDecision | WindowBounds) -> str:
-    return json.dumps(asdict(value))
+def decisions_to_json(decisions: Iterable[WindowDecision]) -> str:
+    """Encode decisions as lists of their fields' values, but for the verifier, whose they all are."""
+    rows = [[*vars(one.window).values(), *(vars(one)[name] for name in _DECISION)] for one in decisions]
+    return json.dumps(rows, separators=(",", ":"))
 
 
-def decision_from_json(verifier_id: str, written: str) -> WindowDecision | None:
-    """Decode a decision; None for what a coordinator of another version has written."""
+def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDecision, ...]:
+    """Decode decisions; none for nothing, and for what a coordinator of another version has written."""
     try:
-        fields = json.loads(written)
-        return WindowDecision(**{**fields, "window": Window(**fields["window"]), "verifier_id": verifier_id})
-    except (KeyError, TypeError, ValueError):
-        return None
+        return tuple(
+            WindowDecision(
+                **dict(zip(_DECISION, row[_WINDOW:], strict=True)),
+                window=Window(*row[:_WINDOW]),
+                verifier_id=verifier_id,
+            )
+            for row in json.loads(written or "[]")
+        )
+    except (TypeError, ValueError):
+        return ()
+
+
+def report_to_json(report: Report) -> str:
+    """Encode a report for the coordinator that decides from it."""
+    verifier, sessions, workloads, store_unix = report
+    message = codec.verifier_telemetry_to_proto(verifier).SerializeToString()
+    told = [
+        (_text(codec.session_telemetry_to_proto(s).SerializeToString()), [*vars(w).values()] if w else None)
+        for s in sessions
+        for w in [workloads.get(s.session_id)]
+    ]
+    return json.dumps([_text(message), store_unix, told], separators=(",", ":"))
+
+
+def report_from_json(written: str) -> Report:
+    """Decode a report that another coordinator has received. Raises ValueError or BadRequest if it is damaged."""
+    message, store_unix, told = json.loads(written)
+    verifier = codec.verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(_bytes(message)))
+    messages = (telemetry_pb2.SessionTelemetry.FromString(_bytes(one)) for one, _ in told)
+    sessions = tuple(map(codec.session_telemetry_from_proto, messages))
+    workloads = {s.session_id: WorkloadKey(*w) for s, (_, w) in zip(sessions, told, strict=True) if w}
+    return verifier, sessions, workloads, float(store_unix)
+
+
+def _text(message: bytes) -> str:
+    return base64.b64encode(message).decode()
+
+
+def _bytes(written: str) -> bytes:
+    return base64.b64decode(written)
+
+
+def bounds_to_json(bounds: WindowBounds) -> str:
+    return json.dumps(asdict(bounds))
 
 
 def bounds_from_json(written: str | None) -> WindowBounds | None:
     """Decode bounds; None for nothing, and for what a coordinator of another version has written."""
     try:
-        fields = json.loads(written) if written else None
-        return WindowBounds(Window(**fields["window"]), fields["pinned"]) if fields else None
+        found = json.loads(written) if written else None
+        return WindowBounds(Window(**found["window"]), found["pinned"]) if found else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -18,6 +18,7 @@ from coordinator.records import (
     WorkloadKey,
 )
 from coordinator.store import keys, quotas, redis_codec, revocations
+from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
@@ -157,20 +158,36 @@ class WindowStore:
 
     async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
-        replies = await self._store.call("windows", [("HGETALL", keys.windows(name)) for name in verifier_ids])
-        decisions = [
-            redis_codec.decision_from_json(verifier_id, written)
-            for verifier_id, reply in zip(verifier_ids, replies, strict=True)
-            for written in reply.values()
-        ]
-        return {decision.session_id: decision for decision in decisions if decision is not None}
+        commands = [("HGET", keys.windows(name), "decisions") for name in verifier_ids]
+        replies = await self._store.call("windows", commands)
+        return {
+            decision.session_id: decision
+            for verifier_id, written in zip(verifier_ids, replies, strict=True)
+            for decision in redis_codec.decisions_from_json(verifier_id, written)
+        }
 
-    async def set_decisions(self, verifier_id: str, decisions: Iterable[WindowDecision], *, keep_ms: int) -> None:
-        """Replace the decisions on a verifier's sessions."""
-        arguments: list[Any] = [keep_ms]
-        for decision in decisions:
-            arguments += [decision.session_id, redis_codec.to_json(decision)]
-        await self._store.run("set_decisions", [keys.windows(verifier_id)], arguments)
+    async def last(self, verifier_id: str) -> tuple[tuple[WindowDecision, ...], float]:
+        """Return the last decisions on a verifier's sessions, and when the report came that they were made from."""
+        [found] = await self._store.call("windows", [("HMGET", keys.windows(verifier_id), "decisions", "reported")])
+        return redis_codec.decisions_from_json(verifier_id, found[0]), float(found[1] or 0.0)
+
+    async def set_decisions(
+        self,
+        verifier_id: str,
+        decisions: Iterable[WindowDecision],
+        reported_unix: float,
+        ownership: Ownership,
+        *,
+        keep_ms: int,
+    ) -> bool:
+        """Replace the decisions on a verifier's sessions; return False if another coordinator has the right to.
+
+        reported_unix: when the report came that they were made from, by the store's clock.
+        """
+        written = redis_codec.decisions_to_json(decisions)
+        arguments = [keep_ms, ownership.id, LEASE_MS, f"{reported_unix:.3f}", written]
+        arguments += [int(ownership.fresh), *ownership.live]
+        return bool(await self._store.run("set_decisions", [keys.windows(verifier_id)], arguments))
 
     async def bounds(self, session_ids: Sequence[str]) -> dict[str, WindowBounds]:
         """Return the bounds of these sessions that operators have set; "" asks for the bounds of all others.
@@ -185,7 +202,7 @@ class WindowStore:
         """Set the bounds of a session's window; None removes them. keep_ms: None keeps them until they are removed."""
         key = keys.bounds(session_id)
         expiry = ("PX", keep_ms) if keep_ms is not None else ()
-        command = ("SET", key, redis_codec.to_json(bounds), *expiry) if bounds is not None else ("DEL", key)
+        command = ("SET", key, redis_codec.bounds_to_json(bounds), *expiry) if bounds is not None else ("DEL", key)
         await self._store.call("set_bounds", [command])
 
     async def priors(self, workloads: Iterable[WorkloadKey]) -> dict[WorkloadKey, Prior]:

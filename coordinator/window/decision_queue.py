@@ -47,14 +47,17 @@ class DecisionQueue:
 
         decide: also makes the decision if its turn comes later; the queue logs what it raises.
         """
-        self._asked[verifier_id] = decide
-        running = self._running.get(verifier_id)
-        if running is None:
-            running = self._running[verifier_id] = asyncio.create_task(self._run(verifier_id))
-        await asyncio.wait({running}, timeout=self._wait_s)
+        await asyncio.wait({self.ask(verifier_id, decide)}, timeout=self._wait_s)
         since = self._clock() - STALE_S
         self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
         return self._made.get(verifier_id, (((), 0.0), since))[0]
+
+    def ask(self, verifier_id: str, decide: Decide) -> asyncio.Task[None]:
+        """Have decisions made in their turn, from this report or a later one; return the task that makes them."""
+        self._asked[verifier_id] = decide
+        if verifier_id not in self._running:
+            self._running[verifier_id] = asyncio.create_task(self._run(verifier_id))
+        return self._running[verifier_id]
 
     async def _run(self, verifier_id: str) -> None:
         try:

@@ -1,12 +1,22 @@
--- Replace the decisions on the windows of a verifier's sessions.
+-- Replace the decisions on the windows of a verifier's sessions, unless another coordinator that is alive has replaced
+-- them within its lease, or has decided from a later report.
 -- KEYS: 1 windows:<verifier> HASH
--- ARGV: 1 ms to keep them, then session id and decision for each session
--- Returns the number of decisions.
-redis.call('DEL', KEYS[1])
-for i = 2, #ARGV, 2 do
-  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+-- ARGV: 1 ms to keep them, 2 id of the coordinator that decides, 3 ms for which nobody else replaces them while it
+--       lives, 4 time of the report that they were made from (s), 5 decisions, 6 whether the coordinators that are alive are
+--       known (0/1), then their ids
+-- Returns 1, or 0 if they were not replaced.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local known = redis.call('HMGET', KEYS[1], 'owner', 'until', 'reported')
+if known[1] and known[1] ~= ARGV[2] then
+  if tonumber(known[3]) > tonumber(ARGV[4]) then return 0 end
+  local alive = ARGV[6] == '0'
+  for i = 7, #ARGV do
+    alive = alive or ARGV[i] == known[1]
+  end
+  if alive and tonumber(known[2]) > now then return 0 end
 end
-if #ARGV > 1 then
-  redis.call('PEXPIRE', KEYS[1], ARGV[1])
-end
-return (#ARGV - 1) / 2
+redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'until', string.format('%.0f', now + tonumber(ARGV[3])),
+  'reported', ARGV[4], 'decisions', ARGV[5])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1

@@ -1,0 +1,199 @@
+"""Test that coordinators share the deciding: who owns a verifier, who may write, and who takes over."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import Peer, until
+
+from coordinator.api.server import running
+from coordinator.records import Window, WindowDecision, WorkloadKey
+from coordinator.store import keys, redis_codec
+from coordinator.store.ownership import LEASE_MS, Ownership
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.sessions import WindowStore
+from outrider.core.acceptance.history import HIT, MISS
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire import channels
+from outrider.wire.v1 import telemetry_pb2
+
+DECISION = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.1, 1.5, 2.0, "pays", 1.0, 2.0, 24, 0.5, 4)
+ids = st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=2, max_size=10, unique=True)
+
+
+def among(*live: str) -> Ownership:
+    """Return what a coordinator knows that has read these others."""
+    known = Ownership.__new__(Ownership)
+    known.live = live
+    return known
+
+
+@given(ids, st.integers(0, 9), st.text(min_size=1, max_size=20))
+def test_a_coordinator_that_goes_moves_its_own_verifiers_alone(live: list[str], gone: int, verifier_id: str) -> None:
+    before = among(*live).owner(verifier_id)
+    assert among(*reversed(live)).owner(verifier_id) == before
+    left = [one for one in live if one != live[gone % len(live)]]
+    after = among(*left).owner(verifier_id)
+    assert after == before or before not in left
+
+
+def test_shares_are_even() -> None:
+    for count in (2, 4, 10):
+        known = among(*(f"{i:016x}" for i in range(count)))
+        shares = Counter(known.owner(f"verifier-{i}") for i in range(1_000))
+        assert len(shares) == count
+        assert max(shares.values()) < 1.35 * 1_000 / count
+
+
+@pytest.fixture
+async def store(redis):
+    made = RedisStore(redis.url)
+    yield made
+    await made.close()
+
+
+async def test_a_coordinator_that_beats_no_more_is_missed_within_its_lease(store) -> None:
+    first, second = Ownership(store), Ownership(store)
+    assert not await first.beat()  # alone, as it took itself to be
+    assert await second.beat()
+    assert await first.beat()
+    assert first.live == second.live == sorted((first.id, second.id))
+    begun = time.monotonic()
+
+    async def alone() -> bool:
+        await second.beat()
+        return second.live == [second.id]
+
+    await until(alone, 3.0)
+    assert time.monotonic() - begun <= LEASE_MS / 1e3 + 0.5
+    await first.beat()
+    await first.leave()
+    await second.beat()
+    assert second.live == [second.id]
+
+
+async def test_what_is_handed_over_is_taken_once_and_the_last_one(store) -> None:
+    first, second = Ownership(store), Ownership(store)
+    await first.beat()
+    await second.beat()
+    await first.beat()
+    theirs = next(name for name in map(str, range(100)) if first.owner(name) == second.id)
+    for report in ("old", "new"):
+        await first.hand_over(theirs, report)
+    assert await second.taken() == {theirs: "new"}
+    assert await second.taken() == {}
+
+
+def test_a_report_and_decisions_read_back_as_they_were_written() -> None:
+    sessions = [
+        SessionTelemetry("a", epoch=3, tenant="acme", acceptance_history=bytes([HIT, MISS]), rtt_ms=4.5),
+        SessionTelemetry("b", server_gain=0.5),
+    ]
+    report = VerifierTelemetry(step_cost_ms={1: 30.0}), tuple(sessions), {"a": WorkloadKey("t", "d", "", "w")}, 17.25
+    assert redis_codec.report_from_json(redis_codec.report_to_json(report)) == report
+    made = (DECISION, replace(DECISION, session_id="other", window=Window(0, 2)))
+    written = redis_codec.decisions_to_json(made)
+    assert redis_codec.decisions_from_json("v", written) == tuple(replace(one, verifier_id="v") for one in made)
+    for foreign in (None, "", "{}", "[[1, 2]]", "nonsense"):
+        assert redis_codec.decisions_from_json("v", foreign) == ()
+
+
+async def test_nobody_else_writes_what_an_owner_that_lives_has_decided(store) -> None:
+    windows, first, second = WindowStore(store), Ownership(store), Ownership(store)
+
+    async def write(who: Ownership, reported: float, reason: str) -> bool:
+        made = [replace(DECISION, reason=reason)]
+        return await windows.set_decisions("v", made, reported, who, keep_ms=60_000)
+
+    async def stands() -> str:
+        return (await windows.last("v"))[0][0].reason
+
+    await first.beat()
+    await second.beat()
+    assert await write(first, 10.0, "first")
+    assert not await write(second, 11.0, "second")
+    assert await write(first, 12.0, "again")
+    assert await stands() == "again"
+    second.live = [second.id]  # the first one has stopped for longer than its lease
+    first.read_at -= LEASE_MS / 1e3
+    assert not await write(second, 11.5, "from an older report")
+    assert await write(second, 13.0, "second")
+    assert not await write(first, 14.0, "a zombie")  # as far as it knows it is alone
+    assert await stands() == "second"
+
+
+async def test_an_owner_that_lives_and_decides_no_more_is_followed_after_its_lease(store) -> None:
+    windows, first, second = WindowStore(store), Ownership(store), Ownership(store)
+    await first.beat()
+    await second.beat()
+    assert await windows.set_decisions("v", [DECISION], 10.0, first, keep_ms=60_000)
+
+    async def written() -> bool:
+        return await windows.set_decisions("v", [DECISION], 11.0, second, keep_ms=60_000)
+
+    begun = time.monotonic()
+    await until(written, 5.0)
+    assert LEASE_MS / 1e3 - 0.1 < time.monotonic() - begun < LEASE_MS / 1e3 + 1.0
+
+
+COST = {"step_cost_ms": {1: 30.0, 65: 33.2}, "session_cost_ms": 0.1}
+LIVE = telemetry_pb2.SessionTelemetry(
+    session_id="s", epoch=5, rtt_ms=20.0, acceptance_history=bytes([HIT] * 80 + [MISS] * 16), draft_ms=2.0
+)
+
+
+async def test_a_report_to_any_coordinator_is_decided_about_by_its_verifiers_owner_alone(start, store) -> None:
+    peers = [await start() for _ in range(2)]
+    await peers[0].join("v1")
+    owners = set()
+    for peer in 3 * peers:
+        begun = (await peer.report("v1", [LIVE], **COST)).store_unix
+
+        async def decided(peer=peer, begun=begun) -> bool:
+            answer = await peer.report("v1", [LIVE], **COST)
+            return bool(answer.directives) and answer.decided_unix >= begun
+
+        await until(decided)
+        [owner] = await store.call("test", [("HGET", keys.windows("v1"), "owner")])
+        owners.add(owner)
+    assert len(owners) == 1
+
+
+async def test_another_coordinator_decides_when_the_owner_has_left(config, store) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        peers: dict[str, Peer] = {}
+        leaving: dict[str, contextlib.AsyncExitStack] = {}
+        for _ in range(2):
+            before = {*await live(store)}
+            leaving_now = await stack.enter_async_context(contextlib.AsyncExitStack())
+            address = await leaving_now.enter_async_context(running(config()))
+            link = await stack.enter_async_context(channels.channel(address))
+            [new] = {*await live(store)} - before
+            peers[new], leaving[new] = Peer(address, link), leaving_now
+        asked = Ownership(store)
+        asked.live = tuple(peers)
+        owner = asked.owner("v1")
+        other = peers[next(one for one in peers if one != owner)]
+        await other.join("v1")
+
+        async def decided_since(begun: float) -> bool:
+            answer = await other.report("v1", [LIVE], **COST)
+            return bool(answer.directives) and answer.decided_unix >= begun
+
+        first = (await other.report("v1", [LIVE], **COST)).store_unix
+        await until(lambda: decided_since(first))
+        await leaving[owner].aclose()
+        left, begun = (await other.report("v1", [LIVE], **COST)).store_unix, time.monotonic()
+        await until(lambda: decided_since(left))
+        assert time.monotonic() - begun < 3.0
+
+
+async def live(store: RedisStore) -> list[str]:
+    [ids] = await store.call("test", [("ZRANGE", keys.COORDINATORS, 0, -1)])
+    return list(map(str, ids))
