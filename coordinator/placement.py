@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from coordinator.records import PlacementRequest, VerifierStatus
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
@@ -19,12 +19,12 @@ CANDIDATES_AT_ONCE = 32
 """Verifiers that one atomic step looks at; the next batch is asked only if all of these are full."""
 
 
-def candidates(fleet: Sequence[VerifierStatus], request: PlacementRequest, draw: random.Random) -> list[str]:
-    """Return the ids of the verifiers that can serve the request, best tier first, in random order within a tier."""
+def candidates(fleet: Sequence[VerifierStatus], request: PlacementRequest, draw: random.Random) -> list[VerifierStatus]:
+    """Return the verifiers that can serve the request, best tier first, in random order within a tier."""
     fitting = [verifier for verifier in fleet if fits(verifier, request)]
     draw.shuffle(fitting)
     fitting.sort(key=lambda verifier: tier(verifier, request))
-    return [verifier.registration.verifier_id for verifier in fitting]
+    return fitting
 
 
 def fits(verifier: VerifierStatus, request: PlacementRequest) -> bool:
@@ -47,10 +47,20 @@ def typical_rtt_ms(request: PlacementRequest, unknown_rtt_ms: float) -> float:
     return statistics.median(request.rtt_ms.values()) if request.rtt_ms else unknown_rtt_ms
 
 
-def batches(ranked: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the candidates in the batches that are asked one after another."""
-    for start in range(0, len(ranked), CANDIDATES_AT_ONCE):
-        yield ranked[start : start + CANDIDATES_AT_ONCE]
+def batches(ranked: Sequence[VerifierStatus]) -> list[tuple[str, Sequence[str]]]:
+    """Return the batches of candidates that are asked one after another, each with its target's weights hash.
+
+    A target may have been given to verifiers under the name of another one: that of the best candidate goes first.
+    """
+    by_target: dict[str, list[str]] = {}
+    for verifier in ranked:
+        registration = verifier.registration
+        by_target.setdefault(registration.target.weights_hash, []).append(registration.verifier_id)
+    return [
+        (weights, names[start : start + CANDIDATES_AT_ONCE])
+        for weights, names in by_target.items()
+        for start in range(0, len(names), CANDIDATES_AT_ONCE)
+    ]
 
 
 def sole_target(fleet: Sequence[VerifierStatus], wanted: str) -> str:

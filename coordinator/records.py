@@ -176,11 +176,17 @@ class ReportReply:
     """Tenants that may open no session since their tokens are used up."""
     device_ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Ids of PlacementRequest by session id, of the reported sessions that were placed here."""
+    bounds: Mapping[str, WindowBounds] = field(default_factory=dict)
+    """Bounds of windows that operators have set, by session id; those of "" are for all others."""
+    weights: str = ""
+    """Weights hash of the verifier's target."""
 
 
-Report = tuple[VerifierTelemetry, Sequence[SessionTelemetry], Mapping[str, WorkloadKey], float]
-"""What is decided from: telemetry of a verifier and of its sessions, their workload keys by session id as in
-ReportReply, and when the report came, in seconds by the store's clock."""
+Report = tuple[
+    VerifierTelemetry, Sequence[SessionTelemetry], Mapping[str, WorkloadKey], Mapping[str, WindowBounds], float
+]
+"""What is decided from: telemetry of a verifier and of its sessions, workload keys and bounds as in ReportReply, and
+when the report came, in seconds by the store's clock."""
 
 
 @dataclass(frozen=True)

@@ -132,17 +132,15 @@ class AdminHandlers:
         everything = (await self._windows.decisions(await self._verifiers.ids())).values()
         found = [decision for decision in everything if session_id in ("", decision.session_id)]
         shown = found[: self._config.status_sessions]
-        bounds = await self._windows.bounds(["", session_id, *(decision.session_id for decision in shown)])
-        return shown, bounds, len(found)
+        held = [(decision.verifier_id, decision.session_id) for decision in shown]
+        return shown, await self._windows.bounds(held, session_id), len(found)
 
     async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> None:
         """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
         if not self._config.window_control:
             raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
-        if session_id and not await self._sessions.verifiers_of(session_id):
+        if not await self._windows.set_bounds(session_id, bounds):
             raise _no_session(session_id)
-        keep_ms = self._config.session_ms if session_id else None
-        await self._windows.set_bounds(session_id, bounds, keep_ms=keep_ms)
 
 
 def _no_verifier(verifier_id: str) -> NotFound:

@@ -106,7 +106,7 @@ class Handlers:
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
         claims = await self._owner(tenant, session_id, presented)
-        await self._sessions.close(claims.session_id, claims.audience, keep_ms=self.config.ticket_ms)
+        await self._sessions.close(claims, keep_ms=self.config.ticket_ms)
 
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
@@ -146,7 +146,7 @@ class Handlers:
             return None
         if not self.config.window_control:
             return reply, ((), 0.0)
-        report = verifier, sessions, reply.workloads, reply.store_unix
+        report = verifier, sessions, reply.workloads, reply.bounds, reply.store_unix
         self._reports[verifier_id] = report
         if self._ownership.owner(verifier_id) == self._ownership.id:
             return reply, await self._queue.decide(verifier_id, functools.partial(self._decide, verifier_id, report))
@@ -203,9 +203,8 @@ class Handlers:
         What another one has decided stands, where it has the right to.
         """
         read = report_from_json(report) if isinstance(report, str) else report
-        verifier, sessions, workloads, reported_unix = read
+        verifier, sessions, workloads, bounds, reported_unix = read
         before = await self._windows.decisions([verifier_id])
-        bounds = await self._windows.bounds(["", *(session.session_id for session in sessions)])
         new = {
             session.session_id: workloads[session.session_id]
             for session in sessions
@@ -228,15 +227,11 @@ class Handlers:
 
     async def _place(self, claims: Claims, request: PlacementRequest, fleet: Sequence[VerifierStatus]) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""
-        alive = 0
-        ranked = placement.candidates(fleet, request, self._draw)
-        for among in placement.batches(ranked):
-            last = among[-1] == ranked[-1]
-            placed = await self._sessions.place(claims, request, among, self.config, last=last)
-            if not isinstance(placed, int):
-                return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
-            alive += placed
-        raise placement.refusal(fleet, request, alive)
+        among = placement.batches(placement.candidates(fleet, request, self._draw))
+        placed = await self._sessions.place(claims, request, among, self.config)
+        if isinstance(placed, int):
+            raise placement.refusal(fleet, request, placed)
+        return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
         epoch, primary, standby = placed.epoch, placed.primary, placed.standby

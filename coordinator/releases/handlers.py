@@ -36,8 +36,8 @@ from outrider.wire.manifest import Manifest, release_key, trusted_keys
 
 log = logging.getLogger(__name__)
 
-MAX_VERIFIERS = 4_096
-"""Verifiers whose targets' trials are remembered here."""
+MAX_TARGETS = 4_096
+"""Targets whose trials are remembered here."""
 
 
 class ReleaseHandlers:
@@ -70,8 +70,8 @@ class ReleaseHandlers:
         self._anonymous = anonymous
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
-        self._trials: dict[str, tuple[int, str, dict[str, CanaryTrial]]] = {}
-        """Verifier -> serial, weights hash, trials of its target by the key of their track."""
+        self._trials: dict[str, tuple[int, dict[str, CanaryTrial]]] = {}
+        """Weights hash of a target -> serial, its trials by the key of their track."""
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
         self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
@@ -134,21 +134,22 @@ class ReleaseHandlers:
         return release
 
     async def sample(
-        self, verifier_id: str, sessions: Sequence[SessionTelemetry], device_ids: Mapping[str, Sequence[str]]
+        self, weights: str, sessions: Sequence[SessionTelemetry], device_ids: Mapping[str, Sequence[str]]
     ) -> int:
         """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known.
 
-        device_ids: of PlacementRequest, by session id, of the sessions that were placed here. Others do not count.
+        weights: hash of the verifier's target; "" for a verifier that is not known. device_ids: of PlacementRequest, by
+        session id, of the sessions that were placed here. Others do not count.
         """
         try:
-            serial, _, trials = await self._running(verifier_id)
+            serial, trials = await self._running(weights)
             for key, trial in trials.items():
                 await self._releases.sample(key, trial, sessions, device_ids, self._policy.session_samples)
         except OutriderError as error:
-            log.warning("no samples are taken from a report of verifier %s: %s", verifier_id, error)
+            log.warning("no samples are taken from a report: %s", error)
             return 0
         except Exception:
-            log.exception("no samples are taken from a report of verifier %s", verifier_id)
+            log.exception("no samples are taken from a report")
             return 0
         return serial
 
@@ -227,15 +228,15 @@ class ReleaseHandlers:
         one = bool(track.tenant) or await self._anonymous()
         return replace(known, tenants_needed=1 if one else self._policy.tenants)
 
-    async def _running(self, verifier_id: str) -> tuple[int, str, dict[str, CanaryTrial]]:
-        """Return serial, weights hash and trials of a verifier's target, read again only if one of them has changed."""
-        known = self._trials.get(verifier_id, (0, "", {}))
-        serial, weights, tracks = await self._releases.of_verifier(verifier_id, known[0], known[1])
-        if (serial, weights) != known[:2]:
-            known = serial, weights, {track.key: track.trial for track in tracks if track.trial is not None}
-            if len(self._trials) >= MAX_VERIFIERS:
+    async def _running(self, weights: str) -> tuple[int, dict[str, CanaryTrial]]:
+        """Return the serial and a target's trials, which are read again only if the serial has changed."""
+        known = self._trials.get(weights, (0, {}))
+        serial, tracks = await self._releases.of_target(weights, known[0])
+        if serial != known[0]:
+            known = serial, {track.key: track.trial for track in tracks if track.trial is not None}
+            if len(self._trials) >= MAX_TARGETS:
                 self._trials.clear()
-            self._trials[verifier_id] = known
+            self._trials[weights] = known
         return known
 
 

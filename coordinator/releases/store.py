@@ -101,11 +101,10 @@ class ReleaseStore:
         arguments = [after.key, before.text, text_of(after), int(moved)]
         return bool(await self._store.run("release_swap", _TRACKS, arguments))
 
-    async def of_verifier(self, verifier_id: str, serial: int, weights: str) -> tuple[int, str, list[ReleaseTrack]]:
-        """Return the serial, and a verifier's target with its tracks, none if `serial` and `weights` are up to date."""
-        touched = [*_TRACKS, keys.verifier(verifier_id)]
-        now, target, *parts = await self._store.run("release_trial", touched, [serial, weights])
-        return int(now), target, [parsed(*pair).track for pair in zip(parts[::2], parts[1::2], strict=True)]
+    async def of_target(self, weights: str, serial: int) -> tuple[int, list[ReleaseTrack]]:
+        """Return the serial and a target's tracks, none if `serial` is up to date."""
+        now, *parts = await self._store.run("release_trial", _TRACKS, [serial, weights])
+        return int(now), [parsed(*pair).track for pair in zip(parts[::2], parts[1::2], strict=True)]
 
     async def sample(
         self,
@@ -131,7 +130,7 @@ class ReleaseStore:
             arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
             arguments += [session_samples, ARM_SAMPLES, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
             for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
-                touched.append(keys.span(s.session_id, store=bool(trial.tenant)))
+                touched.append(keys.span(key, s.session_id))
                 arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant]
                 arguments += [s.traffic_class, s.positions, s.first_accepted]
             taken += int(await self._store.run("release_sample", touched, arguments))

@@ -1,13 +1,22 @@
-"""Name every Redis key. One hash tag keeps them in one slot, so that the scripts also run on a Redis cluster."""
+"""Name every Redis key.
+
+A key's hash tag, in braces, says in which slot of a Redis Cluster it is. All that belongs to one target has one tag, so
+that scripts can place a session, or take a report, in one step; targets are spread. A tenant, whose sessions may be of
+any target, has another one, a coordinator a third. What is small, changes seldom and holds for the whole cluster has
+`{outrider}`. A script touches keys of one tag alone.
+"""
 
 from __future__ import annotations
+
+import functools
+import hashlib
 
 from coordinator.records import WorkloadKey
 
 PREFIX = "{outrider}:v1:"
 
-FLEET = PREFIX + "fleet"
-"""ZSET verifier id -> end of its lease (ms of Redis TIME)."""
+TARGETS = PREFIX + "targets"
+"""ZSET weights hash of a target -> when a verifier of it has registered last (s of a coordinator's clock). The oldest go."""
 
 COORDINATORS = PREFIX + "coordinators"
 """ZSET id of a coordinator's process -> end of its lease (ms of Redis TIME)."""
@@ -35,16 +44,12 @@ TENANT_KEYS = PREFIX + "tenant-keys"
 TENANT_LIMITS = PREFIX + "tenant-limits"
 """HASH name of a tenant -> the limits that an operator has set (coordinator.store.quotas). Does not expire."""
 
-TENANT_PLACES = PREFIX + "tenant-places:"
-"""Followed by a tenant: ZSET session id -> end of its place on whatever verifier (ms of Redis TIME)."""
-
 EXHAUSTED = PREFIX + "exhausted"
 """ZSET tenant that has had more tokens generated than its limit -> time when it may open sessions again (ms of Redis
 TIME). It expires after the longest time for which it can be."""
 
-WAITING = PREFIX + "waiting:"
-"""Followed by the weights hash of a target: ZSET tenant that was refused a place there -> time until which it is taken
-to wait for one (ms of Redis TIME). It expires then."""
+BOUNDS = PREFIX + "bounds"
+"""STRING: an operator's bounds of the window of every session without bounds of its own, JSON. Does not expire."""
 
 RELEASES = PREFIX + "releases"
 """HASH key of a track (weights hash of a target, for a store with a line's end and the tenant) -> its releases with
@@ -54,95 +59,116 @@ RELEASE_SERIAL = PREFIX + "release-serial"
 """STRING: grows whenever any release changes its state; starts from the clock (us), so that it grows even if lost."""
 
 
-def verifier(verifier_id: str) -> str:
+@functools.lru_cache(maxsize=1_024)
+def of_target(weights: str) -> str:
+    """Return how the keys of a target begin; its hash is hashed since it may hold braces."""
+    return f"{{outrider:target:{hashlib.blake2b(weights.encode(), digest_size=10).hexdigest()}}}:v2:"
+
+
+def fleet(weights: str) -> str:
+    """Return the key of the ZSET verifier id -> end of its lease (ms of Redis TIME), of a target's verifiers."""
+    return of_target(weights) + "fleet"
+
+
+def waiting(weights: str) -> str:
+    """Return the key of the ZSET tenant that was refused a place at a target -> time until which it is taken to wait
+    for one (ms of Redis TIME). It expires then."""
+    return of_target(weights) + "waiting"
+
+
+def tenant_places(weights: str, tenant: str) -> str:
+    """Return the key of the ZSET session id -> end of its place on whatever verifier of the target (ms of Redis TIME),
+    of a tenant's sessions."""
+    return f"{of_target(weights)}tenant-places:{tenant}"
+
+
+def verifier(weights: str, verifier_id: str) -> str:
     """Return the key of a HASH, which has a verifier's registration and last telemetry and expires with its lease."""
-    return f"{PREFIX}verifier:{verifier_id}"
+    return f"{of_target(weights)}verifier:{verifier_id}"
 
 
-def placements(verifier_id: str) -> str:
+def placements(weights: str, verifier_id: str) -> str:
     """Return the key of the ZSET session id -> end of its placement (ms of Redis TIME), counted as used capacity."""
-    return f"{PREFIX}placements:{verifier_id}"
+    return f"{of_target(weights)}placements:{verifier_id}"
 
 
-def cordon(verifier_id: str) -> str:
+def cordon(weights: str, verifier_id: str) -> str:
     """Return the key of a STRING: an operator wants no new sessions on this verifier. It is the instance that shall
     drain, or empty; it outlives leases and instances, and expires a while after the last report."""
-    return f"{PREFIX}cordon:{verifier_id}"
+    return f"{of_target(weights)}cordon:{verifier_id}"
 
 
-def session(session_id: str) -> str:
-    """Return the key of a HASH, which has a session's tenant, workload, placement, last epoch and last report (ms of
-    Redis TIME); it expires soon if no report has named it."""
-    return f"{PREFIX}session:{session_id}"
-
-
-def closed(session_id: str) -> str:
-    """Return the key of a STRING. "1": its device has closed the session; kept as long as its tickets are valid.
-    "killed": an operator has ended it; kept as long as one of its tickets proves ownership."""
-    return f"{PREFIX}closed:{session_id}"
-
-
-def counted(verifier_id: str) -> str:
+def counted(weights: str, verifier_id: str) -> str:
     """Return the key of a STRING: instance and number of the last batch of tokens that a verifier's reports have told.
     It outlives leases, and expires when tokens of then count no longer."""
-    return f"{PREFIX}counted:{verifier_id}"
+    return f"{of_target(weights)}counted:{verifier_id}"
 
 
-def tenant_use(tenant: str) -> str:
-    """Return the key of a HASH, which has what a tenant has opened and generated, and when that was brought up to
-    date; it expires after the longest time for which it can keep sessions from being opened."""
-    return f"{PREFIX}tenant-use:{tenant}"
+def telemetry(weights: str, verifier_id: str) -> str:
+    """Return the key of the HASH session id -> its last report, of the sessions that a verifier has reported (see
+    `lua/record_telemetry.lua`); it expires soon after the reports stop."""
+    return f"{of_target(weights)}telemetry:{verifier_id}"
 
 
-def tenant_places(tenant: str) -> str:
-    return TENANT_PLACES + tenant
+def windows(weights: str, verifier_id: str) -> str:
+    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, who made
+    them, from a report of when, and until when nobody else may; it expires soon after reports stop."""
+    return f"{of_target(weights)}windows:{verifier_id}"
 
 
-def telemetry(session_id: str) -> str:
-    """Return the key of a HASH, which has a session's last report; it expires soon after the reports stop."""
-    return f"{PREFIX}telemetry:{session_id}"
+def session(weights: str, session_id: str) -> str:
+    """Return the key of a HASH, which has a session's tenant, workload, placement, last epoch, bounds of its window by
+    an operator, and who has reported it last and when, to some seconds (ms of Redis TIME); it expires soon if no report
+    has named it.
+
+    Of one that is over it has how it ended alone. "closed", by its device: kept as long as its tickets are valid.
+    "killed", by an operator: kept as long as one of them proves ownership.
+    """
+    return f"{of_target(weights)}session:{session_id}"
 
 
 def prior(workload: WorkloadKey) -> str:
     """Return the key of a HASH, which has measurements of sessions with one workload key, and outlives them a while.
 
-    The key belongs to one tenant, so one tenant's labels and acceptance never affect another tenant. Only the
-    last part may hold colons, so that no two workload keys share a Redis key.
+    The key belongs to one tenant, so one tenant's labels and acceptance never affect another tenant. No part may hold
+    colons, so that no two workload keys share a Redis key.
     """
-    return f"{PREFIX}prior:{workload.tenant}:{workload.draft}:{workload.traffic}:{workload.weights}"
-
-
-def windows(verifier_id: str) -> str:
-    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, who made
-    them, from a report of when, and until when nobody else may; it expires soon after reports stop."""
-    return f"{PREFIX}windows:{verifier_id}"
-
-
-def handed(coordinator_id: str) -> str:
-    """Return the key of the HASH verifier id -> its last report, JSON, that another coordinator has received and this
-    one is to decide from; it expires soon if it is not taken."""
-    return f"{PREFIX}handed:{coordinator_id}"
-
-
-def bounds(session_id: str) -> str:
-    """Return the key of a STRING: an operator's bounds of a session's window, JSON; kept as long as a session's record.
-    "" stands for every other session, and does not expire."""
-    return f"{PREFIX}bounds:{session_id}"
+    return f"{of_target(workload.weights)}prior:{workload.tenant}:{workload.draft}:{workload.traffic}"
 
 
 def samples(track: str, version: int) -> str:
     """Return the key of a LIST, which has samples of a canary and of the release it is compared with, the oldest
     first, and expires after them."""
-    return f"{PREFIX}samples:{version}:{track}"
+    return f"{_of_track(track)}samples:{version}:{track}"
 
 
 def sampled(track: str, version: int) -> str:
     """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all, "tenants" -> number of
     tenants; it expires with them."""
-    return f"{PREFIX}sampled:{version}:{track}"
+    return f"{_of_track(track)}sampled:{version}:{track}"
 
 
-def span(session_id: str, *, store: bool = False) -> str:
+def span(track: str, session_id: str) -> str:
     """Return the key of a HASH: a session's counts as the span began that a draft's trial samples, or a store's. It
     expires soon after the reports stop, later than a session takes to resume on another verifier."""
-    return f"{PREFIX}{'store-span' if store else 'span'}:{session_id}"
+    return f"{_of_track(track)}{'store-span' if _TENANT in track else 'span'}:{session_id}"
+
+
+_TENANT = "\n"
+"""Stands before the tenant in the key of a store's track."""
+
+
+def _of_track(track: str) -> str:
+    return of_target(track.partition(_TENANT)[0])
+
+
+def tenant_use(tenant: str) -> str:
+    """Return the key of a HASH, which has what a tenant has opened and generated, and when that was brought up to
+    date; it expires after the longest time for which it can keep sessions from being opened."""
+    return f"{{outrider:tenant:{tenant}}}:v2:use"
+
+
+def handed(coordinator_id: str) -> str:
+    """Return the key of the HASH verifier id -> its last report, JSON, that another coordinator has received and this
+    one is to decide from; it expires soon if it is not taken."""
+    return f"{{outrider:coordinator:{coordinator_id}}}:v2:handed"

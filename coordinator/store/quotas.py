@@ -1,27 +1,37 @@
-"""Keep what tenants may use and what they use. `lua/place.lua` holds one against the other.
+"""Keep what tenants may use and what they use.
 
 What a tenant has opened and generated is an amount each, of which the limit is taken off in a minute: a bucket that
-holds a minute's worth. It may overflow with tokens, which are counted when they have been generated.
+holds a minute's worth. It may overflow with tokens, which are counted when they have been generated. It is kept apart
+from what belongs to targets, since a tenant's sessions may be of any: a session is counted first (`opening`), then
+placed (`lua/place.lua`), and counted no longer if it could not be placed. Of a coordinator that dies between, one
+session too many counts, for a minute. Places are counted where they are, at each target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import asdict, fields
+from typing import Any
 
 from coordinator.config import TenantLimits
-from coordinator.store import keys
+from coordinator.store import keys, targets
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded
 
 LIMITS = tuple(field.name for field in fields(TenantLimits))
 USE_MS = 7_200_000
-"""Tokens keep no tenant out for more than an hour (report.lua); what is older does not count."""
+"""Tokens keep no tenant out for more than an hour (tenant_use.lua); what is older does not count."""
 RUNNING_MS = 60_000
 """A session that was reported so lately may move to another verifier, whatever its tenant has used: longer than all
 verifiers take to restart."""
 WAIT_MS = 3_000
 """A tenant that got no place is told to ask again in a second; so long it is taken to wait for one."""
+MOST_WAITING = 64
+"""Of the tenants that wait for a place at a target, those that asked last are looked at."""
+MOST_EXHAUSTED = 256
+"""Tenants whose tokens are used up that a verifier is told of."""
 ATTACH_GRACES = 6
 """The record of a session that no device attaches to is kept for so many times as long as its place."""
 
@@ -51,6 +61,37 @@ def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
     return Overloaded(what, retry_after_s=after_s)
 
 
+@contextlib.asynccontextmanager
+async def opening(store: RedisStore, tenant: str, limits: TenantLimits) -> AsyncIterator[None]:
+    """Count a session that its tenant opens, unless the body raises. Raises Overloaded or Unavailable."""
+    _, _, which, after_ms, _ = await _use(store, tenant, limits, opens=1)
+    if which:
+        limit = {"opens": limits.opens_per_minute, "tokens": limits.tokens_per_minute}[which]
+        raise refusal(tenant, which, limit, int(after_ms))
+    try:
+        yield
+    except BaseException:
+        await store.call("tenant_use", [("HINCRBYFLOAT", keys.tenant_use(tenant), "opens", -1)])
+        raise
+
+
+async def count_tokens(
+    store: RedisStore, tokens: Mapping[str, int], limits: Mapping[str, TenantLimits], exhausted: Collection[str]
+) -> tuple[str, ...]:
+    """Count generated tokens by tenant; return whose tokens are used up. Raises Unavailable.
+
+    exhausted: whose were before.
+    """
+    uses = await asyncio.gather(*(_use(store, name, limits[name], tokens=count) for name, count in tokens.items()))
+    until_ms = {name: int(use[4]) for name, use in zip(tokens, uses, strict=True)}
+    used_up = {name: until for name, until in until_ms.items() if until}
+    over = [name for name in exhausted if until_ms.get(name) == 0]
+    commands: list[tuple[Any, ...]] = [("ZADD", keys.EXHAUSTED, until, name) for name, until in used_up.items()]
+    commands += [("ZREM", keys.EXHAUSTED, *over)] if over else []
+    await store.call("exhausted", [*commands, ("PEXPIRE", keys.EXHAUSTED, USE_MS)] if commands else [])
+    return tuple(sorted(({*exhausted} | {*used_up}) - {*over}))[:MOST_EXHAUSTED]
+
+
 async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], *, afresh: bool, known: bool) -> bool:
     """Set some limits of a tenant. Return False if no such tenant was created, unless it is known otherwise.
 
@@ -58,6 +99,24 @@ async def set_limits(store: RedisStore, tenant: str, limits: Mapping[str, int], 
     """
     touched = [keys.TENANTS, keys.TENANT_LIMITS, keys.EXHAUSTED]
     return bool(await store.run("tenant_set", touched, [tenant, int(known), int(afresh), written(limits)]))
+
+
+async def limits_of(store: RedisStore, tenants: Sequence[str], defaults: TenantLimits) -> dict[str, TenantLimits]:
+    """Return the limits of these tenants. Raises Unavailable."""
+    if not tenants:
+        return {}
+    [records] = await store.call("tenant_limits", [("HMGET", keys.TENANT_LIMITS, *tenants)])
+    return {name: limits_from(record, defaults) for name, record in zip(tenants, records, strict=True)}
+
+
+async def places(store: RedisStore, tenants: Sequence[str], at: Sequence[str]) -> dict[str, int]:
+    """Return how many places each tenant has at these targets, by their weights hashes. Raises Unavailable."""
+    if not (tenants and at):
+        return dict.fromkeys(tenants, 0)
+    now = f"({int(1000 * await store.now_unix())}"
+    commands = [("ZCOUNT", keys.tenant_places(weights, name), now, "+inf") for name in tenants for weights in at]
+    counts, each = await store.call("tenant_places", commands), len(at)
+    return {name: sum(map(int, counts[i * each : (i + 1) * each])) for i, name in enumerate(tenants)}
 
 
 async def find(
@@ -68,11 +127,17 @@ async def find(
     The use has the names of pb.TenantUse: what counts against each limit, or roughly that of the last minute where
     there is none.
     """
-    touched = [key for name in tenants for key in (keys.tenant_use(name), keys.tenant_places(name))]
-    arguments = [defaults.opens_per_minute, defaults.tokens_per_minute, *tenants]
-    reply = await store.run("tenant_use", [keys.TENANT_LIMITS, *touched], arguments)
-    rows = zip(tenants, reply[::4], reply[1::4], reply[2::4], reply[3::4], strict=True)
+    limits = await limits_of(store, tenants, defaults)
+    held = await places(store, tenants, await targets.known(store))
+    uses = await asyncio.gather(*(_use(store, name, limits[name]) for name in tenants))
     return {
-        name: (limits_from(record, defaults), {"places": places, "opens": float(opens), "tokens": float(tokens)})
-        for name, record, opens, tokens, places in rows
+        name: (limits[name], {"places": held[name], "opens": float(use[0]), "tokens": float(use[1])})
+        for name, use in zip(tenants, uses, strict=True)
     }
+
+
+async def _use(store: RedisStore, tenant: str, limits: TenantLimits, *, opens: int = 0, tokens: int = 0) -> list[Any]:
+    """Return the reply of tenant_use.lua."""
+    arguments = [limits.opens_per_minute, limits.tokens_per_minute, USE_MS, opens, tokens]
+    reply: list[Any] = await store.run("tenant_use", [keys.tenant_use(tenant)], arguments)
+    return reply

@@ -4,13 +4,13 @@ Telemetry is kept as the bytes of its protobuf message, in base64, in the field 
 that Lua scripts read:
 
     verifier:<id>    instance, capacity, name, weights_hash, tokenizer_hash, class, live, draining
-                     (place.lua, report.lua, register.lua, update_verifier.lua, release_trial.lua)
-    telemetry:<id>   verifier, epoch, folded, window (record_telemetry.lua)
+                     (place.lua, report.lua, register.lua, update_verifier.lua)
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -32,7 +32,7 @@ from outrider.wire import telemetry as codec
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import telemetry_pb2
 
-_FACTS = 6
+_FACTS = 8
 """Facts of each session in the answer of report.lua."""
 _WINDOW = len(fields(Window))
 _DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
@@ -81,13 +81,12 @@ def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, co
     return VerifierStatus(registration_from(verifier_id, record), telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
 
 
-def session_status(
-    session_id: str, placed_on: str, reported: Mapping[str, str], placed: Mapping[str, str]
-) -> SessionStatus:
-    """Decode `reported`, the hash telemetry:<id>, empty before the first report, and `placed`, that of session:<id>."""
+def session_status(session_id: str, placed_on: str, reported: str | None, placed: Mapping[str, str]) -> SessionStatus:
+    """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
+    of it, and `placed`, the hash session:<id>."""
     telemetry = SessionTelemetry(session_id)
-    if "telemetry" in reported:
-        written = base64.b64decode(reported["telemetry"])
+    if reported:
+        written = _bytes(reported.rpartition(" ")[2])
         telemetry = codec.session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
     telemetry = replace(
         telemetry,
@@ -95,34 +94,36 @@ def session_status(
         draft_release=telemetry.draft_release or placed.get("draft", ""),
         traffic_class=telemetry.traffic_class or placed.get("traffic", ""),
     )
-    verifier_id = reported.get("verifier", placed_on)
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
-    return SessionStatus(telemetry, verifier_id, standby if standby != verifier_id else "", bool(reported))
+    return SessionStatus(telemetry, placed_on, standby if standby != placed_on else "", bool(reported))
 
 
-def workloads(session_ids: Sequence[str], facts: Sequence[str], drafts: Sequence[str]) -> dict[str, WorkloadKey]:
+Facts = tuple[str, ...]
+"""What report.lua tells of a session."""
+
+
+def facts_from(flat: Sequence[str]) -> Iterator[Facts]:
+    """Yield what report.lua tells of one session after another: state, tenant, weights hash, draft release, traffic
+    class, two ids of the device, and bounds."""
+    for start in range(0, len(flat), _FACTS):
+        yield tuple(flat[start : start + _FACTS])
+
+
+def workloads(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, WorkloadKey]:
     """Return the workload keys by session id, of the sessions that still draft with the release they were placed with.
 
-    facts: those of report.lua, for each session. drafts: the release that each is reported to draft with; empty if none
-    is reported. While a history holds outcomes of two releases its session has no workload key.
+    While a history holds outcomes of two releases its session has no workload key.
     """
-    found = {}
-    for session_id, (tenant, weights, draft, traffic, *_), now in zip(session_ids, _facts(facts), drafts, strict=True):
-        if draft and now in ("", draft):
-            found[session_id] = WorkloadKey(tenant, draft, traffic, weights)
-    return found
+    return {
+        session.session_id: WorkloadKey(tenant, draft, traffic, weights)
+        for session, (_, tenant, weights, draft, traffic, *_) in known
+        if draft and session.draft_release in ("", draft)
+    }
 
 
-def device_ids(session_ids: Sequence[str], facts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return the devices' ids of the sessions that were placed here, by session id. facts: those of report.lua, of
-    which a report alone tells the tenant."""
-    return {name: ids for name, (_, weights, _, _, *ids) in zip(session_ids, _facts(facts), strict=True) if weights}
-
-
-def _facts(flat: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the facts of one session after another."""
-    for start in range(0, len(flat), _FACTS):
-        yield flat[start : start + _FACTS]
+def device_ids(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, Sequence[str]]:
+    """Return the devices' ids of the sessions that were placed here, by session id; a report alone tells the tenant."""
+    return {session.session_id: ids for session, (_, _, weights, _, _, *ids, _) in known if weights}
 
 
 def prior_from(record: Mapping[str, str]) -> Prior:
@@ -156,24 +157,26 @@ def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDe
 
 def report_to_json(report: Report) -> str:
     """Encode a report for the coordinator that decides from it."""
-    verifier, sessions, workloads, store_unix = report
+    verifier, sessions, workloads, bounds, store_unix = report
     message = codec.verifier_telemetry_to_proto(verifier).SerializeToString()
     told = [
         (_text(codec.session_telemetry_to_proto(s).SerializeToString()), [*vars(w).values()] if w else None)
         for s in sessions
         for w in [workloads.get(s.session_id)]
     ]
-    return json.dumps([_text(message), store_unix, told], separators=(",", ":"))
+    own = {session_id: asdict(one) for session_id, one in bounds.items()}
+    return json.dumps([_text(message), store_unix, told, own], separators=(",", ":"))
 
 
 def report_from_json(written: str) -> Report:
     """Decode a report that another coordinator has received. Raises ValueError or BadRequest if it is damaged."""
-    message, store_unix, told = json.loads(written)
+    message, store_unix, told, own = json.loads(written)
     verifier = codec.verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(_bytes(message)))
     messages = (telemetry_pb2.SessionTelemetry.FromString(_bytes(one)) for one, _ in told)
     sessions = tuple(map(codec.session_telemetry_from_proto, messages))
     workloads = {s.session_id: WorkloadKey(*w) for s, (_, w) in zip(sessions, told, strict=True) if w}
-    return verifier, sessions, workloads, float(store_unix)
+    bounds = {session_id: WindowBounds(Window(**one["window"]), one["pinned"]) for session_id, one in own.items()}
+    return verifier, sessions, workloads, bounds, float(store_unix)
 
 
 def _text(message: bytes) -> str:
@@ -188,10 +191,12 @@ def bounds_to_json(bounds: WindowBounds) -> str:
     return json.dumps(asdict(bounds))
 
 
-def bounds_from_json(written: str | None) -> WindowBounds | None:
-    """Decode bounds; None for nothing, and for what a coordinator of another version has written."""
-    try:
-        found = json.loads(written) if written else None
-        return WindowBounds(Window(**found["window"]), found["pinned"]) if found else None
-    except (KeyError, TypeError, ValueError):
-        return None
+def bounds_from(written: Iterable[tuple[str, str | None]]) -> dict[str, WindowBounds]:
+    """Decode bounds by session id, but for nothing, and for what a coordinator of another version has written."""
+    found = {}
+    for session_id, text in written:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if text:
+                fields = json.loads(text)
+                found[session_id] = WindowBounds(Window(**fields["window"]), fields["pinned"])
+    return found

@@ -64,6 +64,8 @@ class RedisStore:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""
         self.name = without_credentials(url)
         self.counters = StoreCounters()
+        self.targets: dict[str, str] = {}
+        """Weights hash of each verifier's target by its id, as they were read last (coordinator.store.targets)."""
         try:
             pool = aioredis.BlockingConnectionPool.from_url(
                 url,
@@ -101,6 +103,11 @@ class RedisStore:
                 for command in commands:
                     pipe.execute_command(*command)
                 return list(await pipe.execute())
+
+    async def now_unix(self) -> float:
+        """Return the time by Redis' clock, in seconds. Raises Unavailable."""
+        [(seconds, micros)] = await self.call("time", [("TIME",)])
+        return int(seconds) + int(micros) / 1e6
 
     @contextlib.contextmanager
     def _counted(self, operation: str) -> Iterator[None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from coordinator import placement
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.records import (
     PlacementRequest,
     Prior,
@@ -17,7 +18,7 @@ from coordinator.records import (
     WindowDecision,
     WorkloadKey,
 )
-from coordinator.store import keys, quotas, redis_codec, revocations
+from coordinator.store import keys, quotas, redis_codec, revocations, targets
 from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
@@ -48,10 +49,8 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[str],
+        among: Sequence[tuple[str, Sequence[str]]],
         config: CoordinatorConfig,
-        *,
-        last: bool,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step.
 
@@ -59,23 +58,79 @@ class SessionStore:
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. among: verifier ids, in the order of the random draw. last: whether no others are
-        asked after these.
+        greater than their last one. among: weights hash of a target, and ids of verifiers of it in the order of the
+        random draw, of each batch that is asked after another.
         """
-        session_id, tenant, limits = claims.session_id, claims.tenant, config.tenant_limits
-        touched = [keys.session(session_id), keys.closed(session_id)]
-        touched += [keys.TENANT_LIMITS, keys.tenant_use(tenant), keys.tenant_places(tenant)]
-        weights, tokenizer = request.weights or ("", "")
-        target = "" if request.weights else request.target  # weights bind, names may change
+        if not claims.api_key_id:
+            return await self._place(claims, request, among, config, TenantLimits())
+        tenant = claims.tenant
+        limits = (await quotas.limits_of(self._store, [tenant], config.tenant_limits))[tenant]
+        if await self._running(claims, request):
+            return await self._place(claims, request, among, config, limits)
+        with contextlib.suppress(_Full):
+            async with quotas.opening(self._store, tenant, limits):
+                placed = await self._place(claims, request, among, config, limits)
+                if isinstance(placed, int):
+                    raise _Full
+                return placed
+        return placed
+
+    async def _running(self, claims: Claims, request: PlacementRequest) -> bool:
+        """Return whether a verifier has reported the session a moment ago: then it is not opened, but moves."""
+        if not (claims.epoch_last and request.weights):
+            return False
+        key = keys.session(request.weights[0], claims.session_id)
+        [live, (seconds, _)] = await self._store.call("session", [("HGET", key, "live"), ("TIME",)])
+        return 1000 * int(seconds) - int(live or 0) < quotas.RUNNING_MS
+
+    async def _place(
+        self,
+        claims: Claims,
+        request: PlacementRequest,
+        among: Sequence[tuple[str, Sequence[str]]],
+        config: CoordinatorConfig,
+        limits: TenantLimits,
+    ) -> Placement | int:
+        alive = 0
+        for number, (weights, names) in enumerate(among):
+            last = not any(weights == other for other, _ in among[number + 1 :])
+            placed = await self._place_at(claims, request, weights, names, config, limits, last=last)
+            if not isinstance(placed, int):
+                return placed
+            alive += placed
+        return alive
+
+    async def _place_at(
+        self,
+        claims: Claims,
+        request: PlacementRequest,
+        weights: str,
+        among: Sequence[str],
+        config: CoordinatorConfig,
+        limits: TenantLimits,
+        *,
+        last: bool,
+    ) -> Placement | int:
+        """Place the session on a verifier of one target; last: whether no others of it are asked after these."""
+        session_id, tenant, shares = claims.session_id, claims.tenant, claims.api_key_id != ""
+        waiting = await self._waiting(weights, tenant) if shares else []
+        elsewhere = 0
+        if limits.max_places:
+            others = [other for other in await targets.known(self._store) if other != weights]
+            elsewhere = (await quotas.places(self._store, [tenant], others))[tenant]
+        touched = [keys.session(weights, session_id), keys.waiting(weights)]
+        touched += [keys.tenant_places(weights, name) for name in (tenant, *waiting)]
+        tokenizer = request.weights[1] if request.weights else ""
+        name = "" if request.weights else request.target  # weights bind, names may change
         typical_rtt_ms = placement.typical_rtt_ms(request, config.unknown_rtt_ms)
         arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
-        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, config.load_weight_ms, target, weights, tokenizer]
+        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, config.load_weight_ms, name, tokenizer, weights]
         arguments += [request.numerics_class, request.draft, request.traffic]
-        arguments += [int(claims.api_key_id != ""), *vars(limits).values(), quotas.USE_MS, quotas.RUNNING_MS]
-        arguments += [int(last), quotas.WAIT_MS, keys.TENANT_PLACES, keys.WAITING, *request.device_ids]
-        for name in among:
-            touched += [keys.verifier(name), keys.placements(name), keys.cordon(name)]
-            arguments += [name, request.rtt_ms.get(name, typical_rtt_ms), int(name in request.failed)]
+        arguments += [int(shares), limits.max_places, elsewhere, quotas.RUNNING_MS, int(last), quotas.WAIT_MS]
+        arguments += [*request.device_ids, len(waiting), *waiting]
+        for one in among:
+            touched += [keys.verifier(weights, one), keys.placements(weights, one), keys.cordon(weights, one)]
+            arguments += [one, request.rtt_ms.get(one, typical_rtt_ms), int(one in request.failed)]
         reply = await self._store.run("place", touched, arguments)
         if not reply[0]:
             if reply[1] == -3:
@@ -85,53 +140,67 @@ class SessionStore:
             if reply[1] == -1:
                 raise Killed(f"an operator has ended session {short_id(session_id)}; it cannot be resumed")
             return int(reply[1])
-        epoch, primary, record, standby, standby_record, max_streams, ends = reply
+        epoch, primary, record, standby, standby_record, ends = reply
+        streams = [limit for limit in (limits.max_streams, limits.max_places) if limit]
         return Placement(
             int(epoch),
             redis_codec.registration_from_reply(primary, record),
             redis_codec.registration_from_reply(standby, standby_record) if standby else None,
-            int(max_streams),
+            min(streams, default=0),  # no more streams than places
             int(ends) / 1000,
         )
 
-    async def close(self, session_id: str, served_by: str, *, keep_ms: int) -> None:
-        """Forget a session and free its place on the verifier that a ticket named and on the one it was placed on.
+    async def _waiting(self, weights: str, tenant: str) -> list[str]:
+        """Return the other tenants that have asked last for a place at a target, whether or not they still wait."""
+        command = ("ZREVRANGE", keys.waiting(weights), 0, quotas.MOST_WAITING)
+        [names] = await self._store.call("waiting", [command])
+        return [name for name in names if name != tenant][: quotas.MOST_WAITING]
+
+    async def close(self, claims: Claims, *, keep_ms: int) -> None:
+        """Forget a session and free its place on the verifier that its ticket names and on those that may serve it.
 
         keep_ms: milliseconds for which one of its tickets may be valid: nobody uses them any more.
         """
-        [placed] = await self._store.call("session", [("HGET", keys.session(session_id), "verifier")])
-        verifier_ids = {served_by, placed} - {"", None}
-        await self._store.run(
-            "close", _session_keys(session_id, verifier_ids), [session_id, keep_ms, keys.TENANT_PLACES]
-        )
+        weights, session_id = claims.target.weights_hash, claims.session_id
+        command = ("HMGET", keys.session(weights, session_id), "verifier", "reporter")
+        [placed] = await self._store.call("session", [command])
+        await self._end(weights, session_id, claims.tenant, {claims.audience, *placed} - {"", None}, "closed", keep_ms)
 
     async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
         """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
 
         keep_ms, ticket_ms: milliseconds for which one of its tickets proves ownership, and lets a device attach.
         """
-        verifier_ids = await self.verifiers_of(session_id)
+        weights, verifier_ids = await targets.of_session(self._store, session_id)
         if verifier_ids:
+            [tenant] = await self._store.call("session", [("HGET", keys.session(weights, session_id), "tenant")])
             await revocations.add(self._store, Revocation("session", session_id), keep_ms=ticket_ms)
-            arguments = [session_id, keep_ms, keys.TENANT_PLACES]
-            await self._store.run("kill", _session_keys(session_id, verifier_ids), arguments)
+            await self._end(weights, session_id, tenant or "", verifier_ids, "killed", keep_ms)
         return verifier_ids
+
+    async def _end(
+        self, weights: str, session_id: str, tenant: str, verifier_ids: Iterable[str], how: str, keep_ms: int
+    ) -> None:
+        touched = [keys.session(weights, session_id), keys.tenant_places(weights, tenant)]
+        for name in verifier_ids:
+            touched += [keys.placements(weights, name), keys.telemetry(weights, name)]
+        await self._store.run("close", touched, [session_id, how, keep_ms])
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""
-        commands = [("HGET", key(session_id), "verifier") for key in (keys.telemetry, keys.session)]
-        return tuple(dict.fromkeys(name for name in await self._store.call("session", commands) if name))
+        return (await targets.of_session(self._store, session_id))[1]
 
     async def held_by(self, verifier_id: str) -> list[str]:
         """Return the ids of all sessions that hold a place on the verifier, in order."""
-        [held] = await self._store.call("placements", [("ZRANGE", keys.placements(verifier_id), 0, -1)])
+        weights = await targets.of_verifier(self._store, verifier_id)
+        [held] = await self._store.call("placements", [("ZRANGE", keys.placements(weights, verifier_id), 0, -1)])
         return sorted(map(str, held))
 
     async def held(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
         """Return (verifier id, session id) of `most` sessions at most that hold a place, and how many there are."""
         commands: list[tuple[Any, ...]] = []
         for verifier_id in verifier_ids:
-            key = keys.placements(verifier_id)
+            key = keys.placements(await targets.of_verifier(self._store, verifier_id), verifier_id)
             commands += [("ZRANGE", key, 0, most - 1), ("ZCARD", key)]
         replies = await self._store.call("placements", commands)
         found = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
@@ -139,15 +208,29 @@ class SessionStore:
 
     async def find(self, held: Iterable[tuple[str, str]]) -> list[SessionStatus]:
         """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
-        asked = list(held)
-        commands = [("HGETALL", key(session_id)) for _, session_id in asked for key in (keys.telemetry, keys.session)]
+        asked = [(v, s, await targets.of_verifier(self._store, v)) for v, s in held]
+        commands: list[tuple[Any, ...]] = []
+        for verifier_id, session_id, weights in asked:
+            commands += [("HGET", keys.telemetry(weights, verifier_id), session_id)]
+            commands += [("HGETALL", keys.session(weights, session_id))]
         replies = await self._store.call("sessions", commands)
+        found = list(zip(asked, replies[::2], replies[1::2], strict=True))
+        elsewhere = {  # on the verifier that has reported them last, if that still does
+            (verifier_id, session_id): keys.telemetry(weights, placed["reporter"])
+            for (verifier_id, session_id, weights), _, placed in found
+            if placed.get("reporter", verifier_id) != verifier_id
+        }
+        kept = await self._store.call("sessions", [("HEXISTS", key, name) for (_, name), key in elsewhere.items()])
+        gone = {one for one, reported in zip(elsewhere, kept, strict=True) if reported}
         return [
-            status
-            for (verifier_id, session_id), reported, placed in zip(asked, replies[::2], replies[1::2], strict=True)
-            if (status := redis_codec.session_status(session_id, verifier_id, reported, placed)).verifier_id
-            == verifier_id
+            redis_codec.session_status(session_id, verifier_id, reported, placed)
+            for (verifier_id, session_id, _), reported, placed in found
+            if (verifier_id, session_id) not in gone
         ]
+
+
+class _Full(Exception):
+    """No verifier has room for the session that was counted as opened."""
 
 
 class WindowStore:
@@ -158,7 +241,8 @@ class WindowStore:
 
     async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
-        commands = [("HGET", keys.windows(name), "decisions") for name in verifier_ids]
+        at = [(await targets.of_verifier(self._store, name), name) for name in verifier_ids]
+        commands = [("HGET", keys.windows(*one), "decisions") for one in at]
         replies = await self._store.call("windows", commands)
         return {
             decision.session_id: decision
@@ -168,7 +252,8 @@ class WindowStore:
 
     async def last(self, verifier_id: str) -> tuple[tuple[WindowDecision, ...], float]:
         """Return the last decisions on a verifier's sessions, and when the report came that they were made from."""
-        [found] = await self._store.call("windows", [("HMGET", keys.windows(verifier_id), "decisions", "reported")])
+        key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
+        [found] = await self._store.call("windows", [("HMGET", key, "decisions", "reported")])
         return redis_codec.decisions_from_json(verifier_id, found[0]), float(found[1] or 0.0)
 
     async def set_decisions(
@@ -187,31 +272,34 @@ class WindowStore:
         written = redis_codec.decisions_to_json(decisions)
         arguments = [keep_ms, ownership.id, LEASE_MS, f"{reported_unix:.3f}", written]
         arguments += [int(ownership.fresh), *ownership.live]
-        return bool(await self._store.run("set_decisions", [keys.windows(verifier_id)], arguments))
+        key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
+        return bool(await self._store.run("set_decisions", [key], arguments))
 
-    async def bounds(self, session_ids: Sequence[str]) -> dict[str, WindowBounds]:
-        """Return the bounds of these sessions that operators have set; "" asks for the bounds of all others.
+    async def bounds(self, held: Iterable[tuple[str, str]], session_id: str = "") -> dict[str, WindowBounds]:
+        """Return the bounds that operators have set by session id; those of "" are for all others.
 
-        session_ids: at least one.
+        held: (verifier id, session id) of those whose own bounds are asked for. session_id: another one.
         """
-        [values] = await self._store.call("bounds", [("MGET", *map(keys.bounds, session_ids))])
-        found = {i: redis_codec.bounds_from_json(written) for i, written in zip(session_ids, values, strict=True)}
-        return {session_id: bounds for session_id, bounds in found.items() if bounds is not None}
+        asked = {name: await targets.of_verifier(self._store, verifier_id) for verifier_id, name in held}
+        if session_id and session_id not in asked:
+            asked[session_id] = (await targets.of_session(self._store, session_id))[0]
+        commands = [("GET", keys.BOUNDS), *(("HGET", keys.session(at, name), "bounds") for name, at in asked.items())]
+        return redis_codec.bounds_from(zip(("", *asked), await self._store.call("bounds", commands), strict=True))
 
-    async def set_bounds(self, session_id: str, bounds: WindowBounds | None, *, keep_ms: int | None) -> None:
-        """Set the bounds of a session's window; None removes them. keep_ms: None keeps them until they are removed."""
-        key = keys.bounds(session_id)
-        expiry = ("PX", keep_ms) if keep_ms is not None else ()
-        command = ("SET", key, redis_codec.bounds_to_json(bounds), *expiry) if bounds is not None else ("DEL", key)
-        await self._store.call("set_bounds", [command])
+    async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> bool:
+        """Set the bounds of a session's window, kept as long as its record, or those of all others (""); None removes
+        them. Return False if there is no such session."""
+        weights = (await targets.of_session(self._store, session_id))[0] if session_id else ""
+        if session_id and not weights:
+            return False
+        where = [keys.session(weights, session_id), "bounds"] if session_id else [keys.BOUNDS]
+        how = ("HSET", "HDEL") if session_id else ("SET", "DEL")
+        written = [] if bounds is None else [redis_codec.bounds_to_json(bounds)]
+        await self._store.call("set_bounds", [(how[bounds is None], *where, *written)])
+        return True
 
     async def priors(self, workloads: Iterable[WorkloadKey]) -> dict[WorkloadKey, Prior]:
         """Return the priors of these workload keys, where anything was measured."""
         asked = list(dict.fromkeys(workloads))
         replies = await self._store.call("priors", [("HGETALL", keys.prior(workload)) for workload in asked])
         return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
-
-
-def _session_keys(session_id: str, verifier_ids: Iterable[str]) -> list[str]:
-    of_session = (keys.session(session_id), keys.telemetry(session_id), keys.closed(session_id))
-    return [*of_session, *map(keys.placements, verifier_ids)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
-from coordinator.store import keys, quotas, redis_codec, revocations
+from coordinator.store import keys, quotas, redis_codec, revocations, targets
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 
@@ -15,10 +16,12 @@ REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
 PRIOR_POSITIONS = 256
 """Positions kept of a workload key: more than decisions are made from, and few enough to be recent."""
+RENEW_MS = 10_000
+"""Milliseconds after which what is kept of a session that goes on is kept for longer again, and that it runs."""
 PRIOR_MS = 86_400_000
 """A day: a prior without a report since yesterday is measured anew."""
-_NO_WORKLOAD = WorkloadKey("", "", "", "")
-"""Stands where the script wants a key and nothing is kept."""
+_DIGITS = bytes(ord("0") + i if i < 10 else ord("?") for i in range(256))
+"""Outcomes as digits."""
 
 
 class VerifierStore:
@@ -29,9 +32,15 @@ class VerifierStore:
 
     async def register(self, registration: VerifierRegistration, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
+        name, weights = registration.verifier_id, registration.target.weights_hash
+        before = (await targets.verifiers(self._store)).get(name, weights)
+        ended = before != weights and await self._store.run("deregister", _lease_keys(before, name), [name, ""])
         fields = redis_codec.registration_fields(registration)
-        arguments = [registration.verifier_id, registration.instance, lease_ms, *fields]
-        return bool(await self._store.run("register", _lease_keys(registration.verifier_id), arguments))
+        arguments = [name, registration.instance, lease_ms, *fields]
+        replaced = await self._store.run("register", _lease_keys(weights, name), arguments)
+        await targets.add(self._store, weights)
+        self._store.targets[name] = weights
+        return bool(replaced or ended)
 
     async def report(
         self,
@@ -47,93 +56,132 @@ class VerifierStore:
     ) -> ReportReply | None:
         """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
 
-        tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the last
-        revocation that the verifier knows.
+        tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once; 0: it counts as it
+        is. seen: the last revocation that the verifier knows.
         """
-        lease_ms, limits = config.lease_ms, config.tenant_limits
-        fields = redis_codec.verifier_telemetry_fields(verifier)
-        ids = [session.session_id for session in sessions]
-        tenants = sorted({*tokens, *(session.tenant for session in sessions)} - {""})
-        arguments = [verifier_id, instance, lease_ms, seen, revocations.AT_ONCE, config.session_ms]
-        arguments += [
-            limits.opens_per_minute,
-            limits.tokens_per_minute,
-            quotas.USE_MS,
-            len(tenants),
-            len(fields),
-            keys.WAITING,
-            sequence,
-        ]
-        arguments += [*fields, *(part for name in tenants for part in (name, tokens.get(name, 0)))]
-        number = {name: i + 1 for i, name in enumerate(tenants)}
-        arguments += [part for one in sessions for part in (one.session_id, number.get(one.tenant, 0))]
-        touched = [*_lease_keys(verifier_id), keys.cordon(verifier_id), keys.REVOKED]
-        touched += [keys.TENANT_LIMITS, keys.EXHAUSTED, keys.counted(verifier_id)]
-        touched += [key(name) for name in tenants for key in (keys.tenant_use, keys.tenant_places)]
-        touched += [key(session_id) for session_id in ids for key in (keys.closed, keys.session)]
-        known, *found = await self._store.run("report", touched, arguments)
-        if not known:
+        if not (weights := await targets.of_verifier(self._store, verifier_id)):
             return None
-        drain, closed, written_revocations, facts, now_ms, contended, exhausted = found
-        workloads = redis_codec.workloads(ids, facts, [session.draft_release for session in sessions])
-        for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            written: list[Any] = [verifier_id, 2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
-            touched = []
-            for s in sessions[start : start + SESSIONS_AT_ONCE]:
-                workload = workloads.get(s.session_id)
-                # A digit for each position. What a lossy rule accepts is no prior for others.
-                history = "".join(map(str, s.acceptance_history)) if workload and not s.lossy else ""
-                written += [f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
-                written += [s.draft_ms, s.nodes_per_level]
-                prior_key = keys.prior(workload or _NO_WORKLOAD)
-                touched += [keys.telemetry(s.session_id), keys.closed(s.session_id), prior_key]
-            await self._store.run("record_telemetry", touched, written)
+        batch = sequence if tokens else 0
+        report = self._renewed(weights, verifier_id, instance, verifier, sessions, batch, config)
+        arguments = [seen, revocations.AT_ONCE, quotas.MOST_EXHAUSTED, *tokens]
+        touched = [keys.REVOKED, keys.EXHAUSTED, keys.BOUNDS, keys.TENANT_LIMITS]
+        reply, news = await asyncio.gather(report, self._store.run("news", touched, arguments))
+        if not reply[0]:
+            self._store.targets.pop(verifier_id, None)  # it may have another target by now
+            return None
+        _, drain, fresh, contended, now_ms, facts = reply
+        written_revocations, exhausted, default_bounds, limits = news
+        exhausted = tuple(exhausted)
+        if tokens and (fresh or not sequence):
+            own = {
+                name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, limits, strict=True)
+            }
+            exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
+        known = list(zip(sessions, redis_codec.facts_from(facts), strict=True))
+        workloads = redis_codec.workloads(known)
+        live = [session for session, (state, *_) in known if not state]
+        await self._record(weights, verifier_id, live, workloads, config.lease_ms)
         revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
+        own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
         return ReportReply(
             workloads,
-            closed=tuple(closed),
+            closed=tuple(session.session_id for session, (state, *_) in known if state == "closed"),
             revoked=revoked,
             seen=last,
             drain=bool(drain),
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
-            exhausted=tuple(exhausted),
-            device_ids=redis_codec.device_ids(ids, facts),
+            exhausted=exhausted,
+            device_ids=redis_codec.device_ids(known),
+            bounds=redis_codec.bounds_from(own_bounds),
+            weights=weights,
         )
+
+    async def _renewed(
+        self,
+        weights: str,
+        verifier_id: str,
+        instance: int,
+        verifier: VerifierTelemetry,
+        sessions: Sequence[SessionTelemetry],
+        batch: int,
+        config: CoordinatorConfig,
+    ) -> list[Any]:
+        """Return the reply of report.lua. batch: number of the batch of tokens; 0 for none."""
+        fields = redis_codec.verifier_telemetry_fields(verifier)
+        tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
+        arguments = [verifier_id, instance, config.lease_ms, config.session_ms, RENEW_MS, batch, quotas.USE_MS]
+        arguments += [len(fields), len(tenants), *fields, *tenants]
+        for one in sessions:
+            arguments += [one.session_id, f"{one.epoch:020d}", tenants.get(one.tenant, 0)]
+        touched = [*_lease_keys(weights, verifier_id), keys.cordon(weights, verifier_id)]
+        touched += [keys.telemetry(weights, verifier_id), keys.waiting(weights), keys.counted(weights, verifier_id)]
+        touched += [keys.tenant_places(weights, name) for name in tenants]
+        touched += [keys.session(weights, one.session_id) for one in sessions]
+        reply: list[Any] = await self._store.run("report", touched, arguments)
+        return reply
+
+    async def _record(
+        self,
+        weights: str,
+        verifier_id: str,
+        sessions: Sequence[SessionTelemetry],
+        workloads: Mapping[str, WorkloadKey],
+        lease_ms: int,
+    ) -> None:
+        """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads."""
+        for start in range(0, len(sessions), SESSIONS_AT_ONCE):
+            written: list[Any] = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
+            priors: dict[WorkloadKey, int] = {}
+            for s in sessions[start : start + SESSIONS_AT_ONCE]:
+                # A digit for each position. What a lossy rule accepts is no prior for others.
+                workload = None if s.lossy else workloads.get(s.session_id)
+                number = priors.setdefault(workload, len(priors) + 1) if workload else 0
+                history = s.acceptance_history.translate(_DIGITS).decode() if workload else ""
+                written += [s.session_id, f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
+                written += [s.draft_ms, s.nodes_per_level, number]
+            touched = [keys.telemetry(weights, verifier_id), *map(keys.prior, priors)]
+            await self._store.run("record_telemetry", touched, written)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
-        return bool(await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
+        weights = await targets.of_verifier(self._store, verifier_id)
+        return bool(await self._store.run("deregister", _lease_keys(weights, verifier_id), [verifier_id, instance]))
 
     async def ids(self) -> list[str]:
         """Return the ids of all verifiers with a valid lease, in order."""
-        return sorted(await self._store.run("live_verifiers", [keys.FLEET], []))
+        return [*await targets.verifiers(self._store)]
 
     async def find(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
         """Return the verifiers of these ids that have a valid lease; None asks for all."""
-        asked = await self.ids() if ids is None else ids
+        fleet = await targets.verifiers(self._store)
+        asked = [(fleet[name], name) for name in (fleet if ids is None else ids) if name in fleet]
         commands = [
             command
-            for verifier_id in asked
+            for one in asked
             for command in (
-                ("HGETALL", keys.verifier(verifier_id)),
-                ("PTTL", keys.verifier(verifier_id)),
-                ("EXISTS", keys.cordon(verifier_id)),
+                ("HGETALL", keys.verifier(*one)),
+                ("PTTL", keys.verifier(*one)),
+                ("EXISTS", keys.cordon(*one)),
             )
         ]
         replies = await self._store.call("verifiers", commands)
         found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
             redis_codec.verifier_status(verifier_id, record, ttl_ms, cordon)
-            for verifier_id, record, ttl_ms, cordon in found
+            for (_, verifier_id), record, ttl_ms, cordon in found
             if record
         ]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
         """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id."""
-        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
-        return bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
+        registered = (await targets.verifiers(self._store)).get(verifier_id)
+        done = False
+        for weights in [registered] if registered else await targets.known(self._store):
+            touched = [keys.verifier(weights, verifier_id), keys.cordon(weights, verifier_id)]
+            done |= bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
+        return done
 
 
-def _lease_keys(verifier_id: str) -> list[str]:
-    return [keys.verifier(verifier_id), keys.placements(verifier_id), keys.FLEET]
+def _lease_keys(weights: str, verifier_id: str) -> list[str]:
+    return [keys.verifier(weights, verifier_id), keys.placements(weights, verifier_id), keys.fleet(weights)]

@@ -214,8 +214,9 @@ def test_the_order_of_candidates_is_the_draws_and_the_tiers():
     need = PlacementRequest("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
     ranked = placement.candidates(fleet, need, random.Random(1))
     assert ranked == placement.candidates(fleet, need, random.Random(1))
-    assert set(ranked[:3]) == {"near", "far", "x"}
-    assert ranked[3:] == ["odd", "lost"]
+    names = [one.registration.verifier_id for one in ranked]
+    assert set(names[:3]) == {"near", "far", "x"}
+    assert names[3:] == ["odd", "lost"]
 
 
 def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
@@ -228,4 +229,16 @@ def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
 def test_batches_hold_every_candidate_once(count):
     ranked = placement.candidates([verifier(f"v{i}") for i in range(count)], PlacementRequest(), random.Random())
     assert len(ranked) == count
-    assert [name for batch in placement.batches(ranked) for name in batch] == ranked
+    batches = placement.batches(ranked)
+    assert [name for _, names in batches for name in names] == [one.registration.verifier_id for one in ranked]
+    assert all(0 < len(names) <= placement.CANDIDATES_AT_ONCE for _, names in batches)
+
+
+def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_comes_first():
+    fleet = [verifier(f"v{i}", weights_hash=f"w{i % 2}") for i in range(80)]
+    ranked = placement.candidates(fleet, PlacementRequest(), random.Random(3))
+    batches = placement.batches(ranked)
+    assert batches[0][0] == ranked[0].registration.target.weights_hash
+    assert [weights for weights, _ in batches] == [batches[0][0]] * 2 + [batches[-1][0]] * 2
+    by_name = {one.registration.verifier_id: one.registration.target.weights_hash for one in fleet}
+    assert all(by_name[name] == weights for weights, names in batches for name in names)

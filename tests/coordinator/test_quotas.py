@@ -419,7 +419,7 @@ async def test_what_redis_keeps_of_a_session_without_a_device_expires_within_a_m
     await coordinator.join("v1")
     tenants = Tenants(coordinator, redis)
     opened = await tenants.open("acme")
-    key = keys.session(opened.session_id)
+    key = keys.session("sha256:w", opened.session_id)
     assert 0 < tenants.store.pttl(key) <= 60_000
     await coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
     assert tenants.store.pttl(key) > 3_600_000
@@ -477,11 +477,14 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         registration = VerifierRegistration("v1", "127.0.0.1:1", False, target, capacity, 1)
         await VerifierStore(store).register(registration, 600_000)
 
+        def claims_of(i: int, name: str) -> Claims:
+            claims = Claims(name, f"tenant-{i}", "v1", 0, 0, 0.0, SessionLimits(), target)
+            return dataclasses.replace(claims, api_key_id="key")
+
         async def opens(i: int) -> bool:
-            claims = Claims(f"s{next(number)}", f"tenant-{i}", "", 0, 0, 0.0, SessionLimits(), target)
-            claims = dataclasses.replace(claims, api_key_id="key")
+            claims = claims_of(i, f"s{next(number)}")
             try:
-                placed = await sessions.place(claims, PlacementRequest(target="demo"), ["v1"], config, last=True)
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), [("w", ["v1"])], config)
             except Overloaded:
                 return False
             if not isinstance(placed, int):
@@ -502,13 +505,13 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         while len(held[0]) < appetites[0] and await opens(0):
             pass
         for _ in range(8 * capacity):
-            server.delete(keys.WAITING + "w")  # so much time has passed
+            server.delete(keys.waiting("w"))  # so much time has passed
             waiting.clear()
             await all_ask()
             if live := [(i, name) for i, names in enumerate(held) for name in names]:
                 i, name = chance.choice(live)
                 held[i].remove(name)
-                await sessions.close(name, "v1", keep_ms=60_000)
+                await sessions.close(claims_of(i, name), keep_ms=60_000)
             await all_ask()
         shares = max_min(capacity, appetites)
         assert sum(map(len, held)) == sum(shares)

@@ -1,15 +1,18 @@
--- Forget a session that is over and free its place.
--- KEYS: 1 session:<id> HASH, 2 telemetry:<id> HASH, 3 closed:<id> STRING, then placements:<verifier> ZSET of each
---       verifier that may hold a place for it. Beside these: tenant-places:<tenant> ZSET of its tenant
--- ARGV: 1 session id, 2 ms for which one of its tickets may be valid, 3 beginning of the key tenant-places
-local tenant = redis.call('HGET', KEYS[1], 'tenant')
-if tenant then
-  redis.call('ZREM', ARGV[3] .. tenant, ARGV[1])
+-- Forget a session that is over, but for that, and free its place.
+-- KEYS: 1 session:<id> HASH, 2 tenant-places:<tenant> ZSET of its tenant, then placements:<verifier> ZSET and
+--       telemetry:<verifier> HASH of each verifier that may hold a place for it
+-- ARGV: 1 session id, 2 closed or killed: nothing gives a session that was killed a place again, 3 ms for which one of its
+--       tickets may be valid, or prove ownership
+-- Returns 1, or 0 if it was killed before.
+if redis.call('HGET', KEYS[1], 'closed') == 'killed' and ARGV[2] ~= 'killed' then
+  return 0
 end
-for i = 4, #KEYS do
+redis.call('ZREM', KEYS[2], ARGV[1])
+for i = 3, #KEYS, 2 do
   redis.call('ZREM', KEYS[i], ARGV[1])
+  redis.call('HDEL', KEYS[i + 1], ARGV[1])
 end
-if redis.call('GET', KEYS[3]) ~= 'killed' then
-  redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
-end
-return redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'closed', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1

@@ -1,8 +1,9 @@
 -- End a verifier's lease.
 -- KEYS: 1 verifier:<id> HASH, 2 placements:<id> ZSET, 3 fleet ZSET
--- ARGV: 1 verifier id, 2 instance
+-- ARGV: 1 verifier id, 2 instance ('' any)
 -- Returns 1, or 0 if this instance does not hold the lease.
-if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
+local instance = redis.call('HGET', KEYS[1], 'instance')
+if not instance or (ARGV[2] ~= '' and instance ~= ARGV[2]) then
   return 0
 end
 redis.call('DEL', KEYS[1], KEYS[2])

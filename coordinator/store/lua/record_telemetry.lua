@@ -1,59 +1,74 @@
 -- Keep what a verifier reports about sessions, and add the outcomes of their devices' proposals to the priors.
 --
--- A report of an older epoch never replaces that of a greater one. The acceptance history of a session is added to the
--- prior of its workload key: a report holds the last outcomes, of which those beyond the number that was added already
--- are new (a proposal that arrived late may insert one in between; then a neighbour counts for it). Of a session with
--- more positions than a report holds, only whole windows of positions are added. Of a session that has gone on for long
--- while nothing was kept of it, the outcomes may have been added already, and are left out.
+-- The acceptance history of a session is added to the prior of its workload key: a report holds the last outcomes, of
+-- which those beyond the number that was added already are new (a proposal that arrived late may insert one in between;
+-- then a neighbour counts for it). Of a session with more positions than a report holds, only whole windows of positions
+-- are added. Of a session that has gone on for long while nothing was kept of it, the outcomes may have been added
+-- already, and are left out.
 --
--- KEYS: telemetry:<session> HASH, closed:<session> STRING and prior:<workload key> HASH, for each session
--- ARGV: 1 verifier id, 2 ms to keep the telemetry, 3 most positions of a report's history, 4 most outcomes of a workload
---       key, 5 ms to keep them, then 6 for each session: epoch (20 digits, so that text compares as numbers do),
---       telemetry, committed, acceptance history (one digit each, the last one the newest; '' if the session has no
---       workload key), draft ms, nodes per level
-local HEAD, EACH = 5, 6
-local WINDOW, KEPT = tonumber(ARGV[3]), tonumber(ARGV[4])
+-- KEYS: 1 telemetry:<verifier> HASH, then prior:<workload key> HASH of each workload key
+-- ARGV: 1 ms to keep the telemetry, 2 most positions of a report's history, 3 most outcomes of a workload key, 4 ms to keep
+--       them, then 8 for each session: its id, epoch (20 digits), telemetry, committed, acceptance history (one digit each, the last
+--       one the newest; '' if the session has no workload key), draft ms, nodes per level, number of its workload key
+--       among those of KEYS (0 none)
+local HEAD, EACH = 4, 8
+local WINDOW, KEPT = tonumber(ARGV[2]), tonumber(ARGV[3])
+local sessions = (#ARGV - HEAD) / EACH
+local priors = {}
 
--- A known value moves by 5% at most with each report that brings outcomes: no single device moves it far. 0 is unknown.
+-- A known value moves by 5% at most with each session that brings outcomes: no single device moves it far. 0 is unknown.
 local function follow(known, reported)
-  known, reported = tonumber(known or '0'), tonumber(reported)
-  if reported <= 0 or known <= 0 then return string.format('%.9g', math.max(known, reported)) end
-  return string.format('%.9g', math.max(known / 1.05, math.min(known * 1.05, reported)))
+  reported = tonumber(reported)
+  if reported <= 0 or known <= 0 then return math.max(known, reported) end
+  return math.max(known / 1.05, math.min(known * 1.05, reported))
 end
 
+local function fold(number, fresh, draft_ms, per_level)
+  local prior = priors[number]
+  if not prior then
+    local known = redis.call('HMGET', KEYS[1 + number], 'acceptance_history', 'draft_ms', 'nodes_per_level')
+    prior = {known[1] or '', tonumber(known[2] or '0'), tonumber(known[3] or '0')}
+    priors[number] = prior
+  end
+  prior[1] = string.sub(prior[1] .. fresh, -KEPT)
+  prior[2], prior[3] = follow(prior[2], draft_ms), follow(prior[3], per_level)
+end
+
+local ids, written = {}, {}
+for i = 1, sessions do
+  ids[i] = ARGV[HEAD + EACH * (i - 1) + 1]
+end
+local known = sessions > 0 and redis.call('HMGET', KEYS[1], unpack(ids)) or {}
+for i = 1, sessions do
+  local id, epoch, telemetry, committed, history, draft_ms, per_level, of =
+    unpack(ARGV, HEAD + EACH * (i - 1) + 1, HEAD + EACH * i)
+  committed, of = tonumber(committed), tonumber(of)
+  -- "epoch, outcomes of this window that were added, the window's first position, telemetry"
+  local last, folded, window = string.match(known[i] or '', '^(%d+) (%d+) (%d+) ')
+  local same = last == epoch
+  folded, window = same and tonumber(folded) or 0, same and tonumber(window) or 0
+  if not last and committed > WINDOW then
+    folded = #history
+  end
+  if committed - window >= 2 * WINDOW then
+    folded, window = 0, committed - WINDOW
+  end
+  if of > 0 and committed - window <= WINDOW and #history > folded then
+    fold(of, string.sub(history, folded + 1), draft_ms, per_level)
+    folded = #history
+  end
+  written[#written + 1] = id
+  written[#written + 1] = string.format('%s %.0f %.0f %s', epoch, folded, window, telemetry)
+end
+if sessions > 0 then
+  redis.call('HSET', KEYS[1], unpack(written))
+  redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
 -- A workload key that is hardly known, as where every request has a class of its own, is kept for a twenty-fourth of
 -- the time.
-local function fold(key, fresh, draft_ms, per_level)
-  local known = redis.call('HMGET', key, 'acceptance_history', 'draft_ms', 'nodes_per_level')
-  local history = string.sub((known[1] or '') .. fresh, -KEPT)
-  redis.call('HSET', key, 'acceptance_history', history,
-    'draft_ms', follow(known[2], draft_ms), 'nodes_per_level', follow(known[3], per_level))
-  redis.call('PEXPIRE', key, #history < KEPT and math.floor(ARGV[5] / 24) or ARGV[5])
+for number, prior in pairs(priors) do
+  redis.call('HSET', KEYS[1 + number], 'acceptance_history', prior[1],
+    'draft_ms', string.format('%.9g', prior[2]), 'nodes_per_level', string.format('%.9g', prior[3]))
+  redis.call('PEXPIRE', KEYS[1 + number], #prior[1] < KEPT and math.floor(ARGV[4] / 24) or ARGV[4])
 end
-
-for i = 1, #KEYS / 3 do
-  local record, closed, prior = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
-  local at = HEAD + EACH * (i - 1)
-  local epoch, telemetry, committed, history, draft_ms, per_level = unpack(ARGV, at + 1, at + EACH)
-  local known = redis.call('HMGET', record, 'epoch', 'folded', 'window')
-  if redis.call('EXISTS', closed) == 0 and (not known[1] or known[1] <= epoch) then
-    local same = known[1] == epoch
-    local folded = same and tonumber(known[2] or '0') or 0 -- outcomes of this window that were added
-    local window = same and tonumber(known[3] or '0') or 0 -- the window's first position
-    committed = tonumber(committed)
-    if not known[1] and committed > WINDOW then
-      folded = #history
-    end
-    if committed - window >= 2 * WINDOW then
-      folded, window = 0, committed - WINDOW
-    end
-    if committed - window <= WINDOW and #history > folded then
-      fold(prior, string.sub(history, folded + 1), draft_ms, per_level)
-      folded = #history
-    end
-    redis.call('HSET', record, 'verifier', ARGV[1], 'epoch', epoch, 'telemetry', telemetry,
-      'folded', folded, 'window', string.format('%.0f', window))
-    redis.call('PEXPIRE', record, ARGV[2])
-  end
-end
-return #KEYS / 3
+return sessions

@@ -1,15 +1,14 @@
--- Read the releases of a verifier's target, where trials may be running: its drafts, and tenants' stores for it.
--- KEYS: 1 releases HASH, 2 release-serial STRING, 3 verifier:<id> HASH
--- ARGV: 1 serial that the caller knows, 2 weights hash of the target whose releases it knows at that serial
--- Returns {serial ('0' if there are no releases), weights hash, then key and JSON of each track: none if there are none
---       or the caller knows them}.
+-- Read the releases of a target, where trials may be running: its drafts, and tenants' stores for it.
+-- KEYS: 1 releases HASH, 2 release-serial STRING
+-- ARGV: 1 serial at which the caller knows them, 2 weights hash of the target ('' none)
+-- Returns {serial ('0' if there are no releases), then key and JSON of each track: none if there are none or the caller
+--       knows them}.
 local serial = redis.call('GET', KEYS[2])
 if not serial then
-  return {'0', ''}
+  return {'0'}
 end
-local weights = redis.call('HGET', KEYS[3], 'weights_hash') or ''
-local answer = {serial, weights}
-if weights == '' or (serial == ARGV[1] and weights == ARGV[2]) then
+local weights, answer = ARGV[2], {serial}
+if weights == '' or serial == ARGV[1] then
   return answer
 end
 for _, key in ipairs(redis.call('HKEYS', KEYS[1])) do
