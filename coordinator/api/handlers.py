@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import random
 import secrets
 import time
@@ -35,7 +36,7 @@ from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import STALE_S, WAIT_S, Dated, DecisionQueue
-from outrider.core.errors import PermissionDenied, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
 from outrider.telemetry import logs
@@ -44,6 +45,11 @@ from outrider.wire.ticket import Claims, Target
 
 log = logging.getLogger(__name__)
 
+FLEET_S = 0.5
+"""Seconds for which the fleet that was read serves to place sessions: reading it costs more than placing one. Whether a
+verifier has room is read with each placement."""
+AGAIN_S = 0.05
+"""The same before a session is refused."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -58,21 +64,23 @@ class Handlers:
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
+        self._fleet_read: Sequence[VerifierStatus] = ()
+        self._fleet_read_at = -math.inf
+        """When it was, by the monotonic clock."""
+        self._fleet_reading = asyncio.Lock()
         self._ownership = Ownership(store)
         self._reports: dict[str, Report] = {}
         """The last reports that were received here, by verifier."""
 
     async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
-        fleet = await self._verifiers.find()
-        named = replace(request, target=placement.sole_target(fleet, request.target))
         session_id = secrets.token_hex(16)
         keep_s = recording.keep_s_of(session_id)
         given = (request.draft, request.traffic, keep_s, keep_s > 0 and recording.prompts)
         claims = Claims(
             session_id, caller.name, "", 0, 0, 0.0, self.config.limits, _NO_TARGET, *given, caller.api_key_id
         )
-        opened = await self._place(claims, named, fleet)
+        opened = await self._place(claims, request)
         weights = opened.primary.verifier.target.weights_hash
         return replace(
             opened, prior=await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights))
@@ -98,7 +106,7 @@ class Handlers:
         )
         floor = max(last_epoch, claims.epoch_last)
         claims = replace(claims, epoch_last=floor, api_key_id=caller.api_key_id)
-        return await self._place(claims, bound, await self._verifiers.find())
+        return await self._place(claims, bound)
 
     async def close(self, tenant: str, session_id: str, presented: bytes) -> None:
         """Free what a session holds here. The stream itself ends between device and verifier.
@@ -110,12 +118,14 @@ class Handlers:
 
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
-        found = {verifier.registration.target for verifier in await self._verifiers.find()}
+        found = {verifier.registration.target for verifier in await self._fleet(AGAIN_S)}
         return tuple(sorted(found, key=lambda target: (target.name, target.weights_hash, target.numerics_class)))
 
     async def register(self, registration: VerifierRegistration) -> None:
         """Register a verifier; a restarted one replaces its former instance."""
-        if await self._verifiers.register(registration, self.config.lease_ms):
+        replaced = await self._verifiers.register(registration, self.config.lease_ms)
+        self._fleet_read_at = -math.inf
+        if replaced:
             log.warning(
                 "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
                 registration.verifier_id,
@@ -159,7 +169,9 @@ class Handlers:
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """End a verifier's lease; nothing happens if it has ended already."""
-        if await self._verifiers.deregister(verifier_id, instance):
+        left = await self._verifiers.deregister(verifier_id, instance)
+        self._fleet_read_at = -math.inf
+        if left:
             log.info("verifier %s left", verifier_id)
 
     async def exchange_keys(self) -> None:
@@ -225,13 +237,37 @@ class Handlers:
             return decisions, reported_unix
         return await self._last_decisions(verifier_id, reported_unix)
 
-    async def _place(self, claims: Claims, request: PlacementRequest, fleet: Sequence[VerifierStatus]) -> OpenedSession:
-        """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""
-        among = placement.batches(placement.candidates(fleet, request, self._draw))
-        placed = await self._sessions.place(claims, request, among, self.config)
-        if isinstance(placed, int):
-            raise placement.refusal(fleet, request, placed)
-        return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
+    async def _place(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
+        """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session.
+
+        A session is refused by what was read of the fleet a moment ago, and placed by what was read a little before.
+        """
+        fleet: Sequence[VerifierStatus] = ()
+        refused: OutriderError | None = None
+        for age_s in (FLEET_S, AGAIN_S):
+            before, fleet = fleet, await self._fleet(age_s)
+            if refused is not None and fleet is before:
+                break
+            try:
+                named = replace(request, target=placement.sole_target(fleet, request.target))
+            except BadRequest as error:
+                refused = error
+                continue
+            among = placement.batches(placement.candidates(fleet, named, self._draw))
+            placed = await self._sessions.place(claims, named, among, self.config)
+            if not isinstance(placed, int):
+                return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
+            refused = placement.refusal(fleet, named, placed)
+        raise refused or Unavailable("no verifier is registered")
+
+    async def _fleet(self, age_s: float) -> Sequence[VerifierStatus]:
+        """Return the verifiers with a lease, as they were at most so many seconds ago, the same value until then."""
+        async with self._fleet_reading:
+            if time.monotonic() - self._fleet_read_at > age_s:
+                begun = time.monotonic()
+                self._fleet_read = await self._verifiers.find()
+                self._fleet_read_at = begun
+            return self._fleet_read
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
         epoch, primary, standby = placed.epoch, placed.primary, placed.standby

@@ -28,6 +28,8 @@ from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
 
 SCRIPTS = Path(__file__).parent / "lua"
+PRELUDE = ""
+"""Stands before each script. With the line `#!lua` Redis refuses keys of several slots also on a single node."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
 SESSIONS_AT_ONCE = 256
@@ -82,7 +84,7 @@ class RedisStore:
             ) from error
         self._redis = aioredis.Redis.from_pool(pool)
         self._scripts: dict[str, Any] = {
-            path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
+            path.stem: self._redis.register_script(PRELUDE + path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
 
     async def close(self) -> None:
