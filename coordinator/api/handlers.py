@@ -24,7 +24,6 @@ from coordinator.records import (
     Report,
     ReportReply,
     VerifierRegistration,
-    VerifierStatus,
     WindowDecision,
     WorkloadKey,
 )
@@ -64,7 +63,7 @@ class Handlers:
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
         self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
-        self._fleet_read: Sequence[VerifierStatus] = ()
+        self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
         self._fleet_reading = asyncio.Lock()
@@ -118,7 +117,7 @@ class Handlers:
 
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
-        found = {verifier.registration.target for verifier in await self._fleet(AGAIN_S)}
+        found = set((await self._fleet(AGAIN_S)).values())
         return tuple(sorted(found, key=lambda target: (target.name, target.weights_hash, target.numerics_class)))
 
     async def register(self, registration: VerifierRegistration) -> None:
@@ -242,7 +241,7 @@ class Handlers:
 
         A session is refused by what was read of the fleet a moment ago, and placed by what was read a little before.
         """
-        fleet: Sequence[VerifierStatus] = ()
+        fleet: placement.Fleet = {}
         refused: OutriderError | None = None
         for age_s in (FLEET_S, AGAIN_S):
             before, fleet = fleet, await self._fleet(age_s)
@@ -253,19 +252,19 @@ class Handlers:
             except BadRequest as error:
                 refused = error
                 continue
-            among = placement.batches(placement.candidates(fleet, named, self._draw))
+            among = placement.batches(placement.candidates(fleet, named, self._draw), fleet)
             placed = await self._sessions.place(claims, named, among, self.config)
             if not isinstance(placed, int):
                 return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
             refused = placement.refusal(fleet, named, placed)
         raise refused or Unavailable("no verifier is registered")
 
-    async def _fleet(self, age_s: float) -> Sequence[VerifierStatus]:
+    async def _fleet(self, age_s: float) -> placement.Fleet:
         """Return the verifiers with a lease, as they were at most so many seconds ago, the same value until then."""
         async with self._fleet_reading:
             if time.monotonic() - self._fleet_read_at > age_s:
                 begun = time.monotonic()
-                self._fleet_read = await self._verifiers.find()
+                self._fleet_read = await self._verifiers.fleet()
                 self._fleet_read_at = begun
             return self._fleet_read
 

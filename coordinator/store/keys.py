@@ -16,7 +16,8 @@ from coordinator.records import WorkloadKey
 PREFIX = "{outrider}:v1:"
 
 TARGETS = PREFIX + "targets"
-"""ZSET weights hash of a target -> when a verifier of it has registered last (s of a coordinator's clock). The oldest go."""
+"""ZSET weights hash of a target -> when a verifier of it has registered last (s of a coordinator's clock). The oldest
+go."""
 
 COORDINATORS = PREFIX + "coordinators"
 """ZSET id of a coordinator's process -> end of its lease (ms of Redis TIME)."""
@@ -68,6 +69,11 @@ def of_target(weights: str) -> str:
 def fleet(weights: str) -> str:
     """Return the key of the ZSET verifier id -> end of its lease (ms of Redis TIME), of a target's verifiers."""
     return of_target(weights) + "fleet"
+
+
+def identities(weights: str) -> str:
+    """Return the key of the HASH verifier id -> identity of its target, JSON, of the verifiers of the fleet."""
+    return of_target(weights) + "identities"
 
 
 def waiting(weights: str) -> str:

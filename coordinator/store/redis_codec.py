@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -32,8 +32,6 @@ from outrider.wire import telemetry as codec
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import telemetry_pb2
 
-_FACTS = 8
-"""Facts of each session in the answer of report.lua."""
 _WINDOW = len(fields(Window))
 _DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
 _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
@@ -69,10 +67,19 @@ def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
     return ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", written]
 
 
-def session_bytes(session: SessionTelemetry) -> bytes:
+def target_to_json(target: Target) -> str:
+    return json.dumps([getattr(target, name) for name in _TARGET])
+
+
+def target_from_json(written: str) -> Target:
+    return Target(*json.loads(written))
+
+
+def session_text(session: SessionTelemetry) -> str:
     """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
-    message = codec.session_telemetry_to_proto(replace(session, acceptance_history=b""))
-    return base64.b64encode(message.SerializeToString())
+    message = codec.session_telemetry_to_proto(session)
+    message.ClearField("acceptance_history")
+    return _text(message.SerializeToString())
 
 
 def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
@@ -98,15 +105,9 @@ def session_status(session_id: str, placed_on: str, reported: str | None, placed
     return SessionStatus(telemetry, placed_on, standby if standby != placed_on else "", bool(reported))
 
 
-Facts = tuple[str, ...]
-"""What report.lua tells of a session."""
-
-
-def facts_from(flat: Sequence[str]) -> Iterator[Facts]:
-    """Yield what report.lua tells of one session after another: state, tenant, weights hash, draft release, traffic
-    class, two ids of the device, and bounds."""
-    for start in range(0, len(flat), _FACTS):
-        yield tuple(flat[start : start + _FACTS])
+Facts = Sequence[str]
+"""What report.lua tells of a session: its state, tenant, weights hash, draft release, traffic class, two ids of the
+device, and bounds."""
 
 
 def workloads(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, WorkloadKey]:

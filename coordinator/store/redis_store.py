@@ -26,6 +26,7 @@ except ImportError as error:
 
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
+from outrider.wire.ticket import Target
 
 SCRIPTS = Path(__file__).parent / "lua"
 PRELUDE = ""
@@ -66,8 +67,8 @@ class RedisStore:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""
         self.name = without_credentials(url)
         self.counters = StoreCounters()
-        self.targets: dict[str, str] = {}
-        """Weights hash of each verifier's target by its id, as they were read last (coordinator.store.targets)."""
+        self.targets: dict[str, Target] = {}
+        """The verifiers' targets by their ids, as they were read last (coordinator.store.targets)."""
         try:
             pool = aioredis.BlockingConnectionPool.from_url(
                 url,

@@ -10,8 +10,9 @@ import asyncio
 import time
 from typing import Any
 
-from coordinator.store import keys
+from coordinator.store import keys, redis_codec
 from coordinator.store.redis_store import RedisStore
+from outrider.wire.ticket import Target
 
 MAX_TARGETS = 1_024
 """Targets that are listed. Those with which no verifier has registered for longest go."""
@@ -29,18 +30,19 @@ async def add(store: RedisStore, weights: str) -> None:
     await store.call("targets", [*commands, ("ZREMRANGEBYRANK", keys.TARGETS, 0, -1 - MAX_TARGETS)])
 
 
-async def verifiers(store: RedisStore) -> dict[str, str]:
-    """Return the weights hash of each verifier with a lease, by id, in order. Raises Unavailable."""
-    targets = await known(store)
-    fleets = await asyncio.gather(*(store.run("live_verifiers", [keys.fleet(weights)], []) for weights in targets))
-    found = {str(name): weights for weights, fleet in zip(targets, fleets, strict=True) for name in fleet}
-    store.targets = dict(sorted(found.items()))
+async def verifiers(store: RedisStore) -> dict[str, Target]:
+    """Return the target of each verifier with a lease, by id, in order. Raises Unavailable."""
+    touched = [[keys.fleet(weights), keys.identities(weights)] for weights in await known(store)]
+    fleets = await asyncio.gather(*(store.run("live_verifiers", of_target, []) for of_target in touched))
+    lines = sorted(line.partition(" ") for fleet in fleets for line in fleet.splitlines())
+    store.targets = {name: redis_codec.target_from_json(written) for name, _, written in lines}
     return store.targets
 
 
 async def of_verifier(store: RedisStore, verifier_id: str) -> str:
     """Return the weights hash of a verifier's target; "" if it has no lease. Raises Unavailable."""
-    return store.targets.get(verifier_id) or (await verifiers(store)).get(verifier_id, "")
+    target = store.targets.get(verifier_id) or (await verifiers(store)).get(verifier_id)
+    return target.weights_hash if target else ""
 
 
 async def of_session(store: RedisStore, session_id: str) -> tuple[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator.records import ReportReply, VerifierRegistration, VerifierStatu
 from coordinator.store import keys, quotas, redis_codec, revocations, targets
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.ticket import Target
 
 REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
@@ -33,13 +35,17 @@ class VerifierStore:
     async def register(self, registration: VerifierRegistration, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
         name, weights = registration.verifier_id, registration.target.weights_hash
-        before = (await targets.verifiers(self._store)).get(name, weights)
+        known = (await targets.verifiers(self._store)).get(name)
+        before = known.weights_hash if known else weights
         ended = before != weights and await self._store.run("deregister", _lease_keys(before, name), [name, ""])
-        fields = redis_codec.registration_fields(registration)
-        arguments = [name, registration.instance, lease_ms, *fields]
+        fields, identity = (
+            redis_codec.registration_fields(registration),
+            redis_codec.target_to_json(registration.target),
+        )
+        arguments = [name, registration.instance, lease_ms, identity, *fields]
         replaced = await self._store.run("register", _lease_keys(weights, name), arguments)
         await targets.add(self._store, weights)
-        self._store.targets[name] = weights
+        self._store.targets[name] = registration.target
         return bool(replaced or ended)
 
     async def report(
@@ -77,7 +83,7 @@ class VerifierStore:
                 name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, limits, strict=True)
             }
             exhausted = await quotas.count_tokens(self._store, tokens, own, exhausted)
-        known = list(zip(sessions, redis_codec.facts_from(facts), strict=True))
+        known = list(zip(sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
         await self._record(weights, verifier_id, live, workloads, config.lease_ms)
@@ -111,10 +117,10 @@ class VerifierStore:
         fields = redis_codec.verifier_telemetry_fields(verifier)
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
         arguments = [verifier_id, instance, config.lease_ms, config.session_ms, RENEW_MS, batch, quotas.USE_MS]
-        arguments += [len(fields), len(tenants), *fields, *tenants]
-        for one in sessions:
-            arguments += [one.session_id, f"{one.epoch:020d}", tenants.get(one.tenant, 0)]
-        touched = [*_lease_keys(weights, verifier_id), keys.cordon(weights, verifier_id)]
+        epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
+        told = json.dumps([[one.session_id for one in sessions], epochs, of])
+        arguments += [len(fields), len(tenants), *fields, *tenants, told]
+        touched = [*_lease_keys(weights, verifier_id)[:3], keys.cordon(weights, verifier_id)]
         touched += [keys.telemetry(weights, verifier_id), keys.waiting(weights), keys.counted(weights, verifier_id)]
         touched += [keys.tenant_places(weights, name) for name in tenants]
         touched += [keys.session(weights, one.session_id) for one in sessions]
@@ -131,22 +137,28 @@ class VerifierStore:
     ) -> None:
         """Keep the telemetry of sessions, and add the outcomes that are new in it to the priors of their workloads."""
         for start in range(0, len(sessions), SESSIONS_AT_ONCE):
-            written: list[Any] = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS]
+            written: list[list[Any]] = []
             priors: dict[WorkloadKey, int] = {}
             for s in sessions[start : start + SESSIONS_AT_ONCE]:
                 # A digit for each position. What a lossy rule accepts is no prior for others.
                 workload = None if s.lossy else workloads.get(s.session_id)
                 number = priors.setdefault(workload, len(priors) + 1) if workload else 0
                 history = s.acceptance_history.translate(_DIGITS).decode() if workload else ""
-                written += [s.session_id, f"{s.epoch:020d}", redis_codec.session_bytes(s), s.committed, history]
-                written += [s.draft_ms, s.nodes_per_level, number]
+                message = redis_codec.session_text(s)
+                told = [s.session_id, f"{s.epoch:020d}", message, s.committed, history, s.draft_ms, s.nodes_per_level]
+                written.append([*told, number])
+            arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written)]
             touched = [keys.telemetry(weights, verifier_id), *map(keys.prior, priors)]
-            await self._store.run("record_telemetry", touched, written)
+            await self._store.run("record_telemetry", touched, arguments)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
         weights = await targets.of_verifier(self._store, verifier_id)
         return bool(await self._store.run("deregister", _lease_keys(weights, verifier_id), [verifier_id, instance]))
+
+    async def fleet(self) -> dict[str, Target]:
+        """Return the target of each verifier with a valid lease, by id, in order."""
+        return await targets.verifiers(self._store)
 
     async def ids(self) -> list[str]:
         """Return the ids of all verifiers with a valid lease, in order."""
@@ -155,7 +167,7 @@ class VerifierStore:
     async def find(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
         """Return the verifiers of these ids that have a valid lease; None asks for all."""
         fleet = await targets.verifiers(self._store)
-        asked = [(fleet[name], name) for name in (fleet if ids is None else ids) if name in fleet]
+        asked = [(fleet[name].weights_hash, name) for name in (fleet if ids is None else ids) if name in fleet]
         commands = [
             command
             for one in asked
@@ -177,11 +189,12 @@ class VerifierStore:
         """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id."""
         registered = (await targets.verifiers(self._store)).get(verifier_id)
         done = False
-        for weights in [registered] if registered else await targets.known(self._store):
+        for weights in [registered.weights_hash] if registered else await targets.known(self._store):
             touched = [keys.verifier(weights, verifier_id), keys.cordon(weights, verifier_id)]
             done |= bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
         return done
 
 
 def _lease_keys(weights: str, verifier_id: str) -> list[str]:
-    return [keys.verifier(weights, verifier_id), keys.placements(weights, verifier_id), keys.fleet(weights)]
+    of_verifier = [keys.verifier(weights, verifier_id), keys.placements(weights, verifier_id)]
+    return [*of_verifier, keys.fleet(weights), keys.identities(weights)]

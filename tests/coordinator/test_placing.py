@@ -8,17 +8,15 @@ import pytest
 from peers import identity, until
 
 from coordinator import placement
-from coordinator.records import PlacementRequest, VerifierRegistration, VerifierStatus
+from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
-from outrider.core.telemetry import VerifierTelemetry
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
 
 
 def verifier(verifier_id, **target):
     names = {"name": "demo", "weights_hash": "w", "tokenizer_hash": "t", "dtype": "float32", **target}
-    registration = VerifierRegistration(verifier_id, "127.0.0.1:1", False, Target(**names), 4, 1)
-    return VerifierStatus(registration, VerifierTelemetry(), 5.0)
+    return verifier_id, Target(**names)
 
 
 async def attempt(call):
@@ -204,19 +202,13 @@ async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):
 
 
 def test_the_order_of_candidates_is_the_draws_and_the_tiers():
-    fleet = [
-        verifier("far"),
-        verifier("lost"),
-        verifier("odd", dtype="bfloat16"),
-        verifier("near"),
-        verifier("x", name="y"),
-    ]
+    odd, other = verifier("odd", dtype="bfloat16"), verifier("x", name="y")
+    fleet = dict([verifier("far"), verifier("lost"), odd, verifier("near"), other])
     need = PlacementRequest("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
     ranked = placement.candidates(fleet, need, random.Random(1))
     assert ranked == placement.candidates(fleet, need, random.Random(1))
-    names = [one.registration.verifier_id for one in ranked]
-    assert set(names[:3]) == {"near", "far", "x"}
-    assert names[3:] == ["odd", "lost"]
+    assert set(ranked[:3]) == {"near", "far", "x"}
+    assert ranked[3:] == ["odd", "lost"]
 
 
 def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
@@ -227,18 +219,18 @@ def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
 
 @pytest.mark.parametrize("count", [0, 1, 32, 33, 65])
 def test_batches_hold_every_candidate_once(count):
-    ranked = placement.candidates([verifier(f"v{i}") for i in range(count)], PlacementRequest(), random.Random())
+    fleet = dict(verifier(f"v{i}") for i in range(count))
+    ranked = placement.candidates(fleet, PlacementRequest(), random.Random())
     assert len(ranked) == count
-    batches = placement.batches(ranked)
-    assert [name for _, names in batches for name in names] == [one.registration.verifier_id for one in ranked]
+    batches = placement.batches(ranked, fleet)
+    assert [name for _, names in batches for name in names] == ranked
     assert all(0 < len(names) <= placement.CANDIDATES_AT_ONCE for _, names in batches)
 
 
 def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_comes_first():
-    fleet = [verifier(f"v{i}", weights_hash=f"w{i % 2}") for i in range(80)]
+    fleet = dict(verifier(f"v{i}", weights_hash=f"w{i % 2}") for i in range(80))
     ranked = placement.candidates(fleet, PlacementRequest(), random.Random(3))
-    batches = placement.batches(ranked)
-    assert batches[0][0] == ranked[0].registration.target.weights_hash
+    batches = placement.batches(ranked, fleet)
+    assert batches[0][0] == fleet[ranked[0]].weights_hash
     assert [weights for weights, _ in batches] == [batches[0][0]] * 2 + [batches[-1][0]] * 2
-    by_name = {one.registration.verifier_id: one.registration.target.weights_hash for one in fleet}
-    assert all(by_name[name] == weights for weights, names in batches for name in names)
+    assert all(fleet[name].weights_hash == weights for weights, names in batches for name in names)

@@ -8,17 +8,16 @@
 --
 -- KEYS: 1 telemetry:<verifier> HASH, then prior:<workload key> HASH of each workload key
 -- ARGV: 1 ms to keep the telemetry, 2 most positions of a report's history, 3 most outcomes of a workload key, 4 ms to keep
---       them, then 8 for each session: its id, epoch (20 digits), telemetry, committed, acceptance history (one digit each, the last
+--       them, 5 JSON of a list for each session: its id, epoch (20 digits), telemetry, committed, acceptance history (one digit each, the last
 --       one the newest; '' if the session has no workload key), draft ms, nodes per level, number of its workload key
 --       among those of KEYS (0 none)
-local HEAD, EACH = 4, 8
 local WINDOW, KEPT = tonumber(ARGV[2]), tonumber(ARGV[3])
-local sessions = (#ARGV - HEAD) / EACH
+local told = cjson.decode(ARGV[5])
+local sessions = #told
 local priors = {}
 
 -- A known value moves by 5% at most with each session that brings outcomes: no single device moves it far. 0 is unknown.
 local function follow(known, reported)
-  reported = tonumber(reported)
   if reported <= 0 or known <= 0 then return math.max(known, reported) end
   return math.max(known / 1.05, math.min(known * 1.05, reported))
 end
@@ -36,13 +35,11 @@ end
 
 local ids, written = {}, {}
 for i = 1, sessions do
-  ids[i] = ARGV[HEAD + EACH * (i - 1) + 1]
+  ids[i] = told[i][1]
 end
 local known = sessions > 0 and redis.call('HMGET', KEYS[1], unpack(ids)) or {}
 for i = 1, sessions do
-  local id, epoch, telemetry, committed, history, draft_ms, per_level, of =
-    unpack(ARGV, HEAD + EACH * (i - 1) + 1, HEAD + EACH * i)
-  committed, of = tonumber(committed), tonumber(of)
+  local id, epoch, telemetry, committed, history, draft_ms, per_level, of = unpack(told[i])
   -- "epoch, outcomes of this window that were added, the window's first position, telemetry"
   local last, folded, window = string.match(known[i] or '', '^(%d+) (%d+) (%d+) ')
   local same = last == epoch

@@ -4,15 +4,16 @@
 --       each live session
 -- ARGV: 1 verifier id, 2 instance, 3 lease ms, which placements last as well, 4 ms to keep the record of a session, 5 ms
 --       after which it is renewed, 6 number of the batch of tokens (0: none), 7 ms to keep that, 8 number of telemetry
---       fields and values, 9 number of tenants, then these fields and values, then the tenants, then of each live session
---       its id, its epoch (20 digits, so that text compares as numbers do) and the number of its tenant among these (0 none)
+--       fields and values, 9 number of tenants, then these fields and values, then the tenants, then JSON of
+--       the live sessions: their ids, their epochs (20 digits, so that text compares as numbers do), and the numbers of
+--       their tenants among these (0 none), each one list. Texts in JSON cost callers less than many arguments
 -- Returns {1, whether this instance shall drain (0 or 1), whether the batch of tokens is new (0 or 1), whether a tenant
---       waits for a place at the target (0 or 1), the time (ms), {for each session: its state, tenant, weights hash,
+--       waits for a place at the target (0 or 1), the time (ms), JSON of a list for each session: its state, tenant, weights hash,
 --       draft release, traffic class, ids of the device for trials of drafts and of stores, and window bounds, '' where
---       it was placed without}}. States: '' live, killed, closed by its device, moved: another verifier has reported it in
+--       it was placed without}. States: '' live, killed, closed by its device, moved: another verifier has reported it in
 --       a greater epoch;
 --      or {0} if the lease is lost or another instance holds it: the verifier has to register again.
-local HEAD, KEYS_BEFORE, EACH = 9, 7, 3
+local HEAD, KEYS_BEFORE = 9, 7
 if redis.call('HGET', KEYS[1], 'instance') ~= ARGV[2] then
   return {0}
 end
@@ -50,10 +51,9 @@ local answer, held, ended, reported = {}, {}, {}, {}
 local of_tenant = {}
 for i = 1, tenants do of_tenant[i] = {} end
 local tenants_from, keys_from = HEAD + fields, KEYS_BEFORE + tenants
-local sessions_from = tenants_from + tenants
-for i = 1, (#ARGV - sessions_from) / EACH do
-  local at = sessions_from + EACH * (i - 1)
-  local id, epoch, of, record = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), KEYS[keys_from + i]
+local told = cjson.decode(ARGV[tenants_from + tenants + 1])
+for i, id in ipairs(told[1]) do
+  local epoch, of, record = told[2][i], told[3][i], KEYS[keys_from + i]
   local known = redis.call('HMGET', record, 'closed', 'live', 'epoch', 'reporter',
     'tenant', 'weights', 'draft', 'traffic', 'device', 'store_device', 'bounds')
   local state = known[1] == 'killed' and 'killed' or known[1] and 'closed' or ''
@@ -75,10 +75,11 @@ for i = 1, (#ARGV - sessions_from) / EACH do
   else
     ended[#ended + 1] = id
   end
-  answer[#answer + 1] = state
+  local facts = {state}
   for part = 5, 11 do
-    answer[#answer + 1] = known[part] or ''
+    facts[#facts + 1] = known[part] or ''
   end
+  answer[i] = facts
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_text)
 add_all(KEYS[2], lease_end, held)
@@ -98,4 +99,4 @@ end
 local drain = redis.call('GET', KEYS[4])
 if drain then redis.call('PEXPIRE', KEYS[4], 2592000000) end -- a cordon is forgotten 30 days after its verifier
 local waited = redis.call('ZCOUNT', KEYS[6], now_text, '+inf') > 0
-return {1, drain == ARGV[2] and 1 or 0, fresh and 1 or 0, waited and 1 or 0, now_text, answer}
+return {1, drain == ARGV[2] and 1 or 0, fresh and 1 or 0, waited and 1 or 0, now_text, #answer > 0 and cjson.encode(answer) or '[]'}
