@@ -33,6 +33,11 @@ PRELUDE = ""
 """Stands before each script. With the line `#!lua` Redis refuses keys of several slots also on a single node."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
+CLUSTER_CONNECTIONS = 512
+"""The same to each node of a cluster, where further calls fail and do not wait."""
+CLUSTER = "+cluster://"
+SCHEMES = ("redis://", "rediss://", "unix://", f"redis{CLUSTER}", f"rediss{CLUSTER}")
+"""How the URL of a store begins."""
 SESSIONS_AT_ONCE = 256
 """Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
 _AWAY = (
@@ -41,6 +46,7 @@ _AWAY = (
     exceptions.ReadOnlyError,
     exceptions.ClusterDownError,
     exceptions.OutOfMemoryError,
+    exceptions.RedisClusterException,  # no node of the cluster is reached, or none has the slot
 )
 _AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "TRYAGAIN", "MISCONF")
 
@@ -70,20 +76,9 @@ class RedisStore:
         self.targets: dict[str, Target] = {}
         """The verifiers' targets by their ids, as they were read last (coordinator.store.targets)."""
         try:
-            pool = aioredis.BlockingConnectionPool.from_url(
-                url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=timeout_s,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                decode_responses=True,
-                retry=Retry(NoBackoff(), 1, (exceptions.ConnectionError,)),  # a pooled connection may be stale
-            )
+            self._redis = _client(url, timeout_s)
         except ValueError as error:
-            raise BadRequest(
-                f"redis is {self.name!r}, must be redis://, rediss:// or unix://", field="redis"
-            ) from error
-        self._redis = aioredis.Redis.from_pool(pool)
+            raise BadRequest(f"redis is {self.name!r}, must begin with {', '.join(SCHEMES)}", field="redis") from error
         self._scripts: dict[str, Any] = {
             path.stem: self._redis.register_script(PRELUDE + path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
@@ -135,6 +130,22 @@ class RedisStore:
             f"the coordinator's store at {self.name} cannot be used ({type(error).__name__}: {str(error)[:200]}); live"
             " sessions go on, opening and resuming work again once it is back"
         )
+
+
+def _client(url: str, timeout_s: float) -> Any:
+    """Return a client, of a Redis Cluster if the URL says so. Raises ValueError."""
+    options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    options["decode_responses"] = True
+    scheme, cluster, rest = url.partition(CLUSTER)
+    if cluster:
+        attempts, url = {"cluster_error_retry_attempts": 1}, f"{scheme}://{rest}"
+        return aioredis.RedisCluster.from_url(url, max_connections=CLUSTER_CONNECTIONS, **attempts, **options)
+    retry = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
+    return aioredis.Redis.from_pool(
+        aioredis.BlockingConnectionPool.from_url(
+            url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, retry=retry, **options
+        )
+    )
 
 
 def without_credentials(url: str) -> str:

