@@ -136,16 +136,12 @@ def _client(url: str, timeout_s: float) -> Any:
     """Return a client, of a Redis Cluster if the URL says so. Raises ValueError."""
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     options["decode_responses"] = True
+    options["retry"] = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
     scheme, cluster, rest = url.partition(CLUSTER)
     if cluster:
-        attempts, url = {"cluster_error_retry_attempts": 1}, f"{scheme}://{rest}"
-        return aioredis.RedisCluster.from_url(url, max_connections=CLUSTER_CONNECTIONS, **attempts, **options)
-    retry = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
-    return aioredis.Redis.from_pool(
-        aioredis.BlockingConnectionPool.from_url(
-            url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, retry=retry, **options
-        )
-    )
+        return aioredis.RedisCluster.from_url(f"{scheme}://{rest}", max_connections=CLUSTER_CONNECTIONS, **options)
+    pool = aioredis.BlockingConnectionPool.from_url
+    return aioredis.Redis.from_pool(pool(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options))
 
 
 def without_credentials(url: str) -> str:
