@@ -2,7 +2,7 @@
 
 What a tenant has opened and generated is an amount each, of which the limit is taken off in a minute: a bucket that
 holds a minute's worth. It may overflow with tokens, which are counted when they have been generated. It is kept apart
-from what belongs to targets, since a tenant's sessions may be of any: a session is counted first (`opening`), then
+from what belongs to targets, since a tenant's sessions may be of any: a session is counted first, then
 placed (`lua/place.lua`), and counted no longer if it could not be placed. Of a coordinator that dies between, one
 session too many counts, for a minute. Places are counted where they are, at each target.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from coordinator.config import TenantLimits
 from coordinator.store import keys, targets
 from coordinator.store.redis_store import RedisStore
-from outrider.core.errors import Overloaded
+from outrider.core.errors import Overloaded, Unavailable
 
 LIMITS = tuple(field.name for field in fields(TenantLimits))
 USE_MS = 7_200_000
@@ -61,18 +61,18 @@ def refusal(tenant: str, which: str, limit: int, after_ms: int) -> Overloaded:
     return Overloaded(what, retry_after_s=after_s)
 
 
-@contextlib.asynccontextmanager
-async def opening(store: RedisStore, tenant: str, limits: TenantLimits) -> AsyncIterator[None]:
-    """Count a session that its tenant opens, unless the body raises. Raises Overloaded or Unavailable."""
+async def count_open(store: RedisStore, tenant: str, limits: TenantLimits) -> None:
+    """Count a session that its tenant opens. Raises Overloaded or Unavailable."""
     _, _, which, after_ms, _ = await _use(store, tenant, limits, opens=1)
     if which:
         limit = {"opens": limits.opens_per_minute, "tokens": limits.tokens_per_minute}[which]
         raise refusal(tenant, which, limit, int(after_ms))
-    try:
-        yield
-    except BaseException:
+
+
+async def take_back(store: RedisStore, tenant: str) -> None:
+    """Count a session no longer, since it could not be placed."""
+    with contextlib.suppress(Unavailable):  # one too many counts then, for a minute
         await store.call("tenant_use", [("HINCRBYFLOAT", keys.tenant_use(tenant), "opens", -1)])
-        raise
 
 
 async def count_tokens(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -67,13 +66,14 @@ class SessionStore:
         limits = (await quotas.limits_of(self._store, [tenant], config.tenant_limits))[tenant]
         if await self._running(claims, request):
             return await self._place(claims, request, among, config, limits)
-        with contextlib.suppress(_Full):
-            async with quotas.opening(self._store, tenant, limits):
-                placed = await self._place(claims, request, among, config, limits)
-                if isinstance(placed, int):
-                    raise _Full
-                return placed
-        return placed
+        await quotas.count_open(self._store, tenant, limits)
+        placed: Placement | int = 0
+        try:
+            placed = await self._place(claims, request, among, config, limits)
+            return placed
+        finally:
+            if isinstance(placed, int):
+                await quotas.take_back(self._store, tenant)
 
     async def _running(self, claims: Claims, request: PlacementRequest) -> bool:
         """Return whether a verifier has reported the session a moment ago: then it is not opened, but moves."""
@@ -227,10 +227,6 @@ class SessionStore:
             for (verifier_id, session_id, _), reported, placed in found
             if (verifier_id, session_id) not in gone
         ]
-
-
-class _Full(Exception):
-    """No verifier has room for the session that was counted as opened."""
 
 
 class WindowStore:
