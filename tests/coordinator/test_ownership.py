@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peers import Peer, until
 
 from coordinator.api.server import running
-from coordinator.records import Window, WindowDecision, WorkloadKey
+from coordinator.records import Window, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, redis_codec
 from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
@@ -95,7 +95,8 @@ def test_a_report_and_decisions_read_back_as_they_were_written() -> None:
         SessionTelemetry("a", epoch=3, tenant="acme", acceptance_history=bytes([HIT, MISS]), rtt_ms=4.5),
         SessionTelemetry("b", server_gain=0.5),
     ]
-    report = VerifierTelemetry(step_cost_ms={1: 30.0}), tuple(sessions), {"a": WorkloadKey("t", "d", "", "w")}, 17.25
+    workloads, bounds = {"a": WorkloadKey("t", "d", "", "w")}, {"": WindowBounds(Window(2, 4), pinned=True)}
+    report = VerifierTelemetry(step_cost_ms={1: 30.0}), tuple(sessions), workloads, bounds, 17.25
     assert redis_codec.report_from_json(redis_codec.report_to_json(report)) == report
     made = (DECISION, replace(DECISION, session_id="other", window=Window(0, 2)))
     written = redis_codec.decisions_to_json(made)
@@ -160,7 +161,7 @@ async def test_a_report_to_any_coordinator_is_decided_about_by_its_verifiers_own
             return bool(answer.directives) and answer.decided_unix >= begun
 
         await until(decided)
-        [owner] = await store.call("test", [("HGET", keys.windows("v1"), "owner")])
+        [owner] = await store.call("test", [("HGET", keys.windows("sha256:w", "v1"), "owner")])
         owners.add(owner)
     assert len(owners) == 1
 

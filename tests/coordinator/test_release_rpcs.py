@@ -482,7 +482,7 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     async def broken(*_: object) -> None:
         raise Unavailable("the store has just gone")
 
-    monkeypatch.setattr(ReleaseStore, "of_verifier", broken)
+    monkeypatch.setattr(ReleaseStore, "of_target", broken)
     answer = await trial.report("v1", [drafted("s", name_of(2), 20, 40)])
     assert (answer.known, answer.release_serial) == (True, 0)
 
