@@ -62,7 +62,7 @@ class Handlers:
         self._store = store
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
-        self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3))
+        self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3), keep=self._keep)
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
@@ -209,13 +209,11 @@ class Handlers:
         return (decisions, reported_unix) if now_unix - reported_unix < STALE_S else ((), 0.0)
 
     async def _decide(self, verifier_id: str, report: Report | str) -> Dated:
-        """Decide from a report, in JSON if another coordinator has handed it over.
-
-        What another one has decided stands, where it has the right to.
-        """
+        """Decide from a report, in JSON if another coordinator has handed it over."""
         read = report_from_json(report) if isinstance(report, str) else report
         verifier, sessions, workloads, bounds, reported_unix = read
-        before = await self._windows.decisions([verifier_id])
+        last, _ = self._queue.last(verifier_id)
+        before = {one.session_id: one for one in last} or await self._windows.decisions([verifier_id])
         new = {
             session.session_id: workloads[session.session_id]
             for session in sessions
@@ -231,9 +229,14 @@ class Handlers:
 
         decisions, cpu_s = await asyncio.to_thread(decided)
         self.counters.decide(decisions, cpu_s)
+        return decisions, reported_unix
+
+    async def _keep(self, verifier_id: str, decided: Dated) -> Dated:
+        """Keep decisions in the store, and return those that hold: another coordinator's, if it has the right to."""
+        decisions, reported_unix = decided
         keep_ms = 2 * self.config.lease_ms
         if await self._windows.set_decisions(verifier_id, decisions, reported_unix, self._ownership, keep_ms=keep_ms):
-            return decisions, reported_unix
+            return decided
         return await self._last_decisions(verifier_id, reported_unix)
 
     async def _place(self, claims: Claims, request: PlacementRequest) -> OpenedSession:

@@ -24,14 +24,21 @@ STALE_S = 10.0
 Decisions = tuple[WindowDecision, ...]
 Dated = tuple[Decisions, float]
 """Decisions, and when the report came that they were made from, in seconds by the store's clock."""
+Keep = Callable[[str, Dated], Awaitable[Dated]]
 Decide = Callable[[], Awaitable[Dated]]
 
 
 class DecisionQueue:
-    """Makes one coordinator's decisions, one at a time. wait_s: most seconds that a caller waits."""
+    """Makes one coordinator's decisions, one at a time. wait_s: most seconds that a caller waits.
 
-    def __init__(self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic) -> None:
+    keep: stores decisions while the next ones are made, and returns those that hold; what was decided by default.
+    """
+
+    def __init__(
+        self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic, keep: Keep | None = None
+    ) -> None:
         self._wait_s = wait_s
+        self._keep = keep
         self._clock = clock
         self._turn = asyncio.Lock()
         self._rests_until = 0.0
@@ -48,6 +55,10 @@ class DecisionQueue:
         decide: also makes the decision if its turn comes later; the queue logs what it raises.
         """
         await asyncio.wait({self.ask(verifier_id, decide)}, timeout=self._wait_s)
+        return self.last(verifier_id)
+
+    def last(self, verifier_id: str) -> Dated:
+        """Return the last decisions that were made here on this verifier's sessions, none if that is long ago."""
         since = self._clock() - STALE_S
         self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
         return self._made.get(verifier_id, (((), 0.0), since))[0]
@@ -67,6 +78,8 @@ class DecisionQueue:
                 decisions = await self._asked.pop(verifier_id)()
                 ended = self._clock()
                 self._rests_until = ended + (ended - begun)
+            if self._keep is not None:
+                decisions = await self._keep(verifier_id, decisions)
             self._made[verifier_id] = decisions, ended
         except Exception as error:
             log.warning("nothing was decided about the windows of verifier %s: %s", verifier_id, error)

@@ -105,3 +105,21 @@ async def test_a_decision_of_long_ago_is_delivered_to_nobody() -> None:
     await asyncio.sleep(0.01)
     now = STALE_S + 1.0
     assert await deciding.decide("v", lambda: asyncio.sleep(60.0, NONE)) == NONE
+
+
+async def test_decisions_are_kept_while_the_next_ones_are_made_and_those_that_hold_are_delivered() -> None:
+    kept, gate = [], asyncio.Event()
+
+    async def keep(verifier_id: str, made: Dated) -> Dated:
+        kept.append((verifier_id, made))
+        if verifier_id == "slow":
+            await gate.wait()
+        return of("another coordinator's")
+
+    deciding = DecisionQueue(wait_s=1.0, keep=keep)
+    slow = asyncio.create_task(deciding.decide("slow", lambda: at_once("mine")))
+    await asyncio.sleep(0)
+    assert await deciding.decide("v", lambda: at_once("mine")) == of("another coordinator's")
+    gate.set()
+    assert await slow == deciding.last("slow") == of("another coordinator's")
+    assert kept == [("slow", of("mine")), ("v", of("mine"))]
