@@ -2,7 +2,7 @@
 
 Each reports its sessions once a second over a connection of its own, as the verifiers' front does, with telemetry that
 goes on from report to report: counts grow, and acceptance histories move along simulated texts. One whose coordinator
-does not answer goes to the next one, as behind a Kubernetes Service, and reports again at its next turn.
+does not answer goes to the next one, as behind a Kubernetes Service, and reports again a moment later.
 
 {"id": n, "op": "measure"}                                    -> what has been measured since the last such request
 {"id": n, "op": "sessions", "added": [...], "removed": [...]} -> {"id": n}
@@ -32,6 +32,8 @@ from outrider.wire.v1 import coordinator_pb2_grpc, session_pb2
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry, VerifierTelemetry
 
 INTERVAL_S = 1.0
+RETRY_S = 0.1
+"""Time until a report is repeated that has failed, once."""
 CALL_TIMEOUT_S = 3.0
 """As the verifiers' (cloud_verifier.front.registration)."""
 HISTORY = 256
@@ -148,17 +150,21 @@ class FakeVerifier:
 
     async def forever(self, phase: float) -> None:
         """Report once a second, from `phase` (0 to 1) of a second on."""
-        due = time.monotonic() + phase * INTERVAL_S
+        due, answered = time.monotonic() + phase * INTERVAL_S, False
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             due = max(due + INTERVAL_S, time.monotonic())
             try:
                 await self._report()
+                answered = True
             except grpc.aio.AioRpcError as error:
                 self._measured.failed[error.code().name] += 1
                 await self._channel.close()
                 self._turn += 1
                 self._connect()
+                if answered:
+                    due = time.monotonic() + RETRY_S
+                answered = False
 
     async def _report(self) -> None:
         for session in self.sessions.values():

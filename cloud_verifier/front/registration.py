@@ -70,6 +70,8 @@ class RegistryClient:
         """Serial of the draft releases by the last report's answer (ReleaseNotice); 0 if there are none."""
         self._hurried = asyncio.Event()
         """Set when the next report must not wait for its interval."""
+        self._answered = False
+        """Whether the last report was answered."""
         self._failure = RepeatedFailure(log, "the coordinator takes reports again")
         self._waiting = 0
         """Tickets with unknown keys that wait for a report."""
@@ -119,10 +121,14 @@ class RegistryClient:
         try:
             answer = await self._report(request)
             self._counters.reports += 1
+            self._answered = True
             self._failure.worked()
             return answer
         except OutriderError as error:
             self._counters.reports_failed += 1
+            if self._answered:  # it may be that one coordinator has died, and others take reports
+                self._answered = False
+                self.hurry()
             self._failure.failed("report not delivered: %s; trying again every %g s", error, self._interval_s)
             return pb.ReportResponse()
         finally:

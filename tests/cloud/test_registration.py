@@ -204,6 +204,19 @@ async def test_reports_go_on_after_a_coordinator_was_away_or_refused(registry):
     assert registry.known
 
 
+async def test_a_report_that_fails_is_repeated_at_once_and_only_once(registry):
+    registry.interval_ms = 5_000
+    async with serving(registry) as address, registration(address) as made:
+        await made.register()
+        async with reporting(made):
+            await until(lambda: len(registry.reports) == 1)
+            registry.refuse_reports = Unavailable("this coordinator ends")
+            made.hurry()
+            await until(lambda: len(registry.reports) == 3)
+            await asyncio.sleep(1.5)
+            assert len(registry.reports) == 3
+
+
 async def test_failing_reports_are_logged_once_then_counted_and_their_end_is_logged(registry, monkeypatch, caplog):
     caplog.set_level("INFO", "cloud_verifier.front.registration")
     async with serving(registry) as address, registration(address) as made:
