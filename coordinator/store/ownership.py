@@ -10,6 +10,7 @@ different lists; so what is decided about a verifier is written under a lease of
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Ownership:
         """This coordinator's, new at each start."""
         self.live: Sequence[str] = (self.id,)
         """Coordinators with a lease, by what was read last."""
-        self.read_at = time.monotonic()
+        self.read_at = -math.inf
         """When that was, by the monotonic clock."""
         self._store = store
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+import redis as redis_client
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import Peer, until
 
 from coordinator.api.server import running
 from coordinator.records import Window, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, redis_codec
+from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import WindowStore
@@ -118,6 +122,7 @@ async def test_nobody_else_writes_what_an_owner_that_lives_has_decided(store) ->
     await first.beat()
     await second.beat()
     assert await write(first, 10.0, "first")
+    assert not await write(Ownership(store), 10.5, "one that has just started and knows of nobody")
     assert not await write(second, 11.0, "second")
     assert await write(first, 12.0, "again")
     assert await stands() == "again"
@@ -198,3 +203,54 @@ async def test_another_coordinator_decides_when_the_owner_has_left(config, store
 async def live(store: RedisStore) -> list[str]:
     [ids] = await store.call("test", [("ZRANGE", keys.COORDINATORS, 0, -1)])
     return list(map(str, ids))
+
+
+@pytest.fixture(scope="module")
+def redis_of_schedules():
+    with EmbeddedServer() as server:
+        yield server
+
+
+STEP_MS = 200
+steps = st.lists(
+    st.tuples(st.sampled_from(["beat", "beat", "write", "write", "all beat"]), st.integers(0, 2)),
+    min_size=5,
+    max_size=60,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps)
+def test_two_write_within_a_lease_only_if_the_first_has_stopped(redis_of_schedules, schedule) -> None:
+    asyncio.run(scheduled(redis_of_schedules.url, schedule))
+
+
+async def scheduled(url: str, schedule: list[tuple[str, int]]) -> None:
+    """Let three coordinators renew their leases or not, and write; a step lasts 200 ms of all clocks."""
+    store, now = RedisStore(url), 0
+    client = redis_client.Redis.from_url(url, decode_responses=True)
+    client.flushall()
+    windows, each = WindowStore(store), [Ownership(store) for _ in range(3)]
+    beaten, last = [-math.inf] * 3, (-1, -math.inf)
+    try:
+        for number, (what, who) in enumerate(schedule):
+            for i in range(3) if what == "all beat" else [who] if what == "beat" else []:
+                await each[i].beat()
+                beaten[i] = now
+            if what == "write" and await windows.set_decisions("v", [DECISION], number, each[who], keep_ms=60_000):
+                before, at = last
+                if before not in (-1, who) and now - at < LEASE_MS - STEP_MS:
+                    # Who has stopped for a lease may be replaced, as whoever has read the list since then knows.
+                    assert min(now, beaten[who]) - beaten[before] >= LEASE_MS - STEP_MS
+                    assert now - beaten[who] < LEASE_MS + STEP_MS
+                last = who, now
+            now += STEP_MS
+            for name, end in client.zrange(keys.COORDINATORS, 0, -1, withscores=True):
+                client.zadd(keys.COORDINATORS, {name: end - STEP_MS})
+            if client.exists(keys.windows("", "v")):
+                client.hincrby(keys.windows("", "v"), "until", -STEP_MS)
+            for one in each:
+                one.read_at -= STEP_MS / 1e3
+    finally:
+        client.close()
+        await store.close()
