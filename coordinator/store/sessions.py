@@ -61,27 +61,24 @@ class SessionStore:
         random draw, of each batch that is asked after another.
         """
         if not claims.api_key_id:
-            return await self._place(claims, request, among, config, TenantLimits())
-        tenant = claims.tenant
-        limits = (await quotas.limits_of(self._store, [tenant], config.tenant_limits))[tenant]
-        if await self._running(claims, request):
-            return await self._place(claims, request, among, config, limits)
+            return await self._place(claims, request, among, config, TenantLimits(), {})
+        tenant, first = claims.tenant, among[0][0] if among else ""
+        commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), _waiting(first)]
+        if claims.epoch_last and request.weights:
+            commands += [("HGET", keys.session(request.weights[0], claims.session_id), "live"), ("TIME",)]
+        [own], names, *moved = await self._store.call("placing", commands)
+        limits, waiting = quotas.limits_from(own, config.tenant_limits), {first: names}
+        # A session that a verifier has reported a moment ago is not opened, but moves.
+        if moved and 1000 * int(moved[1][0]) - int(moved[0] or 0) < quotas.RUNNING_MS:
+            return await self._place(claims, request, among, config, limits, waiting)
         await quotas.count_open(self._store, tenant, limits)
         placed: Placement | int = 0
         try:
-            placed = await self._place(claims, request, among, config, limits)
+            placed = await self._place(claims, request, among, config, limits, waiting)
             return placed
         finally:
             if isinstance(placed, int):
                 await quotas.take_back(self._store, tenant)
-
-    async def _running(self, claims: Claims, request: PlacementRequest) -> bool:
-        """Return whether a verifier has reported the session a moment ago: then it is not opened, but moves."""
-        if not (claims.epoch_last and request.weights):
-            return False
-        key = keys.session(request.weights[0], claims.session_id)
-        [live, (seconds, _)] = await self._store.call("session", [("HGET", key, "live"), ("TIME",)])
-        return 1000 * int(seconds) - int(live or 0) < quotas.RUNNING_MS
 
     async def _place(
         self,
@@ -90,11 +87,16 @@ class SessionStore:
         among: Sequence[tuple[str, Sequence[str]]],
         config: CoordinatorConfig,
         limits: TenantLimits,
+        waiting: dict[str, list[str]],
     ) -> Placement | int:
+        """Place the session; waiting: tenants that have asked for a place last, by target, as far as they are read."""
         alive = 0
         for number, (weights, names) in enumerate(among):
             last = not any(weights == other for other, _ in among[number + 1 :])
-            placed = await self._place_at(claims, request, weights, names, config, limits, last=last)
+            if claims.api_key_id and weights not in waiting:
+                [waiting[weights]] = await self._store.call("waiting", [_waiting(weights)])
+            ahead = [name for name in waiting.get(weights, ()) if name != claims.tenant]
+            placed = await self._place_at(claims, request, weights, names, config, limits, ahead, last=last)
             if not isinstance(placed, int):
                 return placed
             alive += placed
@@ -108,12 +110,12 @@ class SessionStore:
         among: Sequence[str],
         config: CoordinatorConfig,
         limits: TenantLimits,
+        waiting: Sequence[str],
         *,
         last: bool,
     ) -> Placement | int:
         """Place the session on a verifier of one target; last: whether no others of it are asked after these."""
         session_id, tenant, shares = claims.session_id, claims.tenant, claims.api_key_id != ""
-        waiting = await self._waiting(weights, tenant) if shares else []
         elsewhere = 0
         if limits.max_places:
             others = [other for other in await targets.known(self._store) if other != weights]
@@ -149,12 +151,6 @@ class SessionStore:
             min(streams, default=0),  # no more streams than places
             int(ends) / 1000,
         )
-
-    async def _waiting(self, weights: str, tenant: str) -> list[str]:
-        """Return the other tenants that have asked last for a place at a target, whether or not they still wait."""
-        command = ("ZREVRANGE", keys.waiting(weights), 0, quotas.MOST_WAITING)
-        [names] = await self._store.call("waiting", [command])
-        return [name for name in names if name != tenant][: quotas.MOST_WAITING]
 
     async def close(self, claims: Claims, *, keep_ms: int) -> None:
         """Forget a session and free its place on the verifier that its ticket names and on those that may serve it.
@@ -299,3 +295,8 @@ class WindowStore:
         asked = list(dict.fromkeys(workloads))
         replies = await self._store.call("priors", [("HGETALL", keys.prior(workload)) for workload in asked])
         return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
+
+
+def _waiting(weights: str) -> tuple[Any, ...]:
+    """Return the command that reads which tenants asked last for a place at a target, if they still wait or not."""
+    return ("ZREVRANGE", keys.waiting(weights), 0, quotas.MOST_WAITING - 1)
