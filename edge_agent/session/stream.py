@@ -235,14 +235,16 @@ class VerifierStream:
         """End the stream of a verifier that is silent for too long while this process runs.
 
         After a suspension, of this process or the whole machine, the verifier has the whole time again: what it has
-        sent meanwhile is still on the way. The clock of the day goes on while a machine sleeps, others may not.
+        sent meanwhile is still on the way. It has it once, or a process that is kept busy would wait forever. The clock
+        of the day goes on while a machine sleeps, others may not.
         """
+        given: float | None = None
         while (left_s := self._waits_since + self._allowed_s - time.monotonic()) > 0:
             wait_s = min(left_s, _LATE_S)
             due = time.time() + wait_s
             await asyncio.sleep(wait_s)
-            if time.time() - due > _LATE_S:
-                self._waits_since = time.monotonic()
+            if time.time() - due > _LATE_S and self._waits_since != given:
+                self._waits_since = given = time.monotonic()
         self._silent = True
         self._call.cancel()
 

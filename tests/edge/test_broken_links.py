@@ -160,6 +160,29 @@ async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
         assert session.failures == [] and session.statistics.attaches == 1
 
 
+async def test_a_device_that_is_kept_busy_leaves_a_silent_verifier(channels: Channels) -> None:
+    async def keep_busy() -> None:
+        until = time.monotonic() + 8.0
+        while not session.failures and time.monotonic() < until:
+            time.sleep(0.8)  # noqa: ASYNC251
+            await asyncio.sleep(0.01)
+        left_after.append(time.monotonic() - until + 8.0)
+        proxy.spare()
+
+    left_after: list[float] = []
+    async with behind_a_proxy(Script(target, step_s=0.01)) as proxy:
+        session = Session(proxy, channels, tokens=100)
+        got = []
+        async for token in session.tokens():
+            got.append(token)
+            if len(got) == 20:
+                proxy.swallow(up=False)
+                busy = asyncio.create_task(keep_busy())
+        await busy
+        assert got == continuation(PROMPT, 100)
+        assert left_after[0] < 5.0 and "silent" in session.failures[0]
+
+
 @pytest.mark.parametrize("older_first", [True, False])
 async def test_a_session_goes_from_a_verifier_of_the_previous_version_to_a_newer_one_and_back(
     channels: Channels, older_first: bool
