@@ -36,8 +36,7 @@ MAX_CONNECTIONS = 32
 CLUSTER_CONNECTIONS = 512
 """The same to each node of a cluster, where further calls fail and do not wait."""
 CLUSTER = "+cluster://"
-SCHEMES = ("redis://", "rediss://", "unix://", f"redis{CLUSTER}", f"rediss{CLUSTER}")
-"""How the URL of a store begins."""
+"""What follows `redis` or `rediss` in the URL of a cluster."""
 SESSIONS_AT_ONCE = 256
 """Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
 _AWAY = (
@@ -78,7 +77,11 @@ class RedisStore:
         try:
             self._redis = _client(url, timeout_s)
         except ValueError as error:
-            raise BadRequest(f"redis is {self.name!r}, must begin with {', '.join(SCHEMES)}", field="redis") from error
+            raise BadRequest(
+                f"redis is {self.name!r}, must be redis://, rediss:// or unix://, or redis{CLUSTER} or rediss{CLUSTER}"
+                " for a cluster",
+                field="redis",
+            ) from error
         self._scripts: dict[str, Any] = {
             path.stem: self._redis.register_script(PRELUDE + path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
