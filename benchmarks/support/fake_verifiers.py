@@ -195,7 +195,7 @@ class FakeVerifier:
             measured.ages_s.append(answer.store_unix - (self.decided_unix or self._since_unix))
         measured.sessions += len(request.sessions)
         measured.directives += len(answer.directives)
-        self.decided_unix = answer.decided_unix
+        self.decided_unix = answer.decided_unix or self.decided_unix  # without any those before go on
         self.answered.set()
         self.answered.clear()
         for session_id in answer.closed:

@@ -157,10 +157,14 @@ class Handlers:
             return reply, ((), 0.0)
         report = verifier, sessions, reply.workloads, reply.bounds, reply.store_unix
         self._reports[verifier_id] = report
-        if self._ownership.owner(verifier_id) == self._ownership.id:
-            return reply, await self._queue.decide(verifier_id, functools.partial(self._decide, verifier_id, report))
         try:
-            await self._hand_over(verifier_id, report)
+            if self._ownership.owner(verifier_id) == self._ownership.id:
+                decide = functools.partial(self._decide, verifier_id, report)
+                decided = await self._queue.decide(verifier_id, decide)
+                if decided[0]:
+                    return reply, decided
+            else:
+                await self._hand_over(verifier_id, report)
             return reply, await self._last_decisions(verifier_id, reply.store_unix)
         except Unavailable as error:  # the lease is renewed, which is more than windows are
             log.warning("the report of verifier %s is decided about later: %s", verifier_id, error)

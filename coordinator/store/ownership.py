@@ -41,9 +41,9 @@ class Ownership:
         self._store = store
 
     @property
-    def fresh(self) -> bool:
-        """Return whether whoever is not in `live` has no lease, or none for longer than a moment."""
-        return time.monotonic() - self.read_at < LEASE_MS / 1e3
+    def age_ms(self) -> int:
+        """Return how many milliseconds ago `live` was read: of who has come since, it says nothing."""
+        return int(1_000 * min(time.monotonic() - self.read_at, 1e6))
 
     def owner(self, verifier_id: str) -> str:
         """Return the id of the coordinator that decides about a verifier."""

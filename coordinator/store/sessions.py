@@ -257,13 +257,16 @@ class WindowStore:
         *,
         keep_ms: int,
     ) -> bool:
-        """Replace the decisions on a verifier's sessions; return False if another coordinator has the right to.
+        """Replace the decisions on a verifier's sessions; return False if another coordinator has the right to, or this
+        one may have lost its lease.
 
         reported_unix: when the report came that they were made from, by the store's clock.
         """
+        if ownership.age_ms > LEASE_MS:
+            return False
         written = redis_codec.decisions_to_json(decisions)
         arguments = [keep_ms, ownership.id, LEASE_MS, f"{reported_unix:.3f}", written]
-        arguments += [int(ownership.fresh), *ownership.live]
+        arguments += [ownership.age_ms, *ownership.live]
         key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
         return bool(await self._store.run("set_decisions", [key], arguments))
 
