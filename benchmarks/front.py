@@ -52,12 +52,14 @@ class Load:
     """The same from the device to the engine."""
     lost: int
     """Sessions that ended."""
+    devices_share: float
+    """CPU time of the devices by time: near 1 they are what is slow."""
 
     def __str__(self) -> str:
         return (
             f"{self.sessions:5} sessions: {self.cpu_us:6.1f} us of the front a session and step, {self.cores:.2f} cores,"
             f" {self.steps_per_s:.1f} steps/s a session; down {self.down_ms[0]:.1f} ms, p99 {self.down_ms[1]:.1f};"
-            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; {self.lost} ended"
+            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; {self.lost} ended; devices {self.devices_share:.2f} cores"
         )
 
 
@@ -101,6 +103,7 @@ async def measure(devices: proc.JsonWorker, front: int, times: SharedTimes, sess
         (quantile_ms(down, 0.5), quantile_ms(down, 0.99)),
         (quantile_ms(up, 0.5), quantile_ms(up, 0.99)),
         counted["ended"],
+        counted["cpu_share"],
     )
 
 

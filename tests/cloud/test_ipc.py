@@ -27,8 +27,10 @@ async def read_until(sock: socket.socket, last: pb.EngineEvent) -> list[pb.Engin
     reader, writer = await asyncio.open_connection(sock=sock)
     got = []
     async with asyncio.timeout(10):
-        while not got or got[-1] != last:
-            got.append(await ipc.read_event(reader))
+        async for event in ipc.read_events(reader):
+            got.append(event)
+            if event == last:
+                break
     writer.close()
     return got
 
