@@ -70,7 +70,7 @@ class StartupService(session_pb2_grpc.VerifierServicer):
         async with aborting(context):
             await self._ready().FetchArtifact(request, context)
 
-    async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage]:
+    async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage | bytes]:
         try:
             service = self._ready()
         except Unavailable as error:
