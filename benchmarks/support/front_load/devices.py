@@ -163,12 +163,13 @@ class DeviceLoad:
 
     def open(self, count: int) -> dict[str, Any]:
         """Open devices until there are so many."""
-        while len(self._devices) < count:
-            device = Device(f"device-{os.getpid()}-{len(self._devices)}", self._address, self._framing, self)
+        for number in range(len(self._devices), count):
+            device = Device(f"device-{os.getpid()}-{number}", self._address, self._framing, self)
             self._devices.append(device)
             self._selector.register(device.socket, selectors.EVENT_READ, device)
-            while not (device.opened or device.ended):
-                self._run_once(0.1)
+            self._run_once(0.0)
+        while not all(device.opened or device.ended for device in self._devices):
+            self._run_once(0.1)
         return {"live": sum(not device.ended for device in self._devices)}
 
     def measure(self, seconds: float) -> dict[str, Any]:
