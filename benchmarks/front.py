@@ -57,9 +57,10 @@ class Load:
 
     def __str__(self) -> str:
         return (
-            f"{self.sessions:5} sessions: {self.cpu_us:6.1f} us of the front a session and step, {self.cores:.2f} cores,"
-            f" {self.steps_per_s:.1f} steps/s a session; down {self.down_ms[0]:.1f} ms, p99 {self.down_ms[1]:.1f};"
-            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; {self.lost} ended; devices {self.devices_share:.2f} cores"
+            f"{self.sessions:5} sessions: {self.cpu_us:6.1f} us of the front a session and step, {self.cores:.2f} cores"
+            f"; {self.steps_per_s:.1f} steps/s a session; down {self.down_ms[0]:.1f} ms, p99 {self.down_ms[1]:.1f};"
+            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; devices {self.devices_share:.2f} cores,"
+            f" {self.lost} ended"
         )
 
 

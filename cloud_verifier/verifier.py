@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import secrets
 
@@ -39,8 +38,6 @@ log = logging.getLogger(__name__)
 
 SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 EXIT_ENGINE_DIED = 3
-COLLECT_AFTER = 10_000
-"""New objects that have the garbage collector look through them: those of one step of some hundred sessions."""
 STATS_DELAY_S = 0.3
 """Seconds after which the engine's statistics, which come every quarter of a second, include a new session."""
 FAREWELL_S = 0.5
@@ -157,9 +154,6 @@ class VerifierProcess:
             await self._registry.register()
         self._collector.service = service
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        gc.collect()
-        gc.freeze()  # looking through what was loaded would delay commits
-        gc.set_threshold(COLLECT_AFTER)
         print(f"listening on {address}", flush=True)
         return service
 

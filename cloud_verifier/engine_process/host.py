@@ -141,7 +141,7 @@ class EngineHost:
             inbox.put_nowait(ipc.failure_event(error))
 
     def send(self, request: pb.EngineRequest | bytes) -> None:
-        """Send a request, which may be serialised, in one write with those of other streams that come in the same turn of the event loop."""
+        """Send a request, which may be serialised, in one write with others of the same turn of the event loop."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(ipc.frame(request))
