@@ -45,6 +45,8 @@ class SteppingEngine:
     """Serves the front with Commits at a fixed pace, and notes when each step was sent and each Append came."""
 
     def __init__(self, end: EngineEnd, times: SharedTimes) -> None:
+        self.expected_s = STEP_S
+        """What `tell_alive` says of a step."""
         self._end = end
         self._times = times
         self._sessions: dict[str, _Session] = {}
@@ -130,9 +132,10 @@ def main() -> None:
         target = session_pb2.TargetIdentity(name=config.target_name, weights_hash="sha256:none", dtype="none")
         ready = engine_pb2.EngineReady(target=target, vocabulary_size=VOCABULARY, max_sequence=1 << 17)
         try:
+            engine = SteppingEngine(end, SharedTimes(Path(os.environ[TIMES])))
             end.send([engine_pb2.EngineEvent(ready=ready)])
-            threading.Thread(target=tell_alive, args=(end,), name="alive", daemon=True).start()
-            SteppingEngine(end, SharedTimes(Path(os.environ[TIMES]))).run()
+            threading.Thread(target=tell_alive, args=(end, engine), name="alive", daemon=True).start()
+            engine.run()
         except ConnectionError:
             pass  # the front has gone
     leave(0)
