@@ -52,15 +52,15 @@ class Load:
     """The same from the device to the engine."""
     lost: int
     """Sessions that ended."""
-    devices_share: float
-    """CPU time of the devices by time: near 1 they are what is slow."""
+    load_cores: tuple[float, float]
+    """CPU time of the devices and of the engine by time, which share a core: near 1 together, they are what is slow."""
 
     def __str__(self) -> str:
         return (
             f"{self.sessions:5} sessions: {self.cpu_us:6.1f} us of the front a session and step, {self.cores:.2f} cores"
             f"; {self.steps_per_s:.1f} steps/s a session; down {self.down_ms[0]:.1f} ms, p99 {self.down_ms[1]:.1f};"
-            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; devices {self.devices_share:.2f} cores,"
-            f" {self.lost} ended"
+            f" up {self.up_ms[0]:.1f} ms, p99 {self.up_ms[1]:.1f}; devices {self.load_cores[0]:.2f} and"
+            f" engine {self.load_cores[1]:.2f} cores, {self.lost} ended"
         )
 
 
@@ -91,9 +91,10 @@ async def measure(devices: proc.JsonWorker, front: int, times: SharedTimes, sess
     """Measure the front with so many sessions."""
     await devices.ask(open=sessions)
     await devices.ask(seconds=SETTLE_S)
-    appends, cpu_s = times.appends(), proc.cpu_seconds(front)
+    (engine_process,) = proc.children(front)
+    appends, cpu_s, engine_s = times.appends(), proc.cpu_seconds(front), proc.cpu_seconds(engine_process)
     counted = await devices.ask(seconds=seconds)
-    cpu_s = proc.cpu_seconds(front) - cpu_s
+    cpu_s, engine_s = proc.cpu_seconds(front) - cpu_s, proc.cpu_seconds(engine_process) - engine_s
     up, down = times.appends() - appends, np.array(counted["down"])
     commits = max(1, counted["commits"])
     return Load(
@@ -104,7 +105,7 @@ async def measure(devices: proc.JsonWorker, front: int, times: SharedTimes, sess
         (quantile_ms(down, 0.5), quantile_ms(down, 0.99)),
         (quantile_ms(up, 0.5), quantile_ms(up, 0.99)),
         counted["ended"],
-        counted["cpu_share"],
+        (counted["cpu_share"], engine_s / seconds),
     )
 
 

@@ -75,7 +75,7 @@ class StartupService(session_pb2_grpc.VerifierServicer):
     async def _refused(self, context: Context) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
         async with aborting(context):
             raise self._loading()
-        yield b""  # never reached: it makes this a stream
+        yield b""  # type: ignore[unreachable]  # it makes this a stream
 
     def _ready(self) -> VerifierService:
         """Return the service. Raises Unavailable while the target loads."""
