@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 MAX_STEPS = 1 << 16
 """Steps whose times are kept: those of 40 minutes."""
-BUCKETS = 1 << 16
+BUCKETS = 1 << 18
 BUCKET_US = 20
-"""Width of a bucket in microseconds; the last one holds 1.3 s and more."""
+"""Width of a bucket in microseconds; the last one holds 5.2 s and more."""
 
 
 def now_us() -> int:
