@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import gc
 import os
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from outrider.telemetry.logs import configure
 
 PROGRAM = "outrider-verifier"
 EXIT_REFUSED = 2
-
 
 GRPC_EXPERIMENTS, ONE_POLLER = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's own environment variable, and the value that has the thread which takes its events read and write connections,
