@@ -25,7 +25,7 @@ EXIT_REFUSED = 2
 
 GRPC_EXPERIMENTS, ONE_POLLER = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's own environment variable, and the value that has the thread which takes its events read and write connections,
-too. By default other threads do and hand each message over, at a sixth of the front's CPU time (grpcio 1.85)."""
+too. By default other threads do and hand each message over, at a seventh of the front's CPU time (grpcio 1.85)."""
 COLLECT_AFTER = 10_000
 """New objects that have the garbage collector look through them: about those of one step of some hundred sessions."""
 
