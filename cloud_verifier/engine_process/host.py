@@ -41,6 +41,8 @@ class EngineHost:
         self.ranks = RankProcesses(config, self._kill)
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._unsent: list[bytes] = []
+        """Frames of requests that go to the engine once the event loop has run what else is ready."""
         self._pump: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[pb.EngineReady] = asyncio.get_running_loop().create_future()
         self._heard = False
@@ -138,9 +140,16 @@ class EngineHost:
         for _, inbox in self._inboxes.values():
             inbox.put_nowait(ipc.failure_event(error))
 
-    def send(self, request: pb.EngineRequest) -> None:
+    def send(self, request: pb.EngineRequest | bytes) -> None:
+        """Send a request, which may be serialised, in one write with others of the same turn of the event loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(ipc.frame(request))
+
+    def _flush(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(ipc.frame(request))
+            self._writer.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     async def drain(self) -> None:
         """Wait while too many requests are queued for the engine. Raises Unavailable without an engine."""
@@ -160,15 +169,14 @@ class EngineHost:
     async def _route(self, reader: asyncio.StreamReader) -> None:
         watching = asyncio.create_task(self._watch())
         try:
-            while True:
-                event = await ipc.read_event(reader)
+            async for event in ipc.read_events(reader):
                 self._heard, self._quiet_s = True, 0.0
                 if event.HasField("alive"):
                     self._expected_s = event.alive.expected_s
                 else:
                     self._stuck_s = 0.0
                     self._deliver(event)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ConnectionError:
             pass
         except DecodeError as error:
             log.error("the engine process sent a frame that is no event (%s); killing it", error)

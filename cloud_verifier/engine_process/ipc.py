@@ -8,7 +8,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from google.protobuf.message import Message
 
@@ -20,15 +20,32 @@ _HEADER = struct.Struct("<I")
 _RECEIVE_BYTES = 1 << 18
 
 
-def frame(message: Message) -> bytes:
-    data = message.SerializeToString()
+def frame(message: Message | bytes) -> bytes:
+    """Return a message, which may be serialised already, with its length before it."""
+    data = message if isinstance(message, bytes) else message.SerializeToString()
     return _HEADER.pack(len(data)) + data
 
 
-async def read_event(reader: asyncio.StreamReader) -> pb.EngineEvent:
-    """Return the engine's next event. Raises asyncio.IncompleteReadError if the engine process is gone."""
-    (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    return pb.EngineEvent.FromString(await reader.readexactly(size))
+async def read_events(reader: asyncio.StreamReader) -> AsyncIterator[pb.EngineEvent]:
+    """Yield the engine's events until its process is gone: a step's, which come together, without waiting between."""
+    buffer = bytearray()
+    while data := await reader.read(_RECEIVE_BYTES):
+        buffer += data
+        for body in _bodies(buffer):
+            yield pb.EngineEvent.FromString(body)
+
+
+def _bodies(buffer: bytearray) -> Iterator[bytes]:
+    """Take the whole frames out of a buffer, and yield what is in them."""
+    taken, body = 0, _HEADER.size
+    while len(buffer) >= body:
+        (size,) = _HEADER.unpack_from(buffer, taken)
+        if len(buffer) < body + size:
+            break
+        yield bytes(buffer[body : body + size])
+        taken = body + size
+        body = taken + _HEADER.size
+    del buffer[:taken]
 
 
 class EngineEnd:
@@ -53,14 +70,7 @@ class EngineEnd:
             data = self._sock.recv(_RECEIVE_BYTES)
             self.closed = not data
             self._buffer += data
-        while len(self._buffer) >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(self._buffer)
-            end = _HEADER.size + size
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[_HEADER.size : end])
-            del self._buffer[:end]
-            yield pb.EngineRequest.FromString(body)
+        yield from map(pb.EngineRequest.FromString, _bodies(self._buffer))
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         if events:

@@ -82,19 +82,21 @@ class StreamCounters:
         self._unseen: deque[tuple[int, float]] = deque(maxlen=MAX_UNSEEN)
         """(last id, time) of the Appends that no Commit has seen yet"""
 
-    def append(self, append: session_pb2.Append) -> None:
+    def append(self, first_id: int, nodes: int) -> None:
+        """Count an Append whose nodes have ids from `first_id` on."""
         self._total.appends += 1
-        if count := len(append.token):
-            self._total.nodes += count
-            self._unseen.append((append.first_id + count - 1, self._clock()))
+        if nodes:
+            self._total.nodes += nodes
+            self._unseen.append((first_id + nodes - 1, self._clock()))
 
     def commit(self, commit: session_pb2.Commit) -> None:
         self.finish = commit.finish
-        self.tokens += len(commit.token)
+        tokens, seen = len(commit.token), commit.seen
+        self.tokens += tokens
         if self._tenant:
-            self._total.tenant_tokens[self._tenant] += len(commit.token)
+            self._total.tenant_tokens[self._tenant] += tokens
         now = self._clock()
-        while self._unseen and self._unseen[0][0] <= commit.seen:
+        while self._unseen and self._unseen[0][0] <= seen:
             self._total.append_commit_s.add(now - self._unseen.popleft()[1])
 
     def round_trip(self, sample_ms: float) -> None:

@@ -64,10 +64,10 @@ class InboundMessages:
         on_first_rtt: called when the first answer to a ping has shown the round trip.
         """
         async for message in requests:
-            kind = message.WhichOneof("kind")
+            kind, nodes = message.WhichOneof("kind"), 0
             match kind:
                 case "append":
-                    self._append(message.append)
+                    nodes = self._append(message.append)
                 case "cancel":
                     self._cancel(message.cancel)
                 case "pong":
@@ -81,19 +81,20 @@ class InboundMessages:
                     )
             if kind != "pong":  # the round trips are measured even while the engine is behind
                 await self.drain()
-            if delay_s := self.limiter.delay_s(len(message.append.token)):
+            if delay_s := self.limiter.delay_s(nodes):
                 await asyncio.sleep(delay_s)
 
-    def _append(self, append: session_pb2.Append) -> None:
+    def _append(self, append: session_pb2.Append) -> int:
         """Check all that one message shows, once: the engine process builds from it unchecked, and the protocol's
-        state machine there checks what needs the session's state."""
-        if len(append.token) > self.in_flight:
-            bound = f"at most {self.in_flight}, limits.in_flight"
-            raise ProtocolViolation.bound("nodes in append.token", len(append.token), bound)
+        state machine there checks what needs the session's state. Return the number of its nodes."""
+        nodes = len(append.token)
+        if nodes > self.in_flight:
+            raise ProtocolViolation.bound("nodes in append.token", nodes, f"at most {self.in_flight}, limits.in_flight")
         codecs.check_append(append, vocabulary_size=self.vocabulary_size)
         self.heartbeat.sign_of_life()
-        self.counters.append(append)
+        self.counters.append(append.first_id, nodes)
         self.send(append=append)
+        return nodes
 
     def _cancel(self, cancel: session_pb2.Cancel) -> None:
         """Pass the first Cancel on; further ones change nothing."""

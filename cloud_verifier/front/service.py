@@ -168,7 +168,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 return unread
         return None
 
-    async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
+    async def Session(
+        self, requests: Requests, context: Context
+    ) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+        """Yield what goes to the device; the most frequent messages are serialised."""
         stream: SessionStream | None = None
         silence_watch: asyncio.Task[None] | None = None
         failure: Exception | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+
+from google.protobuf.message import Message
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
@@ -17,6 +18,7 @@ from cloud_verifier.front.inbound import InboundMessages, RateLimiter, Requests
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
+from outrider.wire.frames import field_of
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -67,6 +69,10 @@ class SessionStream:
         self._host = host
         self._inbox = host.register(self.session_id, self.epoch)
         """Events of the engine for this epoch. An event without a kind has the stream look at what else is due."""
+        self._next_ping = asyncio.get_running_loop().call_soon(self._wake_for_ping)
+        self._ping_due = False
+        self._sender = engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch).SerializeToString()
+        """What each request to the engine begins with."""
         self._release_serial = self._announced_serial = 0
         """Serials of the draft releases: the latest, and the one in the last ReleaseNotice."""
         start = engine_pb2.Start(
@@ -104,8 +110,9 @@ class SessionStream:
 
     async def messages(
         self, requests: Requests, on_first_rtt: Callable[[], None], on_last: Callable[[], None]
-    ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Yield commits, pings, directives and notices until the sequence ends. Raises what else ended the session.
+    ) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+        """Yield pings, directives, notices and, serialised, commits until the sequence ends. Raises what else ended the
+        session.
 
         on_first_rtt: called when the round trip is known. on_last: called when the last Commit is on its way.
         The stream ends when the device has closed its side.
@@ -115,40 +122,37 @@ class SessionStream:
         reading.add_done_callback(lambda _: self._wake())
         try:
             while True:
-                event = await self._next_event()
+                event = await self._inbox.get()
                 if reading.done():
                     reading.result()  # what the device did wrong comes before what is due to it
-                if event is not None and event.HasField("failure"):
+                kind = event.WhichOneof("kind")
+                if kind == "failure":
                     raise ipc.error_from_failure(event.failure)
-                if event is not None and event.HasField("commit"):
+                if kind == "commit":
                     self.counters.commit(event.commit)
-                    yield session_pb2.ServerMessage(commit=event.commit)
-                    if event.commit.finish != session_pb2.FINISH_NONE:
+                    yield field_of(session_pb2.ServerMessage.COMMIT_FIELD_NUMBER, event.commit)
+                    if self.counters.finish != session_pb2.FINISH_NONE:
                         on_last()
                         # A device on grpc.aio that writes just when its stream ends loses what it has not read yet.
                         await asyncio.wait({reading}, timeout=FAREWELL_S)
                         return
-                for message in self._due():
-                    yield message
+                if self._ping_due or self._directives.changed or self._release_serial > self._announced_serial:
+                    for message in self._due():
+                        yield message
         finally:
+            self._next_ping.cancel()
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reading
 
-    async def _next_event(self) -> engine_pb2.EngineEvent | None:
-        """Return the engine's next event; None when a ping is due."""
-        if not self._inbox.empty():
-            return self._inbox.get_nowait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.heartbeat.until_ping_s()):
-                return await self._inbox.get()
-        return None
-
     def _due(self) -> Iterator[session_pb2.ServerMessage]:
         """Yield what is due beside commits. Raises Unavailable if the device has been silent for too long."""
-        ping_due = self.heartbeat.until_ping_s() <= 0
+        ping_due, self._ping_due = self._ping_due, False
         if ping_due:
-            yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(self.heartbeat.ping(self._host.quiet_ms)))
+            ping = self.heartbeat.ping(self._host.quiet_ms)
+            loop = asyncio.get_running_loop()
+            self._next_ping = loop.call_later(self.heartbeat.until_ping_s(), self._wake_for_ping)
+            yield session_pb2.ServerMessage(ping=codecs.ping_to_proto(ping))
             self._update_engine(self._directives.lapse())
         load = self._host.stats.verifier
         if self._directives.changed or (ping_due and self._directives.outdated(load.step_ms, load.min_acceptance)):
@@ -169,8 +173,14 @@ class SessionStream:
             self._send(update=engine_pb2.SessionUpdate(directive=codecs.directive_to_proto(directive)))
             self._wake()
 
+    def _wake_for_ping(self) -> None:
+        self._ping_due = True
+        self._wake()
+
     def _wake(self) -> None:
         self._inbox.put_nowait(engine_pb2.EngineEvent())
 
-    def _send(self, **kind: Any) -> None:
-        self._host.send(engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind))
+    def _send(self, **kind: Message) -> None:
+        ((name, message),) = kind.items()
+        field = engine_pb2.EngineRequest.DESCRIPTOR.fields_by_name[name]
+        self._host.send(self._sender + field_of(field.number, message))

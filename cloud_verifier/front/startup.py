@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +14,7 @@ from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import Unavailable
 from outrider.wire.admission import Metadata
-from outrider.wire.status import abort, aborting
+from outrider.wire.status import aborting
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -70,20 +69,22 @@ class StartupService(session_pb2_grpc.VerifierServicer):
         async with aborting(context):
             await self._ready().FetchArtifact(request, context)
 
-    async def Session(self, requests: Requests, context: Context) -> AsyncIterator[session_pb2.ServerMessage]:
-        try:
-            service = self._ready()
-        except Unavailable as error:
-            await abort(context, error)
-        async with contextlib.aclosing(service.Session(requests, context)) as messages:
-            async for message in messages:
-                yield message
+    def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+        return self.service.Session(requests, context) if self.service is not None else self._refused(context)
+
+    async def _refused(self, context: Context) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+        async with aborting(context):
+            raise self._loading()
+        yield b""  # type: ignore[unreachable]  # it makes this a stream
 
     def _ready(self) -> VerifierService:
         """Return the service. Raises Unavailable while the target loads."""
         if self.service is None:
-            raise Unavailable(f"this verifier is still loading: {self.phase}; try again", retry_after_s=RETRY_LOADING_S)
+            raise self._loading()
         return self.service
+
+    def _loading(self) -> Unavailable:
+        return Unavailable(f"this verifier is still loading: {self.phase}; try again", retry_after_s=RETRY_LOADING_S)
 
     def _log(self, text: str) -> None:
         self._logged = self._clock()

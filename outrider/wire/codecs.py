@@ -189,17 +189,18 @@ def check_append(message: pb.Append, *, vocabulary_size: int) -> None:
     The verifier's front calls this once for each message, and its engine process builds the Append from what passed
     (`append_from_checked`). vocabulary_size: token ids at or above it are refused.
     """
-    first_id, count = message.first_id, len(message.token)
+    first_id, ups, tokens = message.first_id, message.up, message.token
+    count = len(tokens)
     between("append.first_id", first_id, 1, _MAX_ID - MAX_APPEND_NODES)
     between("append.base", message.base, 0, MAX_GENERATED_TOKENS)
     between("nodes in append.token", count, 0, MAX_APPEND_NODES)
-    if len(message.up) != count:
-        raise BadRequest.bound("length of append.up", len(message.up), f"{count}, the length of append.token")
-    if count and max(message.up) >= first_id:  # possible only for the first nodes of an epoch: check one by one
-        for node_id, up in enumerate(message.up, first_id):
+    if len(ups) != count:
+        raise BadRequest.bound("length of append.up", len(ups), f"{count}, the length of append.token")
+    if count and max(ups) >= first_id:  # possible only for the first nodes of an epoch: check one by one
+        for node_id, up in enumerate(ups, first_id):
             if up >= node_id:
                 raise BadRequest.bound(f"append.up[{node_id - first_id}]", up, f"less than {node_id}, the node's id")
-    _check_ids("append.token", message.token, vocabulary_size)
+    _check_ids("append.token", tokens, vocabulary_size)
 
 
 def append_from_checked(message: pb.Append, *, epoch: int) -> Append:

@@ -8,6 +8,7 @@ its call; a peer that does not know of them leaves the two fields out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
@@ -91,23 +92,24 @@ class Frames(Generic[Incoming]):
         self._scale = 1
         """Times by which sizes are greater because the messages carry log-probabilities."""
 
-    def encode(self, message: Message) -> bytes:
-        """Return the bytes to send."""
-        data = message.SerializeToString()
+    def encode(self, message: Message | bytes) -> bytes:
+        """Return the bytes to send. message: may be serialised already."""
+        data = message if isinstance(message, bytes) else message.SerializeToString()
         if self._padding != "off":
             data = self._padded(data)
         if not self._sends_checksum:
             return data
         self._sent = zlib.crc32(data, self._sent)
-        return data + _CHECKSUM_TAG + self._sent.to_bytes(4, "little")
+        return data + _checksum_field(self._sent)
 
     def decode(self, data: bytes) -> Incoming:
         """Return a message. Raises Damaged if its bytes are not those that were sent, BadRequest if they are none."""
         if self._expects is None:
-            self._expects = data[-_CHECKSUM_BYTES:-4] == _CHECKSUM_TAG and self._sum(data) == _sum_in(data)
+            whole = zlib.crc32(data[:-_CHECKSUM_BYTES], self._received)
+            self._expects = data[-_CHECKSUM_BYTES:] == _checksum_field(whole)
         if self._expects:
-            self._received = self._sum(data)
-            if data[-_CHECKSUM_BYTES:-4] != _CHECKSUM_TAG or self._received != _sum_in(data):
+            self._received = zlib.crc32(data[:-_CHECKSUM_BYTES], self._received)
+            if data[-_CHECKSUM_BYTES:] != _checksum_field(self._received):
                 raise Damaged("a message was changed or lost on the way, its checksum is wrong; attach again")
         try:
             message = self._incoming.FromString(data)
@@ -126,15 +128,21 @@ class Frames(Generic[Incoming]):
             each = 8 + 8 * min(attach.logprobs, MAX_LOGPROBS)  # of the token, and of each alternative with its id
             self._scale = 1 + _TOKENS * each // LEAST_BUCKET
 
-    def _sum(self, data: bytes) -> int:
-        return zlib.crc32(memoryview(data)[:-_CHECKSUM_BYTES], self._received)
-
     def _padded(self, data: bytes) -> bytes:
         least = len(data) + LEAST_PADDING + _CHECKSUM_BYTES * self._sends_checksum
-        zeros = padded_size(least, self._padding, self._scale) - least
-        # The length always takes three bytes, so that any size can be reached.
-        length = bytes([zeros & 0x7F | 0x80, zeros >> 7 & 0x7F | 0x80, zeros >> 14])
-        return data + _PADDING_TAG + length + bytes(zeros)
+        return data + _padding_field(padded_size(least, self._padding, self._scale) - least)
+
+
+def field_of(number: int, message: Message) -> bytes:
+    """Return a message serialised as the field with this number, below 16, of another one: at a third of the time in
+    which protobuf copies it into the other one and serialises that."""
+    data = message.SerializeToString()
+    length, size = bytearray(), len(data)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return bytes([number << 3 | 2]) + length + data
 
 
 def padded_size(size: int, padding: Padding, scale: int = 1) -> int:
@@ -148,8 +156,14 @@ def padded_size(size: int, padding: Padding, scale: int = 1) -> int:
     return -(-size // bucket) * bucket
 
 
-def _sum_in(data: bytes) -> int:
-    return int.from_bytes(data[-4:], "little")
+def _checksum_field(checksum: int) -> bytes:
+    return _CHECKSUM_TAG + checksum.to_bytes(4, "little")
+
+
+@functools.lru_cache(maxsize=LARGEST_BUCKET // 8)
+def _padding_field(zeros: int) -> bytes:
+    # The length always takes three bytes, so that any size can be reached.
+    return _PADDING_TAG + bytes([zeros & 0x7F | 0x80, zeros >> 7 & 0x7F | 0x80, zeros >> 14]) + bytes(zeros)
 
 
 def add_verifier(servicer: session_pb2_grpc.VerifierServicer, to: grpc.aio.Server) -> None:
@@ -162,7 +176,7 @@ def add_verifier(servicer: session_pb2_grpc.VerifierServicer, to: grpc.aio.Serve
             frames = Frames(pb.ClientMessage, framing_of(context.invocation_metadata()))
         except BadRequest as error:
             await abort(context, error)
-        messages: AsyncGenerator[pb.ServerMessage, None] = serve(_decoded(requests, frames), context)
+        messages: AsyncGenerator[pb.ServerMessage | bytes, None] = serve(_decoded(requests, frames), context)
         async with contextlib.aclosing(messages):
             async for message in messages:
                 yield frames.encode(message)

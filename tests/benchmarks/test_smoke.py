@@ -27,6 +27,7 @@ from benchmarks import (
     exact,
     failover,
     fleet,
+    front,
     latency,
     lossless,
     overhead,
@@ -186,6 +187,16 @@ async def test_swarm(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, caps
     for figure in ("acceptance_over_live", "tokens_per_step_live", "tokens_per_step_replayed"):
         assert last[figure].keys() == {"greedy", "T=0.8"}
         assert min(last[figure].values()) > 0
+
+
+@pytest.mark.asyncio
+async def test_front(capsys: pytest.CaptureFixture[str]) -> None:
+    await front.main(SMOKE)
+    last = last_line(capsys)
+    assert last.keys() == {"cpu_us_per_session_step", "added_ms_p99"}
+    assert last["cpu_us_per_session_step"] > 0
+    assert last["added_ms_p99"].keys() == {"2", "4"}
+    assert all(added_ms > 0 for added_ms in last["added_ms_p99"].values())
 
 
 @in_shared_loop

@@ -52,6 +52,30 @@ async def plain(tmp_path):
 # --- coming in
 
 
+async def test_requests_of_one_turn_of_the_loop_reach_the_engine_in_order_and_in_one_write(plain, monkeypatch):
+    writes = []
+    write = plain.host._writer.write
+    monkeypatch.setattr(plain.host._writer, "write", lambda data: (writes.append(data), write(data)))
+    names = [f"s{number}" for number in range(20)]
+    for name in names:
+        plain.host.send(engine_pb2.EngineRequest(session_id=name, stop=engine_pb2.Stop()))
+    await until(lambda: len(plain.engine.requests) == 20)
+    assert [request.session_id for request in plain.engine.requests] == names
+    assert len(writes) == 1
+
+
+async def test_pings_keep_their_pace_however_many_commits_come_between(plain):
+    stream = await plain.open()
+    kinds, begun = [], time.monotonic()
+    while (passed_s := time.monotonic() - begun) < 0.6:
+        plain.engine.commit("s", 1, len(kinds), [1])
+        kinds.append((await stream.read(pings=True)).WhichOneof("kind"))
+        await asyncio.sleep(0.002)
+    assert 3 <= kinds.count("ping") <= 1 + passed_s / 0.05
+    assert kinds.count("commit") > 10
+    stream.call.cancel()
+
+
 async def test_an_open_is_answered_with_limits_and_directive_and_reaches_the_engine(plain):
     stream = await plain.open(wait=False)
     opened = (await stream.read()).opened

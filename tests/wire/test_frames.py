@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import BadRequest, Damaged
-from outrider.wire.frames import LARGEST_BUCKET, LEAST_BUCKET, Frames, Framing, Padding, framing_of, padded_size
+from outrider.wire.frames import (
+    LARGEST_BUCKET,
+    LEAST_BUCKET,
+    Frames,
+    Framing,
+    Padding,
+    field_of,
+    framing_of,
+    padded_size,
+)
 from outrider.wire.v1 import session_pb2 as pb
 
 PADDINGS: list[Padding] = ["off", "buckets", "constant"]
@@ -35,6 +44,15 @@ def test_what_is_sent_is_received_in_both_directions(
     for token in messages:
         assert device.decode(verifier.encode(commit(token))).commit == commit(token).commit
         assert verifier.decode(device.encode(append(token))).append == append(token).append
+
+
+@given(st.lists(st.integers(0, 200_000), max_size=10_000))
+def test_a_message_serialised_as_a_field_is_what_protobuf_makes_of_it(token: list[int]) -> None:
+    whole = commit(token)
+    field = field_of(pb.ServerMessage.COMMIT_FIELD_NUMBER, whole.commit)
+    assert field == whole.SerializeToString()
+    verifier, device = ends(Framing(padding="buckets"))
+    assert device.decode(verifier.encode(field)).commit == whole.commit
 
 
 @given(st.lists(tokens, min_size=2, max_size=4), st.sampled_from(PADDINGS), st.data())
