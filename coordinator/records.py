@@ -31,6 +31,8 @@ class VerifierRegistration:
     """Sessions that it serves at once."""
     instance: int
     """Random per process start."""
+    region: str = ""
+    """The operator's label for where it is; empty if it has none."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ class PlacementRequest:
     """Tokens of the prompt; 0 if the session will generate nothing."""
     device_ids: tuple[str, str] = ("", "")
     """Ids by which the device is drawn for trials of drafts and of stores, as it says itself; empty if it has none."""
+    round_trips: Mapping[str, float] = field(default_factory=dict)
+    """Region -> round trip in milliseconds that the device has measured."""
 
 
 @dataclass(frozen=True)
@@ -233,3 +237,5 @@ class OpenedSession:
     expires_unix: float
     """When the tickets expire, in seconds."""
     prior: Prior = field(default_factory=Prior)
+    probes: tuple[VerifierRegistration, ...] = ()
+    """One verifier of each region, at which the device may measure its round trip; none where there is one region."""

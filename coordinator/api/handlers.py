@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -49,6 +50,9 @@ FLEET_S = 0.5
 verifier has room is read with each placement."""
 AGAIN_S = 0.05
 """The same before a session is refused."""
+KNOWN_S, ONE_REGION_S = 1.0, 10.0
+"""Seconds for which what was read of verifiers, a report a second, serves to compare regions, and to see that there are
+several."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -66,6 +70,8 @@ class Handlers:
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
+        self._known_read: placement.Known = {}
+        self._known_read_at = -math.inf
         self._fleet_reading = asyncio.Lock()
         self._ownership = Ownership(store)
         self._reports: dict[str, Report] = {}
@@ -82,7 +88,9 @@ class Handlers:
         opened = await self._place(claims, request)
         weights = opened.primary.verifier.target.weights_hash
         return replace(
-            opened, prior=await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights))
+            opened,
+            prior=await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights)),
+            probes=placement.probes(await self._known(), weights, self._draw),
         )
 
     async def resume(
@@ -123,7 +131,7 @@ class Handlers:
     async def register(self, registration: VerifierRegistration) -> None:
         """Register a verifier; a restarted one replaces its former instance."""
         replaced = await self._verifiers.register(registration, self.config.lease_ms)
-        self._fleet_read_at = -math.inf
+        self._fleet_read_at = self._known_read_at = -math.inf
         if replaced:
             log.warning(
                 "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
@@ -259,11 +267,13 @@ class Handlers:
             except BadRequest as error:
                 refused = error
                 continue
-            among = placement.batches(placement.candidates(fleet, named, self._draw), fleet)
-            placed = await self._sessions.place(claims, named, among, self.config)
+            compared = await self._compared(claims, named, fleet) if request.round_trips else ()
+            ranked = placement.candidates(fleet, named, self._draw, self.config, *compared)
+            placed = await self._sessions.place(claims, named, placement.batches(ranked, fleet), self.config)
             if not isinstance(placed, int):
                 return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
-            refused = placement.refusal(fleet, named, placed)
+            too_far = sum(placement.fits(target, named) for target in fleet.values()) - len(ranked)
+            refused = placement.refusal(fleet, named, placed, too_far)
         raise refused or Unavailable("no verifier is registered")
 
     async def _fleet(self, age_s: float) -> placement.Fleet:
@@ -274,6 +284,27 @@ class Handlers:
                 self._fleet_read = await self._verifiers.fleet()
                 self._fleet_read_at = begun
             return self._fleet_read
+
+    async def _known(self) -> placement.Known:
+        """Return the verifiers as they were at most KNOWN_S ago, or longer while they are of one region. The last ones
+        that were read serve while the store is away, since a session may have been placed before."""
+        async with self._fleet_reading:
+            regions = {verifier.registration.region for verifier in self._known_read.values()}
+            if time.monotonic() - self._known_read_at > (KNOWN_S if len(regions) > 1 else ONE_REGION_S):
+                begun = time.monotonic()
+                with contextlib.suppress(Unavailable):
+                    self._known_read = {one.registration.verifier_id: one for one in await self._verifiers.find()}
+                    self._known_read_at = begun
+            return self._known_read
+
+    async def _compared(
+        self, claims: Claims, request: PlacementRequest, fleet: placement.Fleet
+    ) -> tuple[Prior, placement.Known]:
+        """Return what regions are compared by: the prior with the weights of the first verifier that fits, which mostly
+        all have, and the verifiers."""
+        weights = next((target.weights_hash for target in fleet.values() if placement.fits(target, request)), "")
+        workload = WorkloadKey(claims.tenant, request.draft, request.traffic, weights)
+        return await self._prior(workload), await self._known()
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
         epoch, primary, standby = placed.epoch, placed.primary, placed.standby

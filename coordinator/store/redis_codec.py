@@ -41,7 +41,7 @@ def registration_fields(registration: VerifierRegistration) -> list[Any]:
     """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
     target = registration.target
     found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
-    found += ["class", target.numerics_class]
+    found += ["class", target.numerics_class, "region", registration.region]
     return found + [part for name in _TARGET for part in (name, getattr(target, name))]
 
 
@@ -53,6 +53,7 @@ def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRe
         Target(*(record.get(name, "") for name in _TARGET)),
         int(record["capacity"]),
         int(record["instance"]),
+        record.get("region", ""),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from coordinator import placement
 from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.placement import CHOICES, Candidate
 from coordinator.records import (
     PlacementRequest,
     Prior,
@@ -48,7 +48,7 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[tuple[str, Sequence[str]]],
+        among: Sequence[tuple[str, Sequence[Candidate]]],
         config: CoordinatorConfig,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step.
@@ -57,8 +57,8 @@ class SessionStore:
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. among: weights hash of a target, and ids of verifiers of it in the order of the
-        random draw, of each batch that is asked after another.
+        greater than their last one. among: weights hash of a target, and verifiers of it in the order of
+        placement.candidates, of each batch that is asked after another.
         """
         if not claims.api_key_id:
             return await self._place(claims, request, among, config, TenantLimits(), {})
@@ -84,19 +84,19 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[tuple[str, Sequence[str]]],
+        among: Sequence[tuple[str, Sequence[Candidate]]],
         config: CoordinatorConfig,
         limits: TenantLimits,
         waiting: dict[str, list[str]],
     ) -> Placement | int:
         """Place the session; waiting: tenants that have asked for a place last, by target, as far as they are read."""
         alive = 0
-        for number, (weights, names) in enumerate(among):
+        for number, (weights, those) in enumerate(among):
             last = not any(weights == other for other, _ in among[number + 1 :])
             if claims.api_key_id and weights not in waiting:
                 [waiting[weights]] = await self._store.call("waiting", [_waiting(weights)])
             ahead = [name for name in waiting.get(weights, ()) if name != claims.tenant]
-            placed = await self._place_at(claims, request, weights, names, config, limits, ahead, last=last)
+            placed = await self._place_at(claims, request, weights, those, config, limits, ahead, last=last)
             if not isinstance(placed, int):
                 return placed
             alive += placed
@@ -107,7 +107,7 @@ class SessionStore:
         claims: Claims,
         request: PlacementRequest,
         weights: str,
-        among: Sequence[str],
+        among: Sequence[Candidate],
         config: CoordinatorConfig,
         limits: TenantLimits,
         waiting: Sequence[str],
@@ -124,15 +124,14 @@ class SessionStore:
         touched += [keys.tenant_places(weights, name) for name in (tenant, *waiting)]
         tokenizer = request.weights[1] if request.weights else ""
         name = "" if request.weights else request.target  # weights bind, names may change
-        typical_rtt_ms = placement.typical_rtt_ms(request, config.unknown_rtt_ms)
         arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
-        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, config.load_weight_ms, name, tokenizer, weights]
+        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, tokenizer, weights]
         arguments += [request.numerics_class, request.draft, request.traffic]
         arguments += [int(shares), limits.max_places, elsewhere, quotas.RUNNING_MS, int(last), quotas.WAIT_MS]
         arguments += [*request.device_ids, len(waiting), *waiting]
-        for one in among:
-            touched += [keys.verifier(weights, one), keys.placements(weights, one), keys.cordon(weights, one)]
-            arguments += [one, request.rtt_ms.get(one, typical_rtt_ms), int(one in request.failed)]
+        for verifier_id, empty_ms, full_ms, failed, rank, region in among:
+            touched += [key(weights, verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
+            arguments += [verifier_id, empty_ms, full_ms, int(failed), rank, region]
         reply = await self._store.run("place", touched, arguments)
         if not reply[0]:
             if reply[1] == -3:

@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -22,6 +22,7 @@ from edge_agent.sdk.request import Request
 from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
+from edge_agent.session.round_trips import RoundTrips
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
@@ -32,6 +33,7 @@ from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
+from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class Sessions:
         self._tls = tls
         self._reroute = dict(reroute)
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
+        self.round_trips = RoundTrips(lambda address, tls: channels.apart(self._reroute.get(address, address), tls=tls))
+        """The round trips to the regions of the cluster, as far as they were measured."""
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._drivers: set[SessionDriver] = set()
 
@@ -249,8 +253,11 @@ class Sessions:
             draft_release=draft_release,
             traffic_class=traffic_class,
             device_ids=self.device_ids(),
+            round_trips=self.round_trips.known(),
         )
         self._absence.worked()
+        if placement.probes:
+            self._tasks.begin(self.round_trips.measure(placement.probes))
         self.on_release_notice(placement.release_serial)
         return placement
 
@@ -277,7 +284,11 @@ class Sessions:
         if placement is None:
             return DirectRoute(self._verifier_address, backoff, tls=self._tls)
         session_id = placement.session_id
-        return GrantRoute(placement.grants, lambda *failed: self.coordinator().resume(session_id, *failed), backoff)
+
+        def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
+            return self.coordinator().resume(session_id, ticket, failed, last_epoch, self.round_trips.known())
+
+        return GrantRoute(placement.grants, resume, backoff)
 
     def _keep_winding_down(self, driver: SessionDriver) -> None:
         """Let the rest of a session's work outlive its last delivery."""

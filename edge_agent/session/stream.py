@@ -68,9 +68,13 @@ class Channels:
         """
         key = (address, tls, bulk)
         if key not in self._open:
-            trusted = (self._tls or ClientTls()) if tls else None
-            self._open[key] = channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
+            self._open[key] = self.apart(address, tls=tls, bulk=bulk)
         return self._open[key]
+
+    def apart(self, address: str, *, tls: bool, bulk: bool = False) -> grpc.aio.Channel:
+        """Return a channel that the pool neither keeps nor closes. Raises BadRequest as `get` does."""
+        trusted = (self._tls or ClientTls()) if tls else None
+        return channel(address, tls=trusted, insecure=self._insecure, bulk=bulk, far=True)
 
     def retire(self, silent: grpc.aio.Channel) -> None:
         """Have further calls to a channel's address open another connection: this one may be dead, which gRPC notices

@@ -8,10 +8,13 @@ import pytest
 from peers import identity, until
 
 from coordinator import placement
+from coordinator.config import CoordinatorConfig
 from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target
+
+CONFIG = CoordinatorConfig()
 
 
 def verifier(verifier_id, **target):
@@ -205,10 +208,11 @@ def test_the_order_of_candidates_is_the_draws_and_the_tiers():
     odd, other = verifier("odd", dtype="bfloat16"), verifier("x", name="y")
     fleet = dict([verifier("far"), verifier("lost"), odd, verifier("near"), other])
     need = PlacementRequest("demo", {"near": 2.0, "far": 8.0}, ("w", "t"), "float32//", frozenset({"lost"}))
-    ranked = placement.candidates(fleet, need, random.Random(1))
-    assert ranked == placement.candidates(fleet, need, random.Random(1))
-    assert set(ranked[:3]) == {"near", "far", "x"}
-    assert ranked[3:] == ["odd", "lost"]
+    ranked = placement.candidates(fleet, need, random.Random(1), CONFIG)
+    assert ranked == placement.candidates(fleet, need, random.Random(1), CONFIG)
+    names = [one.verifier_id for one in ranked]
+    assert set(names[:3]) == {"near", "far", "x"}
+    assert names[3:] == ["odd", "lost"]
 
 
 def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
@@ -220,17 +224,17 @@ def test_an_unmeasured_verifier_is_taken_for_a_typical_one():
 @pytest.mark.parametrize("count", [0, 1, 32, 33, 65])
 def test_batches_hold_every_candidate_once(count):
     fleet = dict(verifier(f"v{i}") for i in range(count))
-    ranked = placement.candidates(fleet, PlacementRequest(), random.Random())
+    ranked = placement.candidates(fleet, PlacementRequest(), random.Random(), CONFIG)
     assert len(ranked) == count
     batches = placement.batches(ranked, fleet)
-    assert [name for _, names in batches for name in names] == ranked
+    assert [one for _, those in batches for one in those] == ranked
     assert all(0 < len(names) <= placement.CANDIDATES_AT_ONCE for _, names in batches)
 
 
 def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_comes_first():
     fleet = dict(verifier(f"v{i}", weights_hash=f"w{i % 2}") for i in range(80))
-    ranked = placement.candidates(fleet, PlacementRequest(), random.Random(3))
+    ranked = placement.candidates(fleet, PlacementRequest(), random.Random(3), CONFIG)
     batches = placement.batches(ranked, fleet)
-    assert batches[0][0] == fleet[ranked[0]].weights_hash
+    assert batches[0][0] == fleet[ranked[0].verifier_id].weights_hash
     assert [weights for weights, _ in batches] == [batches[0][0]] * 2 + [batches[-1][0]] * 2
-    assert all(fleet[name].weights_hash == weights for weights, names in batches for name in names)
+    assert all(fleet[one.verifier_id].weights_hash == weights for weights, those in batches for one in those)

@@ -1,22 +1,25 @@
 -- Place a session on a verifier of one target, name a standby and use up a range of epochs for each, all in one step.
 -- KEYS: 1 session:<id> HASH, 2 waiting ZSET, 3 tenant-places:<tenant> ZSET, then those of other tenants that wait, then
---       for each candidate, in the order of the caller's random draw:
+--       for each candidate, in the caller's order (placement.py):
 --       verifier:<id> HASH, placements:<id> ZSET, cordon:<id> STRING
 -- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch that the caller knows), 4 epochs in a range, 5 ms for which the
---       place is kept before the device attaches, 6 ms for which the session's record is kept before, 7 load weight ms,
+--       place is kept before the device attaches, 6 ms for which the session's record is kept before, 7 candidates of a
+--       region that are compared,
 --       8 target name ('' any), 9 tokenizer hash ('' any), 10 weights hash, 11 preferred numerics class ('' none),
 --       12 draft release and 13 traffic class ('' leaves what is known of them), 14 whether the tenant shares places with
 --       others (0/1), 15 its limit of places (0 none), 16 places that it has at other targets, 17 ms after its last
 --       report in which a session is running, 18 whether these are the last candidates (0/1), 19 ms for which who gets no
 --       place is taken to wait, ids by which the device is drawn for trials 20 of drafts and 21 of stores ('' leaves what
---       is known of them), 22 number of tenants that wait, then these, then for each candidate: verifier id, rtt ms, failed
---       (0/1)
+--       is known of them), 22 number of tenants that wait, then these, then for each candidate: verifier id, cost while
+--       it is empty, what it costs more while it is full, failed (0/1), rank of its region, the region ('' where they are
+--       all alike)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, end of the place (ms)},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it,
 --      or {0, -3, limit that is reached: places or share, its value, ms after which to ask again}.
 local ASK_MS, waiters = 1000, tonumber(ARGV[22])
 local HEAD, KEYS_BEFORE = 22 + waiters, 3 + waiters
+local EACH, RANKS = 6, 10000 -- arguments of a candidate; more than the greatest rank
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
@@ -58,36 +61,41 @@ local function inspect(i, name, tokenizer)
   local capacity = tonumber(v[1])
   local closed_to_new = used >= capacity or redis.call('EXISTS', cordon) == 1
   if closed_to_new and not redis.call('ZSCORE', placements, ARGV[1]) then return nil end
-  local at = HEAD + 3 * (i - 1)
+  local at = HEAD + EACH * (i - 1)
   return {
-    key = key, i = i, id = ARGV[at + 1], failed = ARGV[at + 3] == '1',
-    cost = tonumber(ARGV[at + 2]) + tonumber(ARGV[7]) * used / capacity,
+    key = key, i = i, id = ARGV[at + 1], failed = ARGV[at + 4] == '1', rank = tonumber(ARGV[at + 5]),
+    cost = tonumber(ARGV[at + 2]) + tonumber(ARGV[at + 3]) * used / capacity, region = ARGV[at + 6],
     name = v[4], tokenizer = v[6], class = v[7],
   }
 end
 
--- Return 0 for the best tier: a candidate that has not failed the session, in the preferred numerics class.
-local function tier(c, class)
-  return (c.failed and 2 or 0) + ((class ~= '' and c.class ~= class) and 1 or 0)
+-- Return the least for the best tier: a candidate that has not failed the session, in the preferred numerics class, in
+-- the region of the least rank. A standby is rather in a region that is near enough and not its primary's, since regions
+-- fail as a whole.
+local function tier(c, class, primary)
+  local of_class = (c.failed and 2 or 0) + ((class ~= '' and c.class ~= class) and 1 or 0)
+  local apart = primary and c.rank == 0 and c.region ~= primary.region
+  return (2 * of_class + (apart and 0 or 1)) * RANKS + c.rank
 end
 
--- Return the better of the first two candidates of the best tier that has any ("power of two choices").
-local function choose(found, class)
-  local best, second
+-- Return the cheapest of the first candidates of each region ("power of two choices") in the best tier that has any.
+local function choose(found, class, primary)
+  local least, compared, best
   for _, c in ipairs(found) do
-    if not best or tier(c, class) < tier(best, class) then
-      best, second = c, nil
-    elseif not second and tier(c, class) == tier(best, class) then
-      second = c
+    local its = tier(c, class, primary)
+    if not least or its < least then least, compared, best = its, {}, nil end
+    local before = compared[c.region] or 0
+    if its == least and before < tonumber(ARGV[7]) then
+      compared[c.region] = before + 1
+      if not best or c.cost < best.cost then best = c end
     end
   end
-  if second and second.cost < best.cost then return second end
   return best
 end
 
 local function eligible(name, tokenizer, except)
   local found = {}
-  for i = 1, (#ARGV - HEAD) / 3 do
+  for i = 1, (#ARGV - HEAD) / EACH do
     local c = i ~= except and inspect(i, name, tokenizer) or nil
     if c then found[#found + 1] = c end
   end
@@ -119,7 +127,7 @@ if shares and not running and fewer_wait() then
   wait()
   return refusal('share', places)
 end
-local standby = choose(eligible(primary.name, primary.tokenizer, primary.i), primary.class)
+local standby = choose(eligible(primary.name, primary.tokenizer, primary.i), primary.class, primary)
 
 -- The epoch is greater than any given out before: by the record, by the clock if that was lost, by what the device saw.
 local span = tonumber(ARGV[4])
