@@ -50,7 +50,16 @@ class Peer:
         self.admin = coordinator_pb2_grpc.AdminStub(channel)
         self.public_keys: dict[str, bytes] = {}
 
-    async def join(self, verifier_id: str, *, capacity: int = 8, target=DEMO, instance: int = 1, tls: bool = False):
+    async def join(
+        self,
+        verifier_id: str,
+        *,
+        capacity: int = 8,
+        target=DEMO,
+        instance: int = 1,
+        tls: bool = False,
+        region: str = "",
+    ):
         answer = await self.registry.Register(
             pb.RegisterRequest(
                 verifier_id=verifier_id,
@@ -59,6 +68,7 @@ class Peer:
                 target=target,
                 capacity_sessions=capacity,
                 instance=instance,
+                region=region,
             )
         )
         self.public_keys |= dict(answer.public_keys)

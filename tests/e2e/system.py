@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -159,14 +159,17 @@ class Device:
 class System:
     """Run a coordinator and its verifiers; killed ones are replaced. Use it as an async context manager.
 
-    flags: of its verifiers. count: number of verifiers.
+    flags: of its verifiers. count: number of verifiers. placing: flags of its coordinator.
     """
 
     running: ClassVar[list[System]] = []
 
-    def __init__(self, folder: Path, pair: tuple[Path, Path], *flags: str, count: int = 2) -> None:
+    def __init__(
+        self, folder: Path, pair: tuple[Path, Path], *flags: str, count: int = 2, placing: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.count = count
+        self._placing = placing
         self._verifier = ("--model", str(pair[0]), "--draft", str(pair[1]), *QUICK, *flags)
         self.cluster = Cluster(logs=folder / "logs")
         self._replacing: asyncio.Task[Any] | None = None
@@ -255,7 +258,8 @@ class System:
     async def _start_coordinator(self, listen: str) -> None:
         state = str(self.folder / "state")
         # Reports are frequent, so that what a test waits to see is seen soon.
-        await self.cluster.start_coordinator("--listen", listen, "--state-dir", state, "--report-interval-ms", "100")
+        flags = ("--listen", listen, "--state-dir", state, "--report-interval-ms", "100", *self._placing)
+        await self.cluster.start_coordinator(*flags)
 
 
 async def status_of(address: str, ca: Path | None = None) -> pb.StatusResponse:
