@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_the_prediction_is_the_replays_of_the_window_control() -> None:
         timing = LinkTiming(rtt_ms / 1e3, 0.005, lambda nodes: 0.04)
         replayed = replay(history, timing, placement.WINDOW).tokens_per_step
         assert placement.tokens_per_step(rtt_ms, 40.0, 0.0, GOOD) == pytest.approx(replayed, rel=0.12)
+
+
+def test_the_page_shows_what_is_predicted() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    near, *others, last = (f"{placement.tokens_per_step(ms, 40.0, 0.0, GOOD):.2f}" for ms in (10.0, 60.0, 110.0, 210.0))
+    assert f"predicted {', '.join((near, *others))} and {last} tokens" in page
 
 
 def test_where_nodes_must_be_better_a_session_speculates_less() -> None:
