@@ -30,9 +30,12 @@ COPY cloud_verifier/__init__.py cloud_verifier/vllm_environment.py cloud_verifie
 COPY cloud_verifier/engine/vllm_backend/requirements.txt cloud_verifier/engine/vllm_backend/
 ARG VLLM_OPTIONS=--gpu
 ARG PIP_EXTRA_INDEX_URL=
+# Python packages beside vLLM: ray for a verifier of several nodes.
+ARG VLLM_PACKAGES=
 # hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m cloud_verifier.vllm_environment /opt/vllm $VLLM_OPTIONS \
+    && if [ -n "$VLLM_PACKAGES" ]; then /opt/vllm/bin/python -m pip install $VLLM_PACKAGES; fi \
     && /opt/vllm/bin/python -m pip uninstall --yes pip
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY outrider outrider

@@ -18,6 +18,7 @@ EVERYTHING: Object = {
     },
     "verifier": {
         "gpus": 1,
+        "region": "eu-west",
         "imageTag": "1.2.3-cuda",
         "drainSeconds": 300,
         "extraArgs": ["--max-sessions=16"],
@@ -32,6 +33,11 @@ EVERYTHING: Object = {
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"verifierEgress": [{"ports": [{"port": 443}]}]},
 }
+SEVERAL_NODES: Object = {
+    "verifier": {"gpus": 8, "nodes": 2, "imageTag": "1.2.3-ray", "drainSeconds": 120},
+    "autoscaling": {"enabled": True, "kind": "hpa"},
+}
+"""Values of verifiers that several machines compute together."""
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
@@ -41,6 +47,8 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 def workloads(objects: list[Object]) -> dict[str, Object]:
     """Return the pod templates by component."""
     found = [each["spec"]["template"] for each in of_kind(objects, "Deployment", "StatefulSet")]
+    for group in of_kind(objects, "LeaderWorkerSet"):
+        found += [group["spec"]["leaderWorkerTemplate"][name] for name in ("leaderTemplate", "workerTemplate")]
     return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in found}
 
 
@@ -51,7 +59,7 @@ def container_of(template: Object) -> Object:
 
 
 def ports_of(template: Object) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for port in container_of(template)["ports"]}
+    return {port["name"]: port["containerPort"] for port in container_of(template).get("ports", ())}
 
 
 def probes_of(template: Object) -> dict[str, Object]:

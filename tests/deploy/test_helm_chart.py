@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from chart_objects import (
     EVERYTHING,
+    SEVERAL_NODES,
     Object,
     arguments_of,
     chosen,
@@ -26,7 +31,7 @@ from demanded import demand
 
 from outrider import __version__
 
-ELSEWHERE = {"ScaledObject", "PodMonitor"}
+ELSEWHERE = {"ScaledObject", "PodMonitor", "LeaderWorkerSet"}
 """Kinds of operators, whose schemas Kubernetes does not have."""
 OLDEST, NEWEST = "1.27", "1.37"
 MISTAKES: list[tuple[Object, str]] = [
@@ -37,11 +42,23 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"autoscaling": {"min_acceptance": 2}}, "min_acceptance"),
     ({"verifier": {"drainSeconds": 3_600}}, "drainSeconds"),
     ({"verifier": {"engine": "vLLM"}}, "engine"),
+    ({"verifier": {"region": "eu west"}}, "region"),
+    ({"verifier": {"nodes": 0}}, "nodes"),
+    ({"autoscaling": {"kind": "vpa"}}, "kind"),
     ({"coordinator": {"env": {"lower": "x"}}}, "lower"),
     ({"verifier": {"model": {"volume": {"emptyDir": {}, "hostPath": {"path": "/m"}}}}}, "volume"),
 ]
 
-values = pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+values = pytest.mark.parametrize(
+    "values", [{}, EVERYTHING, SEVERAL_NODES], ids=["defaults", "everything", "several nodes"]
+)
+WORKER = "verifier-worker"
+"""A component that runs Ray alone, and none of Outrider's programs."""
+
+
+def programs(objects: list[Object]) -> dict[str, Object]:
+    """Return the pod templates that run one of Outrider's programs, by component."""
+    return {component: template for component, template in workloads(objects).items() if component != WORKER}
 
 
 @values
@@ -58,7 +75,15 @@ def test_every_object_is_one_that_kubernetes_knows(chart: Callable[..., list[Obj
 
     objects = chart(values)
     for found in objects:
-        if found["kind"] not in ELSEWHERE:
+        if found["kind"] == "LeaderWorkerSet":  # its pods as those of a StatefulSet
+            group = found["spec"]["leaderWorkerTemplate"]
+            assert set(group) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+            for template in (group["leaderTemplate"], group["workerTemplate"]):
+                pods = {"serviceName": "s", "selector": {"matchLabels": template["metadata"]["labels"]}}
+                stateful = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "s"}}
+                kubernetes_validate.validate({**stateful, "spec": {**pods, "template": template}}, OLDEST, strict=True)
+                kubernetes_validate.validate({**stateful, "spec": {**pods, "template": template}}, NEWEST, strict=True)
+        elif found["kind"] not in ELSEWHERE:
             kubernetes_validate.validate(found, OLDEST, strict=True)
             kubernetes_validate.validate(found, NEWEST, strict=True)
     names = [(found["kind"], found["metadata"]["name"]) for found in objects]
@@ -113,14 +138,15 @@ def test_the_page_names_the_secrets_keys_and_values_that_there_are(chart: Callab
 
 def test_nothing_needs_an_operator_unless_asked_for(chart: Callable[..., list[Object]]) -> None:
     assert of_kind(chart({}), *ELSEWHERE) == []
-    assert {found["kind"] for found in of_kind(chart(EVERYTHING), *ELSEWHERE)} == ELSEWHERE
+    every = [*chart(EVERYTHING), *chart(SEVERAL_NODES)]
+    assert {found["kind"] for found in of_kind(every, *ELSEWHERE)} == ELSEWHERE
 
 
 @values
 def test_the_product_takes_every_containers_command_and_variables(
     chart: Callable[..., list[Object]], values: Object
 ) -> None:
-    for component, template in workloads(chart(values)).items():
+    for component, template in programs(chart(values)).items():
         image = Image.read(component_of(container_of(template)["image"]))
         environment = {**image.environment, **environment_of(template)}
         assert strange_variables(environment) == []
@@ -140,7 +166,7 @@ def test_services_and_policies_meet_pods_and_their_ports(chart: Callable[..., li
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= set(ports_of(templates[component]))
     for policy in of_kind(objects, "NetworkPolicy"):
         [component] = chosen(policy["spec"]["podSelector"]["matchLabels"], templates)
-        inwards = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+        inwards = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
         assert inwards == set(ports_of(templates[component]))
     for budget in of_kind(objects, "PodDisruptionBudget"):
         assert len(chosen(budget["spec"]["selector"]["matchLabels"], templates)) == 1
@@ -152,7 +178,7 @@ def test_verifiers_and_devices_dial_the_coordinators_service(
 ) -> None:
     objects = chart(values)
     services = {found["metadata"]["name"]: found for found in of_kind(objects, "Service")}
-    templates = workloads(objects)
+    templates = programs(objects)
     for component in set(templates) - {"coordinator"}:
         [given] = [word for word in arguments_of(templates[component]) if word.startswith("--coordinator=")]
         found = re.fullmatch(r"--coordinator=([a-z-]+)\.llm\.svc:(\d+)", given)
@@ -255,7 +281,8 @@ def test_what_is_mounted_is_there_and_what_must_be_written_can_be(
 @values
 def test_a_verifier_has_time_to_drain(chart: Callable[..., list[Object]], values: Object) -> None:
     template = workloads(chart(values))["verifier"]
-    drain_s = settings("verifier", arguments_of(template), environment_of(template)).drain_s
+    image = Image.read(component_of(container_of(template)["image"]))
+    drain_s = settings(image.name, arguments_of(template), {**image.environment, **environment_of(template)}).drain_s
     [*_, script] = container_of(template)["lifecycle"]["preStop"]["exec"]["command"]
     found = re.fullmatch(r"kill -TERM 1 && timeout (\d+) tail --pid=1 -f /dev/null", script)
     assert found
@@ -317,6 +344,118 @@ def test_the_fleet_is_scaled_by_metrics_that_verifiers_export(chart: Callable[..
     assert all(re.fullmatch(pattern, f"{stateful['metadata']['name']}-0") for pattern in pods)
     assert all(float(trigger["metadata"]["threshold"]) > 0 for trigger in scaled["spec"]["triggers"])
     assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in scaled["spec"]["triggers"])
+
+
+def test_kubernetes_own_autoscaler_gets_the_same_metrics_and_thresholds_from_an_adapter(
+    chart: Callable[..., list[Object]],
+) -> None:
+    given = {"enabled": True, "minReplicas": 3, "maxReplicas": 9, "minAcceptance": 0.35, "occupancy": 0.875}
+    by_keda, by_hpa = (chart({"autoscaling": {**given, "kind": kind}}) for kind in ("keda", "hpa"))
+    [scaled], [scaler] = of_kind(by_keda, "ScaledObject"), of_kind(by_hpa, "HorizontalPodAutoscaler")
+    assert not of_kind(by_hpa, "ScaledObject") and not of_kind(by_keda, "HorizontalPodAutoscaler")
+    spec = scaler["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (3, 9)
+    assert spec["scaleTargetRef"] == scaled["spec"]["scaleTargetRef"]
+    assert spec["behavior"] == scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    targets = {one["pods"]["metric"]["name"]: one["pods"]["target"]["averageValue"] for one in spec["metrics"]}
+    assert targets == {"outrider_min_acceptance": "350m", "outrider_occupancy": "875m"}
+    rules = yaml.safe_load((DOCKER / "prometheus" / "adapter.yml").read_text())["rules"]["custom"]
+    named = {rule.get("name", {}).get("as") or rule["seriesQuery"].partition("{")[0]: rule for rule in rules}
+    assert set(named) == set(targets)
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    for rule in rules:
+        used = set(re.findall(r"outrider_\w+", f"{rule['seriesQuery']} {rule['metricsQuery']}"))
+        assert all(f"| `{metric}` | gauge |" in page for metric in used)
+        assert rule["resources"]["overrides"] == {name: {"resource": name} for name in ("namespace", "pod")}
+
+
+def test_a_verifier_of_several_nodes_is_a_group_of_a_leader_and_workers(chart: Callable[..., list[Object]]) -> None:
+    objects = chart(SEVERAL_NODES)
+    assert not of_kind(objects, "StatefulSet")
+    [group], [scaler] = of_kind(objects, "LeaderWorkerSet"), of_kind(objects, "HorizontalPodAutoscaler")
+    assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert scaler["spec"]["scaleTargetRef"] == {
+        "apiVersion": group["apiVersion"],
+        "kind": group["kind"],
+        "name": group["metadata"]["name"],
+    }
+    templates = workloads(objects)
+    leader, worker = templates["verifier"], templates[WORKER]
+    image = Image.read(component_of(container_of(leader)["image"]))
+    config = settings(image.name, arguments_of(leader), {**image.environment, **environment_of(leader)})
+    engine = json.loads(config.engine_args)
+    assert (config.engine, config.tensor_parallel) == ("vllm", 8)
+    assert engine == {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2}
+    for template in (leader, worker):
+        assert container_of(template)["resources"]["limits"]["nvidia.com/gpu"] == 8
+        assert container_of(template)["image"] == "outrider-verifier-vllm:1.2.3-ray"
+    # Devices reach leaders alone, by the name that the leader gives out.
+    [headless] = [each for each in of_kind(objects, "Service") if each["spec"].get("clusterIP") == "None"]
+    assert headless["metadata"]["name"] == group["metadata"]["name"]
+    assert chosen(headless["spec"]["selector"], templates) == ["verifier"]
+    # A worker outlives its leader's drain.
+    waits = int(container_of(worker)["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert config.drain_s < waits < worker["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_commands_that_start_ray_do_what_they_shall(chart: Callable[..., list[Object]], tmp_path: Path) -> None:
+    """Run them by a shell, with a stand-in for Ray and for the verifier."""
+    templates = workloads(chart(SEVERAL_NODES))
+    (tmp_path / "bin").mkdir()
+    for name, say in {
+        "ray": 'echo "ray $PYTHONPATH $*"; ls "$PYTHONPATH"',
+        "outrider-verifier": 'echo "verifier $1"',
+    }.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\n{say}\n")
+        program.chmod(0o755)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "LWS_LEADER_ADDRESS": "leader.example",
+    }
+
+    def run(template: Object, *arguments: str) -> list[str]:
+        shell, flag, script, *name = container_of(template)["command"]
+        script = script.replace("/opt/vllm/bin/ray", "ray").replace("/tmp/packages", str(tmp_path / "packages"))
+        done = subprocess.run(
+            [shell, flag, script, *name, *arguments], env=environment, capture_output=True, text=True, check=True
+        )
+        return [line for line in done.stdout.splitlines() if line != os.getcwd()]
+
+    packages = [f"ray {tmp_path / 'packages'}", "cloud_verifier", "outrider"]
+    head = run(templates["verifier"], "--model=/models/target")
+    assert head == [f"{packages[0]} start --head --port=6379", *packages[1:], "verifier --model=/models/target"]
+    joined = run(templates[WORKER])
+    assert joined == [f"{packages[0]} start --address=leader.example:6379 --block", *packages[1:]]
+
+
+def test_ray_is_reached_by_a_verifiers_own_pods_alone(chart: Callable[..., list[Object]]) -> None:
+    objects = chart(SEVERAL_NODES)
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "NetworkPolicy")}
+    [inwards] = policies["prod-outrider-verifier-worker"]["ingress"]
+    [peer] = inwards["from"]
+    [expression] = peer["podSelector"]["matchExpressions"]
+    assert expression["values"] == ["verifier", WORKER]
+    assert peer["podSelector"]["matchLabels"].items() <= workloads(objects)[WORKER]["metadata"]["labels"].items()
+    assert inwards in policies["prod-outrider-verifier"]["ingress"]
+    assert {"to": [peer]} in policies["prod-outrider-verifier"]["egress"]
+    everybody = [rule for rule in policies["prod-outrider-verifier"]["ingress"] if "from" not in rule]
+    assert everybody == [{"ports": [{"port": "grpc"}]}]
+
+
+@pytest.mark.parametrize(
+    "verifier", [{"gpus": 0, "imageTag": "x"}, {"gpus": 8}, {"gpus": 1, "engine": "torch", "imageTag": "x"}]
+)
+def test_several_nodes_need_what_vllm_needs_for_them(chart: Callable[..., list[Object]], verifier: Object) -> None:
+    with pytest.raises(Exception, match=r"verifier\.nodes is 2: several nodes need engine vllm"):
+        chart({"verifier": {"nodes": 2, **verifier}})
+
+
+def test_a_verifier_names_its_region(chart: Callable[..., list[Object]]) -> None:
+    assert "--region=eu-west" in arguments_of(workloads(chart(EVERYTHING))["verifier"])
+    assert not [word for word in arguments_of(workloads(chart({}))["verifier"]) if "region" in word]
 
 
 def test_jobs_are_called_what_the_alerts_call_them(chart: Callable[..., list[Object]]) -> None:

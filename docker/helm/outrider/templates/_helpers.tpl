@@ -11,10 +11,14 @@
 {{- if and (eq $engine "torch") (gt (int $verifier.gpus) 1) -}}
 {{- fail (printf "verifier.gpus is %d, and engine torch takes one GPU: set verifier.engine to vllm" (int $verifier.gpus)) -}}
 {{- end -}}
+{{- if and (gt (int $verifier.nodes) 1) (or (eq $engine "torch") (eq (int $verifier.gpus) 0) (not $verifier.imageTag)) -}}
+{{- fail (printf "verifier.nodes is %d: several nodes need engine vllm, verifier.gpus, and in verifier.imageTag an image that has Ray" (int $verifier.nodes)) -}}
+{{- end -}}
 {{- $engine -}}
 {{- end -}}
 
-{{/* The helpers below are given a dict: root, component (coordinator, verifier, edge), and, if it is another one, image. */}}
+{{/* The helpers below are given a dict: root, component (coordinator, verifier, edge), and, if they are others, image and the
+key of its values. */}}
 {{- define "outrider.selector" -}}
 app.kubernetes.io/name: outrider
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -37,7 +41,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{/* The fields that all pods share. The Services' own variables (enableServiceLinks) would look like settings. */}}
 {{- define "outrider.pod" -}}
-{{- $values := index .root.Values .component -}}
+{{- $values := index .root.Values (.values | default .component) -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
@@ -64,7 +68,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 
 {{- define "outrider.container" -}}
 name: {{ .component }}
-{{- $tag := (index .root.Values .component).imageTag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $tag := (index .root.Values (.values | default .component)).imageTag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
 image: {{ .root.Values.image.prefix }}outrider-{{ .image | default .component }}:{{ $tag }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
