@@ -27,6 +27,7 @@ from benchmarks import (
     exact,
     failover,
     fleet,
+    footprint,
     front,
     latency,
     lossless,
@@ -455,6 +456,20 @@ def test_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     last = last_line(capsys)
     assert tuple(last) == fleet.KEYS
     assert 0 < last["vs_optimum"] <= 1.001
+
+
+def test_footprint(capsys: pytest.CaptureFixture[str]) -> None:
+    footprint.main(SMOKE)
+    found = last_line(capsys)
+    assert found["lost"] == 0
+    for name in ("redis_commands", "redis_us", "coordinator_us"):
+        assert set(found[name]) == {"open", "report", "close"}
+    assert found["redis_commands"]["report"] > found["redis_commands"]["open"] > 1
+    assert found["redis_bytes"]["session"] > 100
+    assert found["rpc_bytes"]["report"][0] > 100 * footprint.SESSIONS
+    # Padded messages have 128 bytes at least, whatever they hold.
+    assert all(bytes_["down"] >= 128 * found["commits"][name] for name, bytes_ in found["link_bytes"].items())
+    assert found["log_bytes"] > 0
 
 
 def test_counters(capsys: pytest.CaptureFixture[str]) -> None:
