@@ -7,8 +7,9 @@ over sessions with a checksum and padding, as beyond this machine, and records a
 The keys of the last line: `redis_bytes` by live session with its place and telemetry, by session that was closed, and
 by verifier; `redis_commands` and `redis_us` (CPU time) by session that is opened or closed and by report of 100
 sessions, those of scripts included; `coordinator_us` (CPU time) likewise, of a report without the decisions about
-windows; `rpc_bytes` of requests and answers; `link_bytes` and `commits` by token, with the draft and without, but for
-the headers of gRPC, HTTP/2 and TLS; `log_bytes` by recorded token. `lost`: calls that failed.
+windows; `fleet_us` (CPU time) by verifier when a coordinator reads all of them; `rpc_bytes` of requests and answers;
+`link_bytes` and `commits` by token, with the draft and without, but for the headers of gRPC, HTTP/2 and TLS;
+`log_bytes` by recorded token. `lost`: calls that failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,8 @@ from benchmarks.support import harness, proc
 from benchmarks.support.harness import Criterion, Pair, Size
 from coordinator.cluster import Cluster, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.verifiers import VerifierStore
 from edge_agent import AsyncClient, EdgeSettings
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -204,12 +208,14 @@ async def control_plane(verifiers: int, seconds: int) -> tuple[dict[str, Any], i
                 replies = await plane.each(lambda r=r: plane.registry.Report(r) for r in reports)
                 live = plane.spent()
                 by_call["report"] = live.since(before, len(reports))
+                fleet_us = await read_fleet(server.url, plane, verifiers)
                 await plane.each(lambda one=one: plane.close(*one) for one in plane.opened)
                 closed = plane.spent()
                 by_call["close"] = closed.since(live, total)
     figures: dict[str, Any] = {
         name: {call: values[i] for call, values in by_call.items()} for i, name in enumerate(names)
     }
+    figures["fleet_us"] = fleet_us
     figures["redis_bytes"] = {
         "session": round((live.memory - registered.memory) / total),
         "closed": round((closed.memory - registered.memory) / total),
@@ -220,6 +226,18 @@ async def control_plane(verifiers: int, seconds: int) -> tuple[dict[str, Any], i
         "report": [_mean(reports), _mean(replies)],
     }
     return figures, plane.lost
+
+
+async def read_fleet(url: str, plane: ControlPlane, verifiers: int) -> dict[str, float]:
+    """Return the CPU time by verifier, in microseconds, of reading the fleet as coordinators do to place sessions."""
+    store, rounds = RedisStore(url, timeout_s=30.0), 50
+    before, begun = plane.spent(), time.process_time()
+    for _ in range(rounds):
+        await VerifierStore(store).find()
+    own_s, redis_s = time.process_time() - begun, plane.spent().redis_s - before.redis_s
+    await store.close()
+    calls = 1e-6 * rounds * verifiers
+    return {"coordinator": round(own_s / calls, 1), "redis": round(redis_s / calls, 1)}
 
 
 async def served(pair: Pair, texts: int, tokens: int) -> dict[str, Any]:
