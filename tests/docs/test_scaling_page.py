@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+from pathlib import Path
 
 import pytest
 from pages import text_of
@@ -29,10 +30,10 @@ def needs(devices: int) -> dict[str, float]:
         "coordinators: cores, to decide about windows": devices * c["decide"] / 1e3,
         "coordinators: cores, for reports": reports * c["report"] / 1e6,
         "coordinators: cores, for opened and closed sessions": opens * (c["open"] + c["close"]) / 1e6,
-        "each coordinator: cores, to read the fleet": 2 * verifiers * c["fleet"] / 1e6,
+        "each coordinator: cores, to read all verifiers": verifiers * c["fleet"] / 1e6,
         "Redis: cores, for reports": reports * c["redis_report"] / 1e6,
         "Redis: cores, for opened and closed sessions": opens * (c["redis_open"] + c["redis_close"]) / 1e6,
-        "Redis: cores, for each coordinator that reads the fleet": 2 * verifiers * c["redis_fleet"] / 1e6,
+        "Redis: cores, for each coordinator that reads all verifiers": verifiers * c["redis_fleet"] / 1e6,
         "Redis: commands a second": reports * c["commands_report"] + opens * (c["commands_open"] + c["commands_close"]),
         "Redis: memory, GB": (devices * c["redis_session"] + 7_200 * opens * c["redis_closed"]) / 1e9,
         "from devices, Mbit/s": 8 * tokens * c["up"] / 1e6,
@@ -42,7 +43,9 @@ def needs(devices: int) -> dict[str, float]:
 
 
 def shown(value: float) -> str:
-    """Return a figure as the page has it: with two significant digits, and whole ones from 10 on."""
+    """Return a figure as the page has it: with two significant digits, and all of those of a count."""
+    if isinstance(value, int):
+        return f"{value:,}"
     digits = 1 - math.floor(math.log10(value))
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
@@ -56,5 +59,5 @@ def test_a_row_of_the_table_is_computed_from_the_unit_costs(label: str) -> None:
 def test_every_unit_cost_is_used_and_measured_by_a_benchmark_that_there_is() -> None:
     assert SOURCES.keys() == COSTS.keys()
     assert all(importlib.util.find_spec(f"benchmarks.{name}") for name in SOURCES.values())
-    used = set(re.findall(r'c\["(\w+)"\]', open(__file__).read()))
+    used = set(re.findall(r'c\["(\w+)"\]', Path(__file__).read_text()))
     assert used == COSTS.keys()
