@@ -5,6 +5,7 @@ import collections
 import random
 
 import pytest
+import redis as sync_redis
 from peers import identity, until
 
 from coordinator import placement
@@ -202,6 +203,18 @@ async def test_more_verifiers_than_one_step_looks_at_are_all_used(coordinator):
         await coordinator.join(f"v{i}", capacity=1)
     opened = await asyncio.gather(*(coordinator.open() for _ in range(count)))
     assert len({o.primary.verifier_id for o in opened}) == count
+
+
+async def test_opening_a_session_looks_at_each_verifier_once(coordinator, redis):
+    for i in range(1, 21):
+        await coordinator.join(f"v{i}", capacity=50)
+    await coordinator.open()
+    with sync_redis.Redis.from_url(redis.url) as link:
+        link.config_resetstat()
+        for _ in range(10):
+            await coordinator.open()
+        calls = sum(entry["calls"] for entry in link.info("commandstats").values())
+    assert calls / 10 < 4 * 20 + 25
 
 
 def test_the_order_of_candidates_is_the_draws_and_the_tiers():

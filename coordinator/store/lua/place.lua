@@ -93,13 +93,21 @@ local function choose(found, class, primary)
   return best
 end
 
-local function eligible(name, tokenizer, except)
+local function eligible(name, tokenizer)
   local found = {}
   for i = 1, (#ARGV - HEAD) / EACH do
-    local c = i ~= except and inspect(i, name, tokenizer) or nil
-    if c then found[#found + 1] = c end
+    found[#found + 1] = inspect(i, name, tokenizer)
   end
   return found
+end
+
+-- Return those of the candidates found that may take the session over from another one.
+local function others(found, primary)
+  local left = {}
+  for _, c in ipairs(found) do
+    if c.i ~= primary.i and c.name == primary.name and c.tokenizer == primary.tokenizer then left[#left + 1] = c end
+  end
+  return left
 end
 
 -- Return whether a tenant with fewer places waits for one of this target: it gets the next (max-min fairness: of those
@@ -118,7 +126,8 @@ local function wait()
   redis.call('PEXPIRE', KEYS[2], ARGV[19])
 end
 
-local primary = choose(eligible(ARGV[8], ARGV[9], 0), ARGV[11])
+local found = eligible(ARGV[8], ARGV[9])
+local primary = choose(found, ARGV[11])
 if not primary then
   if shares and alive > 0 and ARGV[18] == '1' then wait() end
   return {0, alive}
@@ -127,7 +136,7 @@ if shares and not running and fewer_wait() then
   wait()
   return refusal('share', places)
 end
-local standby = choose(eligible(primary.name, primary.tokenizer, primary.i), primary.class, primary)
+local standby = choose(others(found, primary), primary.class, primary)
 
 -- The epoch is greater than any given out before: by the record, by the clock if that was lost, by what the device saw.
 local span = tonumber(ARGV[4])
