@@ -15,6 +15,7 @@ windows; `fleet_us` (CPU time) by verifier when a coordinator reads all of them;
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import sys
 import tempfile
@@ -86,10 +87,10 @@ class ControlPlane:
         self.registry: Stub = coordinator_pb2_grpc.RegistryStub(self.link)  # type: ignore[no-untyped-call]
 
     def spent(self) -> Spent:
-        stats: dict[str, dict[str, int]] = self.redis.info("commandstats")  # type: ignore[assignment]
+        stats: dict[str, dict[str, int]] = self.redis.info("commandstats")
         own = ("cmdstat_info", "cmdstat_ping")
-        cpu: dict[str, float] = self.redis.info("cpu")  # type: ignore[assignment]
-        memory: dict[str, int] = self.redis.info("memory")  # type: ignore[assignment]
+        cpu: dict[str, float] = self.redis.info("cpu")
+        memory: dict[str, int] = self.redis.info("memory")
         return Spent(
             sum(entry["calls"] for name, entry in stats.items() if name not in own),
             cpu["used_cpu_user"] + cpu["used_cpu_sys"],
@@ -198,18 +199,18 @@ async def control_plane(verifiers: int, seconds: int) -> tuple[dict[str, Any], i
             async with channel(cluster.address) as link:
                 plane = ControlPlane(redis_client.Redis.from_url(server.url), child.pid, link)
                 empty = plane.spent()
-                await plane.each(lambda n=n: plane.register(n) for n in range(verifiers))
+                await plane.each(functools.partial(plane.register, n) for n in range(verifiers))
                 registered = plane.spent()
                 total = verifiers * SESSIONS
                 answers = await plane.each(plane.open for _ in range(total))
                 before = plane.spent()
                 by_call["open"] = before.since(registered, total)
                 reports = [plane.report_of(n, second) for second in range(seconds) for n in range(verifiers)]
-                replies = await plane.each(lambda r=r: plane.registry.Report(r) for r in reports)
+                replies = await plane.each(functools.partial(plane.registry.Report, r) for r in reports)
                 live = plane.spent()
                 by_call["report"] = live.since(before, len(reports))
                 fleet_us = await read_fleet(server.url, plane, verifiers)
-                await plane.each(lambda one=one: plane.close(*one) for one in plane.opened)
+                await plane.each(functools.partial(plane.close, *one) for one in plane.opened)
                 closed = plane.spent()
                 by_call["close"] = closed.since(live, total)
     figures: dict[str, Any] = {
@@ -272,11 +273,13 @@ async def served(pair: Pair, texts: int, tokens: int) -> dict[str, Any]:
 
 
 def _bytes_of_segments(log: Path) -> int:
-    return sum(path.stat().st_size for path in log.rglob("*.parquet"))
+    sizes = [path.stat().st_size for path in log.rglob("*.parquet")]
+    return sum(sizes)
 
 
 def _mean(messages: Sequence[Any]) -> int:
-    return round(sum(message.ByteSize() for message in messages) / max(1, len(messages)))
+    total: int = sum(message.ByteSize() for message in messages)
+    return round(total / max(1, len(messages)))
 
 
 async def run(size: Size, pair: Pair) -> tuple[dict[str, Any], list[Criterion]]:
