@@ -19,6 +19,7 @@ from peers import DEMO
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.placement import Candidate
 from coordinator.records import PlacementRequest, VerifierRegistration
 from coordinator.store import keys, quotas
 from coordinator.store.embedded_redis import EmbeddedServer
@@ -484,7 +485,9 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                placed = await sessions.place(claims, PlacementRequest(target="demo"), [("w", ["v1"])], config)
+                placed = await sessions.place(
+                    claims, PlacementRequest(target="demo"), [("w", [Candidate("v1", 50.0, 100.0, False)])], config
+                )
             except Overloaded:
                 return False
             if not isinstance(placed, int):
