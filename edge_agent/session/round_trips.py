@@ -29,7 +29,9 @@ CALLS = 4
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 """The method by its name, whose empty request has no bytes: a device does without the package of its messages."""
 WITHIN_S = 5.0
-"""Seconds that a measurement may take; what takes longer is no place for sessions."""
+"""Seconds that a measurement may take; then the calls that were answered count."""
+UNREACHABLE_MS = 60_000.0
+"""The round trip to a region that did not answer, so that it is not taken for a near one that was not measured yet."""
 
 
 class RoundTrips:
@@ -43,14 +45,14 @@ class RoundTrips:
     ) -> None:
         self._dial = dial
         self._clock = clock
-        self._known: dict[str, tuple[float, float | None]] = {}
-        """Region -> when it was measured, and the round trip in milliseconds; None if it did not answer."""
+        self._known: dict[str, tuple[float, float]] = {}
+        """Region -> when it was measured, and the round trip in milliseconds."""
         self._measuring: set[str] = set()
 
     def known(self) -> dict[str, float]:
         """Return the round trips in milliseconds that were measured lately, by region, of the nearest regions."""
         now = self._clock()
-        found = {region: ms for region, (at, ms) in self._known.items() if ms is not None and now - at < KEEP_S}
+        found = {region: ms for region, (at, ms) in self._known.items() if now - at < KEEP_S}
         return dict(sorted(found.items(), key=lambda entry: entry[1])[:REGIONS])
 
     async def measure(self, probes: Iterable[pb.RegionProbe]) -> None:
@@ -65,21 +67,20 @@ class RoundTrips:
             self._measuring -= due.keys()
 
     def _is_due(self, region: str, now: float) -> bool:
-        at, ms = self._known.get(region, (float("-inf"), None))
+        at, ms = self._known.get(region, (float("-inf"), 0.0))
         if region in self._measuring or (region not in self._known and len(self._known) >= MOST):
             return False
-        return now - at >= (AGAIN_S if ms is None else KEEP_S / 2)
+        return now - at >= (AGAIN_S if ms == UNREACHABLE_MS else KEEP_S / 2)
 
     async def _measure(self, probe: pb.RegionProbe) -> None:
-        rtt_ms: float | None = None
+        took_ms: list[float] = []
         with contextlib.suppress(grpc.RpcError, OutriderError, TimeoutError):
             async with asyncio.timeout(WITHIN_S), self._dial(probe.address, probe.tls) as link:
                 check: Any = link.unary_unary(HEALTH_CHECK)
-                took_ms = []
                 for _ in range(CALLS):
                     begun = time.perf_counter()
                     await check(b"")
                     took_ms.append(1e3 * (time.perf_counter() - begun))
-                rtt_ms = min(took_ms[1:])
+        rtt_ms = min(took_ms[1:] or took_ms or [UNREACHABLE_MS])
         self._known[probe.region] = self._clock(), rtt_ms
         log.debug("region %s: round trip %s ms", probe.region, rtt_ms)

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from benchmarks.support.network_proxy import DelayProxy
-from edge_agent.session.round_trips import AGAIN_S, KEEP_S, MOST, REGIONS, RoundTrips
+from edge_agent.session.round_trips import AGAIN_S, KEEP_S, MOST, REGIONS, UNREACHABLE_MS, RoundTrips
 from edge_agent.session.stream import Channels
 from outrider.wire.channels import bind, server
 from outrider.wire.health import HealthServicer
@@ -77,12 +77,13 @@ async def test_regions_are_measured_together_and_only_when_they_are_due(health: 
     assert trips.known() == {}
 
 
-async def test_a_region_that_does_not_answer_is_unknown_and_asked_again_soon(health: str) -> None:
+async def test_a_region_that_does_not_answer_is_the_farthest_and_asked_again_soon(health: str) -> None:
     clock, dialled = Clock(), Dialled()
     trips = RoundTrips(dialled, clock)
     beyond = probe("plain text beyond this machine", "192.0.2.1:7710")
     await trips.measure([beyond, probe("here", health)])
-    assert list(trips.known()) == ["here"]
+    assert list(trips.known()) == ["here", beyond.region]
+    assert trips.known()[beyond.region] == UNREACHABLE_MS
     clock.now += AGAIN_S - 1
     await trips.measure([beyond])
     assert len(dialled.addresses) == 2
@@ -98,3 +99,11 @@ async def test_no_coordinator_makes_a_device_measure_or_send_more_than_a_few_reg
         await trips.measure(probe(f"r{first + i}", health) for i in range(100))
     assert len(dialled.addresses) == MOST
     assert len(trips.known()) == REGIONS
+
+
+async def test_of_a_slow_way_the_answers_that_came_in_time_count(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.session.round_trips.WITHIN_S", 1.0)
+    trips = RoundTrips(Dialled())
+    async with DelayProxy(health, 400.0) as far:
+        await trips.measure([probe("far", far.address)])
+    assert 400.0 <= trips.known()["far"] < 1_000.0
