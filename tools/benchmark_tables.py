@@ -117,7 +117,7 @@ def main() -> None:
     page = PAGE.read_text()
     try:
         for path in sorted(results.RESULTS.glob("*.json")):
-            results.read(path.stem)
+            results.read(path.stem, results.RESULTS)
         new = renewed(page, results.RESULTS, (lambda _: None) if options.check else of_earlier_code)
     except ValueError as error:
         print(f"{PAGE}: {error}", file=sys.stderr)

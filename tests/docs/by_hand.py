@@ -27,7 +27,7 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
         "it needs the Hugging Face hub; tests/e2e has one of its own",
     ),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
-    (ANY, r"(\S+/)?python -m benchmarks(\.\w+| all).*", MEASURES),
+    (ANY, r"(\S+/)?python -m benchmarks\b.*", MEASURES),
     (ANY, r"python -m tools\.benchmark_tables", "it writes a page; tests/tools calls it"),
     ("docs/benchmarks.md", r"git worktree add .*", "it needs the repository's history"),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
