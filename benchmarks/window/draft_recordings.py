@@ -55,7 +55,7 @@ async def calls(
 ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
     """Generate each prompt's output by plain streaming; return the requests and the target's end tokens."""
     places = asyncio.Semaphore(at_once)
-    async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
+    async with AsyncClient(coordinator=where.coordinator, draft=None, timeout=None) as client:
         description = (await client.prepare()).description
         request = Request.of(**asked)
 

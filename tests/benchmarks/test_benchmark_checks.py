@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from dataclasses import replace
@@ -11,9 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import failover
+from benchmarks.chaos.findings import criteria as chaos_criteria
 from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
 from benchmarks.support import engine_equality, harness, texts
 from benchmarks.support.engine_equality import Answer, Call, Comparison, calls
+from benchmarks.support.harness import Size
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
 
@@ -158,6 +161,25 @@ def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_on
         with pytest.raises(SystemExit) as error:
             failover.finish(PLAN, found, stale)
         assert error.value.code not in (0, None)
+
+
+def test_no_client_of_a_benchmark_limits_the_time_of_its_requests_unless_that_is_measured() -> None:
+    """In `chaos` each request allows 60 s; devices of `distill` give up what nobody answers, as a user's would."""
+    allowed = {"chaos/device.py", "distill/devices.py", "distill/bad_releases.py"}
+    folder = harness.ROOT / "benchmarks"
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "AsyncClient":
+                named = {keyword.arg for keyword in node.keywords}  # None: further ones come from elsewhere
+                where = str(path.relative_to(folder))
+                assert named & {"timeout", None} or where in allowed, f"{where}:{node.lineno} needs timeout=None"
+
+
+@pytest.mark.parametrize("size", list(Size))
+def test_a_slow_machine_fails_no_run_of_chaos(size: Size) -> None:
+    keys = ("differing", "untyped", "lost", "stuck", "leaked_places", "leaked_slots", "two_owners", "error_lines")
+    found = [*chaos_criteria(dict.fromkeys(keys, 0), minutes=1_000.0)]
+    assert not found[-1].met and not any(criterion.fails(size) for criterion in found)
 
 
 def test_repetitive_texts_are_found_by_their_4_grams() -> None:

@@ -198,7 +198,7 @@ class Player:
         where = self._where  # only with a ticket of its coordinator's does a verifier describe its target
         coordinator, verifier = where.coordinator or None, None if where.coordinator else where.verifier
         async with AsyncClient(
-            coordinator=coordinator, verifier=verifier, draft=None, settings=self._settings
+            coordinator=coordinator, verifier=verifier, draft=None, timeout=None, settings=self._settings
         ) as plain:
             self._bundle = await plain.prepare()
         return self

@@ -45,7 +45,10 @@ async def record_drafts(
     """
     calls = []
     async with AsyncClient(
-        coordinator=where.coordinator or None, verifier=None if where.coordinator else where.verifier, draft=None
+        coordinator=where.coordinator or None,
+        verifier=None if where.coordinator else where.verifier,
+        draft=None,
+        timeout=None,
     ) as client:
         description = (await client.prepare()).description
         for setting, options in settings.items():
