@@ -44,6 +44,8 @@ class DistillResult:
     tokens_per_step: dict[str, float | None] = field(
         default_factory=lambda: {"before": None, "after": None, "reference": None}
     )
+    by_texts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same by kind of prompt, and by kind and group: greedy, sampled, and those that repeat themselves."""
     gap_closed: float | None = None
     code_loss: float | None = None
     swap_ms_p50: float | None = None
@@ -147,6 +149,7 @@ def judge_gain(found: DraftGain, scale: DistillSize, run_log: RunLog, result: Di
         figures = ", ".join(f"{kind} {values[kind]:.3f}" for kind in gain.KINDS)
         run_log.log(f"tokens per step with the tree, held-out prompts, {name}: {figures}")
         result.tokens_per_step[name] = round(values["arithmetic"], 3)
+        result.by_texts[name] = {group: round(value, 3) for group, value in sorted(values.items())}
     result.gap_closed, result.code_loss = round(found.gap_closed, 3), round(found.code_loss, 3)
     run_log.check(
         "the gap", f"at least {gain.LEAST_GAP} tokens per step, or nothing is shown", f"{found.gap:.3f}", found.valid
