@@ -401,8 +401,10 @@ def test_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
     vocabulary.main(SMOKE)
     torch.set_num_threads(threads)
     last = last_line(capsys)
-    assert last.keys() == {"walk_ms", "outside_share", "propose_ms"}
-    assert last["walk_ms"].keys() == {"greedy", "t", "top_p_peaked", "top_p_flat", "top_k"}
+    assert last.keys() >= {"outside_share", "propose_ms", "exact_propose_ms", "first_proposal_accepted"}
+    assert (
+        last["walk_ms"].keys() == last["reference_ms"].keys() == {"greedy", "t", "top_p_peaked", "top_p_flat", "top_k"}
+    )
     assert 0 < last["outside_share"] < 1
     assert min(last["propose_ms"], *last["walk_ms"].values()) > 0
 
