@@ -96,7 +96,7 @@ QUICK = CapacitySize(
 )
 SMOKE = CapacitySize(
     rounds=1,
-    prompts=1,
+    prompts=2,
     depths=(2,),
     colocated=(2,),
     both=2,

@@ -109,10 +109,10 @@ class _WatchedSessions(Sessions):
         self.dead = False
         """Whether messages are no longer sent."""
 
-    async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
+    async def place(self, *arguments: Any, **options: Any) -> Placement | None:
         began = time.monotonic()
         try:
-            placement = await super().place(prompt_tokens, draft_release, traffic_class)
+            placement = await super().place(*arguments, **options)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise
