@@ -377,8 +377,8 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
             row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
         print("  ".join(row))
-    keys = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
-    keys += (BOTH_KEY, "both_controlled_over_best")
+    keys = ["vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound"]
+    keys += [BOTH_KEY, "both_controlled_over_best"]
     found: dict[str, dict[str, float]] = {key: {} for key in keys}
     for level in levels:
         by_itself = best(cells, level, SERVER, COLOCATED)

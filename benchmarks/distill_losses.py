@@ -97,7 +97,12 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
         for kind in KINDS
         for one in write(target, tokenizer, kind, made[kind](scale.prompts[kind], 1), scale.length)
     ]
-    card = build(MemoryLog(passages), folder / "dataset", DatasetPlan(fresh_since_unix=1.0), now=2.0)
+    card = build(
+        MemoryLog(passages),  # type: ignore[arg-type]
+        folder / "dataset",
+        DatasetPlan(fresh_since_unix=1.0),
+        now=2.0,
+    )
     print(f"learnt from: {card.train}; left out: {card.left_out}", flush=True)
     samples = [sample for kind in KINDS for sample in measured_texts(target, tokenizer, kind, scale)]
     del target

@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -97,8 +98,11 @@ def walk(name: str, rows: int, rng: np.random.Generator) -> tuple[float, float, 
             at = position_key(sampler.key, position)
             by_reference.append(reference_token(drawn[position].numpy(), params, at))
 
-    quick = [cpu_ms(lambda at=at: chosen.append(sampler.choose(drawn[at], at, ()))) for at in range(rows)]
-    slow = [cpu_ms(lambda at=at: reference(at)) for at in range(rows)]
+    def choose(position: int) -> None:
+        chosen.append(sampler.choose(drawn[position], position, ()))
+
+    quick = [cpu_ms(partial(choose, at)) for at in range(rows)]
+    slow = [cpu_ms(partial(reference, at)) for at in range(rows)]
     differing = sum(one != other for one, other in zip(chosen, by_reference, strict=True))
     return statistics.median(quick), statistics.median(slow), differing
 
@@ -130,7 +134,8 @@ def shares(model: TargetModel, count: int, rounds: int) -> tuple[float, float]:
     found: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds):
         for reference in harness.rotated((False, True), number):
-            with patch.object(sampling, "sampled_token", reference_token if reference else sampling.sampled_token):
+            own = sampling.sampled_token  # type: ignore[attr-defined]
+            with patch.object(sampling, "sampled_token", reference_token if reference else own):
                 timed = steps(bench, cases, NODES, count, number, TreeTally())
             found[reference] += [step.parts["verify"] / step.seconds for step in timed]
     return statistics.median(found[False]), statistics.median(found[True])
@@ -140,8 +145,8 @@ def proposing(rows: int, rng: np.random.Generator) -> tuple[float, float]:
     """Return median milliseconds of one node's proposals from flat logits, and of exact ones."""
     params = CASES["t"][0]
     drawn = list(enumerate(flat(rng) for _ in range(rows)))
-    quick = [cpu_ms(lambda at=at, row=row: propose(row, params, 5, at, TokenCounts(), (), 4)) for at, row in drawn]
-    slow = [cpu_ms(lambda at=at, row=row: exact_proposal(row, params, 5, at)) for at, row in drawn]
+    quick = [cpu_ms(partial(propose, row, params, 5, at, TokenCounts(), (), 4)) for at, row in drawn]
+    slow = [cpu_ms(partial(exact_proposal, row, params, 5, at)) for at, row in drawn]
     return statistics.median(quick), statistics.median(slow)
 
 

@@ -117,5 +117,5 @@ async def places_in(address: str) -> dict[str, list[str]]:
         seconds, microseconds = await store.time()
         for pattern in (keys.placements("*"), f"{keys.TENANT_PLACES}*"):
             async for key in store.scan_iter(pattern):
-                found[key] = await store.zrangebyscore(key, seconds * 1_000 + microseconds // 1_000, "+inf")
+                found[key] = await store.zrangebyscore(key, seconds * 1_000 + microseconds // 1_000, "+inf")  # type: ignore[assignment]
     return found

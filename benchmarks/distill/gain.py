@@ -103,7 +103,7 @@ Counted = list[tuple[str, int, DraftCounts]]
 
 def measured(drafts: tuple[Path, Path], written: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
     """Compare two drafts on each text."""
-    found = eval_gguf.compare(drafts[0], drafts[1], written, threads).texts
+    found = eval_gguf.compare(drafts[0], drafts[1], written, threads).texts  # type: ignore[arg-type]
     return (
         [(text.traffic_class, text.positions, text.candidate) for text in found],
         [(text.traffic_class, text.positions, text.incumbent) for text in found],

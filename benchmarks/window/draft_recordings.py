@@ -62,9 +62,8 @@ async def calls(
         async def one(name: str, prompt: Sequence[int]) -> RecordedRequest:
             async with places:
                 output = (await client.generate(prompt, **asked)).token_ids
-            return RecordedRequest(
-                name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos
-            )
+            most = request.max_tokens or len(output)
+            return RecordedRequest(name, tuple(prompt), request.sampling, most, output, request.ignore_eos)
 
         found = await asyncio.gather(*(one(name, prompt) for name, prompt in prompts.items()))
     return found, tuple(description.eos_token_ids)

@@ -100,10 +100,10 @@ class RecordingLibrary:
                 raise BadRequest(
                     f"the arms need {plan.arms + plan.arm_lessons + greedy} prompts, and there are {len(self._prompts)}"
                 )
-            texts = list(self._prompts.items())
+            named = list(self._prompts.items())
             found = [
                 await calls(where, dict(some), options(plan.tokens_of(PACED), temperature))
-                for temperature, some in ((0.8, texts[:sampled]), (0.0, texts[sampled : sampled + greedy]))
+                for temperature, some in ((0.8, named[:sampled]), (0.0, named[sampled : sampled + greedy]))
             ]
             await self._record(ARMS, "good", [one for requests, _ in found for one in requests], found[0][1])
         if "model" in parts:
