@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import math
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,8 @@ from benchmarks.support import engine_equality, harness, texts
 from benchmarks.support.engine_equality import Answer, Call, Comparison, calls
 from benchmarks.support.harness import Size
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
-from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
+from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits, StreamSniffer
+from edge_agent.session.failover import AttachTarget
 
 VOCAB, END = 97, 5
 PROMPT = [11, 3, 42, 8]
@@ -140,6 +144,32 @@ def test_lost_duplicated_and_differing_tokens_are_distinguished() -> None:
     assert failover.compare(text[:5] + text[7:], text) == (2, 0, 0)
     assert failover.compare([*text[:7], *text[5:]], text) == (0, 2, 0)
     assert failover.compare([*text[:5], 99, *text[6:]], text) == (0, 0, 1)
+
+
+class EndlessCall:
+    """Stand for a stream of gRPC on which nothing comes."""
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(60.0)
+        return b""
+
+
+async def test_a_sniffed_stream_that_the_device_cancels_ends_for_it_as_one_of_grpc_does_and_stays_open() -> None:
+    call: Any = EndlessCall()
+    channel: Any = SimpleNamespace(stream_stream=lambda: lambda: call)
+    stream = StreamSniffer().channel(AttachTarget("nowhere:1", 1), channel).stream_stream()()
+    reading = asyncio.ensure_future(stream.read())
+    await asyncio.sleep(0)
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert stream.done() and not hasattr(call, "cancelled")
+    closing = asyncio.ensure_future(stream.close())
+    stream._reading.cancel()
+    await closing
 
 
 PLAN = [FailoverTrial(KILL, "greedy", PROMPT, 20), FailoverTrial(STOP, "greedy", PROMPT, 20)]
