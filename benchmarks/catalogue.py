@@ -64,12 +64,12 @@ BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 40, 900),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 60, 1_300),
     Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 300, 4_000),
-    Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 1_800),
+    Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 180, 1_800),
     Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),
     Benchmark("chaos", "faults one after another, under load", CLUSTER, 150, 1_300),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 300, 600),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill"), 280, 1_500),
-    Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 60, 600),
+    Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 180, 900),
     Benchmark("overload", "five times the work that one verifier can do", ("core", "engine", "front"), 60, 300),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 90, 1_800
