@@ -50,7 +50,7 @@ from cloud_verifier.engine.server_draft.head_models import HeadsFile, HeadsShape
 from coordinator.cluster import Cluster
 from outrider.core.errors import BadRequest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_800)]
 in_shared_loop = pytest.mark.asyncio(loop_scope="module")
 """Tests of benchmarks that share clusters run in one event loop."""
 
