@@ -69,7 +69,7 @@ BENCHMARKS = (
     Benchmark("chaos", "faults one after another, under load", CLUSTER, 150, 1_300),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 300, 600),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill"), 280, 1_500),
-    Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 180, 900),
+    Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 90, 900),
     Benchmark("overload", "five times the work that one verifier can do", ("core", "engine", "front"), 60, 300),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 90, 1_800
