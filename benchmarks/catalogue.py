@@ -78,6 +78,7 @@ BENCHMARKS = (
     Benchmark("overhead", "what the SDK and the HTTP server cost", ("core", "front", "device", "http"), 40, 540),
     Benchmark("constrained", "outputs that follow a grammar, and what it costs", SPEED, 90, 600),
     Benchmark("exact", "the bits of `--attention exact`, and their cost", ("engine", "models"), 30, 300),
+    Benchmark("control_plane", "coordinators and their Redis under 10,000 sessions", ("coordinator",), 60, 300),
     Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 30, 600),
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 20, 120),
     Benchmark("counters", "what metrics cost", ("metrics",), 10, 30),
