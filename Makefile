@@ -74,6 +74,7 @@ generated: $(STAMP)
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.settings --check
 	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.benchmark_tables --check
 
 structure: $(STAMP)
 	$(BIN)/python -m tools.structure --check
@@ -85,6 +86,4 @@ reference: $(STAMP)
 	$(BIN)/python -m tools.reference
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.lossless --quick
-	$(BIN)/python -m benchmarks.failover --quick
-	$(BIN)/python -m benchmarks.latency --quick
+	$(BIN)/python -m benchmarks all --quick

@@ -1,4 +1,4 @@
-"""Measure how well a GGUF draft predicts the target's greedy text: the quantised file itself, in llama.cpp."""
+"""Measure how well a GGUF draft predicts the target's text: the quantised file itself, in llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.support.texts import groups_of
 from outrider.llama import LlamaModel, TreeContext
 
 CHAIN = 6
@@ -17,9 +18,10 @@ CHAIN = 6
 
 @dataclass(frozen=True)
 class TargetText:
-    """Hold a text that the target wrote greedily after a prompt."""
+    """Hold a text that the target wrote after a prompt."""
 
     kind: str
+    """The prompt's kind, and maybe the text's group, see `texts.grouped`."""
     prompt: list[int]
     written: list[int]
 
@@ -33,11 +35,16 @@ class DraftAcceptance:
 
 
 def measure(draft: Path, samples: Sequence[TargetText]) -> dict[str, DraftAcceptance]:
-    """Measure the draft for each kind of prompt. The draft reads the prompt, and then the target's text as it comes."""
+    """Measure the draft for each kind of prompt, and for each group of its texts if they have any.
+
+    The draft reads the prompt, and then the target's text as it comes.
+    """
     agreed: dict[str, list[NDArray[np.bool_]]] = {}
     with LlamaModel.load(draft) as model, TreeContext(model, n_ctx=model.n_ctx_train) as context:
         for sample in samples:
-            agreed.setdefault(sample.kind, []).append(_agreement(context, sample))
+            row = _agreement(context, sample)
+            for kind in groups_of(sample.kind):
+                agreed.setdefault(kind, []).append(row)
     return {
         kind: DraftAcceptance(
             sum(map(len, rows)) / sum(target_steps(row, CHAIN) for row in rows), float(np.concatenate(rows).mean())

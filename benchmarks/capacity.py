@@ -7,12 +7,14 @@ for each depth of the draft's chain, each source pausing where it does not pay; 
 devices' nodes besides, and `both, controlled` has the coordinator's windows, which a device alone has to follow;
 `server draft` drafts in every step, to measure what a draft on that core costs. Each has a verifier for itself, but
 `autoregression` and `device`, which have nothing of the verifier's. 1, 4 and 16 sessions at once run in a closed loop,
-greedy and sampled; outputs with more than 30% repeated 4-grams are left out. A figure is the number of tokens delivered
-in a window divided by its length; ratios are taken within a round, and their median is given. `by_sampling` has the
-same of greedy and of sampled sessions apart: tokens delivered over the time in which such sessions ran. Prompts are in
-the prefix cache, so the figures cover generation and the opening of sessions. Each window begins with other texts than
-the one before, since a verifier recycles tokens of all texts that it has served; as far as a text comes again, that
-favours `co-located` and `both` alike. Windows are the verifier's own, which maximise the tokens of all sessions
+greedy and sampled in turn; outputs with more than 30% repeated 4-grams are left out. In a round every configuration
+plays the same list of texts. It begins when all sessions run and ends with the last text of the list, while sessions go
+on with others. A figure is the number of tokens delivered meanwhile over that time; ratios are taken within a round,
+and their median is given. `by_sampling` has the same of greedy and of sampled sessions apart: tokens delivered over the
+time in which such sessions ran. Prompts are in the prefix cache, so the figures cover generation and the opening of
+sessions. Each list has other texts than the one before, since a verifier recycles tokens of all texts that it has
+served; as far as a text comes again, that favours `co-located` and `both` alike. What devices know of their draft they
+have learned from the prompts for tuning. Windows are the verifier's own, which maximise the tokens of all sessions
 together; in `device, controlled` they are the coordinator's, which keep every session at least as fast as streaming.
 
 With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in the last line compares them with ours:
@@ -78,9 +80,10 @@ class CapacitySize:
     """The depth of these at which devices draft besides."""
     levels: tuple[int, ...] = (1, 4, 16)
     """Sessions at once."""
-    warm_s: float = 1.5
-    """Time before counting begins."""
-    count_s: float = 3.0
+    each: int = 2
+    """Texts of a list for each session at once. A list has one greedy and one sampled text at least."""
+    teaching: int = 8
+    """Prompts for tuning from which devices learn, greedy and sampled."""
     tokens: int = 96
     """Most tokens of a session."""
     heavy: bool = True
@@ -88,16 +91,18 @@ class CapacitySize:
 
 
 FULL = CapacitySize(rounds=3, prompts=24, depths=(2, 4), colocated=(1, 2, 4, 8, 16), both=4)
-QUICK = CapacitySize(rounds=1, prompts=6, depths=(4,), colocated=(4, 16), both=4)
+QUICK = CapacitySize(
+    rounds=1, prompts=6, depths=(4,), colocated=(4, 16), both=4, levels=(1, 4), each=1, teaching=3, heavy=False
+)
 SMOKE = CapacitySize(
     rounds=1,
-    prompts=1,
+    prompts=2,
     depths=(2,),
     colocated=(2,),
     both=2,
     levels=(1,),
-    warm_s=0.5,
-    count_s=1.5,
+    each=1,
+    teaching=1,
     tokens=32,
     heavy=False,
 )
@@ -159,13 +164,23 @@ class CapacityClusters:
         """Time that the draft needs on the device for a pass over one token."""
 
     async def configurations(
-        self, prompts: Mapping[str, Sequence[int]], size: CapacitySize, *, keep_repetitive: bool = False
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        teaching: Mapping[str, Sequence[int]],
+        size: CapacitySize,
+        *,
+        keep_repetitive: bool = False,
     ) -> list[ServingSetup]:
-        """Start a verifier for each configuration and record the draft. The first one streams."""
+        """Start a verifier for each configuration and record the draft. The first one streams.
+
+        teaching: other prompts, from which devices learn what their draft is worth.
+        """
         plain, where = await self._cluster()
-        recorded = await record_drafts(where, replace(self._pair, draft=self._draft), prompts, settings(size.tokens))
+        pair, asked = replace(self._pair, draft=self._draft), settings(size.tokens)
+        recorded = await record_drafts(where, pair, prompts, asked)
         kept = [r for r in recorded.recordings if keep_repetitive or not repetitive(r.call.output)]
-        recorded = replace(recorded, recordings=tuple(kept))
+        taught = await record_drafts(where, pair, teaching, asked)
+        recorded = replace(recorded, recordings=tuple(kept), lessons=taught.lessons)
         others = {engine: await self._cluster(*self._engines[engine]) for engine in self._engines if engine != TORCH}
         for engine, (_, there) in others.items():
             same = await repeated(there, recorded.recordings)
@@ -210,6 +225,20 @@ class CapacityClusters:
         return await self._stack.enter_async_context(Swarm(self._file, where, cores=[self._device_core]))
 
 
+def in_turn(greedy: Sequence[bool], share: float) -> Iterator[int]:
+    """Yield the numbers of recordings without end, a greedy and a sampled one in turn, the fewer ones more often.
+
+    greedy: of each recording. share: the part of either kind after which it begins, from 0 to 1.
+    """
+    kinds = []
+    for kind in dict.fromkeys(greedy):
+        numbers = [number for number, each in enumerate(greedy) if each is kind]
+        first = int(len(numbers) * share)
+        kinds.append(itertools.cycle([*numbers[first:], *numbers[:first]]))
+    while kinds:
+        yield from map(next, kinds)
+
+
 @dataclass(frozen=True)
 class LoadWindow:
     """Count what was delivered while as many sessions as asked for ran all the time."""
@@ -228,29 +257,38 @@ class LoadWindow:
 
 
 async def ask(
-    arm: ServingSetup, level: int, requests: Iterator[int], greedy: Sequence[bool], warm_s: float, count_s: float
+    arm: ServingSetup, level: int, recordings: Iterator[int], greedy: Sequence[bool], count: int
 ) -> LoadWindow:
-    """Run a closed loop of `level` sessions. greedy: by the number of a recording.
+    """Run a closed loop of `level` sessions, and count from the beginning of its list to the list's end.
 
-    Raises RuntimeError if one fails or its output is not the recorded one.
+    The list has `count` recordings, after one for each session that is not counted, so that sessions are out of step;
+    others follow until the list's last has ended. greedy: by the number of a recording.
+
+    Raises RuntimeError if a session fails or its output is not the recorded one.
     """
     outcomes: list[SessionOutcome] = []
     ran: dict[bool, list[tuple[float, float, SessionOutcome]]] = {False: [], True: []}
-    begin = time.monotonic() + warm_s
-    end = begin + count_s
+    numbered = enumerate(recordings, start=-level)
+    left = set(range(count))
+    begin, end, begin_cpu_s, cpu_s = math.inf, math.inf, 0.0, 0.0
+    parts_ms: Mapping[str, float] = {}
 
     async def sessions() -> None:
-        while (begun := time.monotonic()) < end:
-            recording = next(requests)
-            outcomes.append(await arm.swarm.play(SessionJob(recording, drafted=arm.drafted)))
-            ran[greedy[recording]].append((begun, time.monotonic(), outcomes[-1]))
+        nonlocal begin, end, begin_cpu_s, cpu_s, parts_ms
+        while left:
+            number, recording = next(numbered)
+            begun = time.monotonic()
+            if number == 0:
+                begin, begin_cpu_s = begun, arm.swarm.cpu_s()
+            outcome = await arm.swarm.play(SessionJob(recording, drafted=arm.drafted))
+            outcomes.append(outcome)
+            ran[greedy[recording]].append((begun, time.monotonic(), outcome))
+            left.discard(number)
+            if not left and end == math.inf:
+                end, cpu_s = time.monotonic(), arm.swarm.cpu_s() - begin_cpu_s
+                parts_ms = await timing(arm.cluster)
 
-    running = asyncio.gather(*(sessions() for _ in range(level)))
-    await asyncio.sleep(warm_s)
-    cpu_s = arm.swarm.cpu_s()
-    await asyncio.sleep(count_s)
-    cpu_s, parts_ms = arm.swarm.cpu_s() - cpu_s, await timing(arm.cluster)
-    await running
+    await asyncio.gather(*(sessions() for _ in range(level)))
     if failed := [o.error for o in outcomes if o.error or o.wrong or not o.finished]:
         raise RuntimeError(f"{arm.name}, {level} sessions: {len(failed)} failed or are not as recorded: {failed[:3]}")
 
@@ -262,8 +300,8 @@ async def ask(
         return level * delivered([o for _, _, o in some]) / session_s if session_s else math.nan
 
     per_step = sum(o.tokens for o in outcomes) / sum(o.steps for o in outcomes)
-    tokens_per_s = delivered(outcomes) / count_s
-    return LoadWindow(tokens_per_s, per_s(ran[True]), per_s(ran[False]), per_step, cpu_s / count_s, parts_ms)
+    tokens_per_s = delivered(outcomes) / (end - begin)
+    return LoadWindow(tokens_per_s, per_s(ran[True]), per_s(ran[False]), per_step, cpu_s / (end - begin), parts_ms)
 
 
 async def timing(cluster: Cluster) -> Mapping[str, float]:
@@ -275,17 +313,16 @@ async def measure(setups: Sequence[ServingSetup], greedy: Sequence[bool], size: 
     """Send every prompt once, so that it is in the prefix caches; then measure all setups in turn. greedy: of each
     recording."""
     cells: Cells = defaultdict(MeasuredCell)
-    recordings = len(greedy)
     for arm in setups:
-        begun = [SessionJob(i, drafted=arm.drafted, ending="cancel", after=1) for i in range(recordings)]
+        begun = [SessionJob(i, drafted=arm.drafted, ending="cancel", after=1) for i in range(len(greedy))]
         await asyncio.gather(*map(arm.swarm.play, begun))
     windows = size.rounds * len(size.levels)
     for turn in range(size.rounds):
         for number, level in enumerate(size.levels):
-            first = recordings * (turn * len(size.levels) + number) // windows
+            begun_with = (turn * len(size.levels) + number) / windows
             for arm in setups if turn % 2 else reversed(setups):
-                requests = itertools.cycle([*range(first, recordings), *range(first)])
-                window = await ask(arm, level, requests, greedy, size.warm_s, size.count_s)
+                count = max(2, level * size.each)
+                window = await ask(arm, level, in_turn(greedy, begun_with), greedy, count)
                 cells[arm.name, level].windows.append(window)
     return cells
 
@@ -340,8 +377,8 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             speed, per_step, load = map(cell.median, ("tokens_per_s", "tokens_per_step", "load"))
             row.append(f"{level:>3}: {speed:7.1f} ({per_step:.2f}) [{load:.2f}]")
         print("  ".join(row))
-    keys = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
-    keys += (BOTH_KEY, "both_controlled_over_best")
+    keys = ["vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound"]
+    keys += [BOTH_KEY, "both_controlled_over_best"]
     found: dict[str, dict[str, float]] = {key: {} for key in keys}
     for level in levels:
         by_itself = best(cells, level, SERVER, COLOCATED)
@@ -445,6 +482,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     pair = Pair.in_folder(options.models)
     size: CapacitySize = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     prompts = pair.encode(harness.prompts(options.texts, size.prompts))
+    teaching = pair.encode(harness.prompts("tuning", size.teaching))
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
         scratch = Path(folder)
@@ -455,7 +493,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
             drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
         for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores, engines) as one:
-                setups = await one.configurations(prompts, size, keep_repetitive=options.texts != "heldout")
+                setups = await one.configurations(prompts, teaching, size, keep_repetitive=options.texts != "heldout")
                 cells = await measure(setups, one.greedy, size)
             found: dict[str, Any] = report(key.replace("_", " ") or "the shipped draft", cells, size.levels)
             found["by_sampling"] = by_sampling(cells, size.levels)

@@ -244,7 +244,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
             one = harness.one_verifier(pair, *flags, prefix_cache=False, on=cores)
             cluster = await stack.enter_async_context(one)
             for name, draft in (("drafted", "auto"), ("streamed", None)):
-                client = AsyncClient(coordinator=cluster.address, draft=draft)
+                client = AsyncClient(coordinator=cluster.address, draft=draft, timeout=None)
                 clients[name if engine == TORCH else f"{engine} {name}"] = await stack.enter_async_context(client)
         baseline = await JsonWorker.start("benchmarks.support.hf_worker", str(pair.target), cores=[cores[0]])
         stack.push_async_callback(baseline.kill)

@@ -173,10 +173,10 @@ async def run(pair: Pair, size: Size) -> dict[str, float]:
     async with harness.one_verifier(pair, prefix_cache=False, coordinator=False) as cluster:
         verifier = cluster.verifiers[0].address
         async with (
-            AsyncClient(verifier=verifier, draft=None) as client,
+            AsyncClient(verifier=verifier, draft=None, timeout=None) as client,
             channel(verifier) as link,
             server(verifier) as url,
-            httpx.AsyncClient(base_url=url, timeout=60) as web,
+            httpx.AsyncClient(base_url=url, timeout=None) as web,
         ):
             tokenizer = (await client.prepare()).tokenizer
             prompts: list[tuple[int, ...]] = []

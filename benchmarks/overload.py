@@ -42,8 +42,8 @@ PROCESSES = 2
 PROMPT_TOKENS = 1_000
 STALLED_TOKENS = 128
 """Tokens requested by a session that will stall, which it does after `run_ahead` of them, 64."""
-FILLED_S = 60.0
-"""Longest time until stalled sessions have taken all places."""
+FILLED_S = 1_800.0
+"""Time after which stalled sessions that have not taken all places never will. No figure depends on it."""
 SEED = 20_261_121
 
 

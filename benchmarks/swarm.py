@@ -86,7 +86,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
             recorded.save(file)
             print(f"{len(recorded.recordings)} recordings; {_pace(recorded)}", flush=True)
             async with (
-                AsyncClient(coordinator=cluster.address) as client,
+                AsyncClient(coordinator=cluster.address, timeout=None) as client,
                 Swarm(file, where, cores=[device_core]) as swarm,
             ):
                 for recording in recorded.recordings:  # the live draft learns as the recorded one has

@@ -60,6 +60,8 @@ LONG = (
     "cloud/engine/test_engine_lossless.py",
     "cloud/engine/test_engine_starvation.py",
     "benchmarks/test_fleet.py",
+    "benchmarks/test_prompt_split.py",
+    "benchmarks/test_catalogue.py",
     "benchmarks/test_engine_benchmark.py",
     "cloud/test_app.py",
     "coordinator/test_coordinator_process.py",

@@ -60,7 +60,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
 SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
 TIMES = 2.0
 """By how much the neighbour's p99 gap may grow."""
-ATTACK_S = 240.0
+ATTACK_S = 1_200.0
 """Time after which an attack is given up, which then has not held."""
 
 

@@ -169,8 +169,8 @@ class RedisServer(Server):
         self.primary: RedisServer | None = None
         self._port, self._folder = port, scratch / name
         self._log = scratch / f"{name}.log"
-        options = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning")
-        options += ("--repl-diskless-sync-delay", "0")
+        options = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--loglevel", "warning"]
+        options += ["--repl-diskless-sync-delay", "0"]
         command = [
             str(get_binary_path()),
             "--bind",
@@ -277,6 +277,8 @@ class ChaosCluster:
         common = ("--log-format", "json")
         run = (sys.executable, "-m")
         self.coordinators = []
+        options: tuple[str, ...]
+        command: tuple[str, ...]
         for number, address in enumerate(addresses[:2], start=1):
             options = ("--listen", address, "--recording-share", "1.0")
             state = ("--state-dir", str(scratch / f"state-{number}"))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chaos.cluster import ChaosCluster, Server
 from benchmarks.chaos.links import FaultyProxy
@@ -389,7 +390,7 @@ async def coordinators_unreachable(bed: Testbed) -> AsyncIterator[Struck]:
         link.lift()
 
 
-def changed_link(**changes: float) -> Inject:
+def changed_link(**changes: Any) -> Inject:
     """Return a fault that makes all links of a device slow or long."""
 
     @contextlib.asynccontextmanager

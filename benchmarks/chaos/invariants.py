@@ -115,7 +115,7 @@ async def places_in(address: str) -> dict[str, list[str]]:
         f"redis://{address}", socket_timeout=1.0, socket_connect_timeout=1.0, decode_responses=True
     ) as store:
         seconds, microseconds = await store.time()
-        for pattern in (keys.placements("*"), f"{keys.TENANT_PLACES}*"):
-            async for key in store.scan_iter(pattern):
-                found[key] = await store.zrangebyscore(key, seconds * 1_000 + microseconds // 1_000, "+inf")
+        for of_one in (keys.placements("", "*"), keys.tenant_places("", "*")):
+            async for key in store.scan_iter("*" + of_one.removeprefix(keys.of_target(""))):  # of any target
+                found[key] = await store.zrangebyscore(key, seconds * 1_000 + microseconds // 1_000, "+inf")  # type: ignore[assignment]
     return found

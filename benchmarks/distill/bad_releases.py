@@ -27,8 +27,8 @@ from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
-_CALL_S = 10.0
-_WAIT_S = 40.0
+_CALL_S = 120.0
+_WAIT_S = 600.0
 _SERIAL = 1 << 62
 """A serial above all of the real coordinator's, which grow with the clock."""
 OLD, NEW = 9, 10
@@ -177,7 +177,7 @@ class BadReleaseTrials:
 
     async def offer_all(self, releases: tuple[BadRelease, ...] = BAD_RELEASES) -> list[Refusal]:
         """Offer each bad release to a device of its own, and return how it was refused."""
-        async with AsyncClient(coordinator=self._coordinator, draft=None) as plain:
+        async with AsyncClient(coordinator=self._coordinator, draft=None, timeout=None) as plain:
             text = (await plain.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)).token_ids
             served = (await plain.prepare()).description.target
         digest = hashlib.sha256(self._data).hexdigest()

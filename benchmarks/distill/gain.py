@@ -1,8 +1,9 @@
 """Measure what the learnt draft gains: tokens per step at a fixed tree, of quantised files, on held-out prompts.
 
-The texts are what the target wrote, greedily and as plain streaming, after prompts that no device asks. Every draft
-reads prompt and text, and each token that the target wrote counts (but those within the first few positions, see
-`eval_gguf.UNPROMPTED`). The steps follow from a fixed shape, so there is no calibrator, and no plain step.
+The texts are what the target wrote, by plain streaming, greedily and at temperature 0.8, after prompts that no device
+asks. Those that repeat themselves are counted apart: any draft guesses them. Every draft reads prompt and text, and
+each token that the target wrote counts (but those within the first few positions, see `eval_gguf.UNPROMPTED`). The
+steps follow from a fixed shape, so there is no calibrator, and no plain step.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.support import harness
+from benchmarks.support import harness, texts
 from benchmarks.support.harness import Pair
 from cloud_verifier.distill.gguf import eval_gguf
 from cloud_verifier.distill.gguf.eval_gguf import DraftCounts
 from edge_agent import AsyncClient
 
 KINDS = ("arithmetic", "code")
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 20_260_731},
+}
 _DRAWS = 1_000
 LEAST_GAP = 0.5
 """Smallest gap between the first draft and the reference, in tokens per step, at which the gain is judged."""
@@ -34,6 +40,7 @@ class HeldOutText:
     """Hold a prompt and the text that the target wrote after it."""
 
     traffic_class: str
+    """The kind of its prompt and its group, see `texts.grouped`."""
     tokens: NDArray[np.int32]
     first: int
     """Position of the first written token."""
@@ -43,7 +50,7 @@ class HeldOutText:
 
 @dataclass(frozen=True)
 class DraftGain:
-    """Hold the tokens per step by kind of prompt, for three drafts."""
+    """Hold the tokens per step by kind of prompt, and by kind and group of text, for three drafts."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -70,28 +77,33 @@ class DraftGain:
 
 
 async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> list[HeldOutText]:
-    """Return the target's greedy text after `count` held-out prompts of each kind. plain: a client without a draft."""
+    """Return the target's texts after `count` held-out prompts of each kind. plain: a client without a draft."""
     tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
     asked = [
         (kind, tokenizer.encode(prompt.text, add_special_tokens=False).ids)
         for kind in KINDS
         for prompt in [one for one in harness.prompts("heldout") if one.kind == kind][:count]
     ]
-    done = await asyncio.gather(*(plain.generate(ids, max_tokens=tokens) for _, ids in asked))
-    return [
-        HeldOutText(kind, np.array([*ids, *one.token_ids], np.int32), len(ids))
-        for (kind, ids), one in zip(asked, done, strict=True)
-        if one.token_ids
-    ]
+    found = []
+    for sampling, options in SAMPLINGS.items():
+        done = await asyncio.gather(*(plain.generate(ids, max_tokens=tokens, **options) for _, ids in asked))
+        found += [
+            HeldOutText(
+                texts.grouped(kind, sampling, one.token_ids), np.array([*ids, *one.token_ids], np.int32), len(ids)
+            )
+            for (kind, ids), one in zip(asked, done, strict=True)
+            if one.token_ids
+        ]
+    return found
 
 
 Counted = list[tuple[str, int, DraftCounts]]
-"""The (kind, tokens, steps) of each text."""
+"""The (kind and group, tokens, steps) of each text."""
 
 
-def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
+def measured(drafts: tuple[Path, Path], written: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
     """Compare two drafts on each text."""
-    found = eval_gguf.compare(drafts[0], drafts[1], texts, threads).texts
+    found = eval_gguf.compare(drafts[0], drafts[1], written, threads).texts  # type: ignore[arg-type]
     return (
         [(text.traffic_class, text.positions, text.candidate) for text in found],
         [(text.traffic_class, text.positions, text.incumbent) for text in found],
@@ -101,7 +113,7 @@ def measured(drafts: tuple[Path, Path], texts: Sequence[HeldOutText], threads: i
 def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0) -> tuple[float, float]:
     """Return the 95% interval of the share of the gap that is closed, by bootstrap over the texts of all drafts."""
     dice = random.Random(seed)
-    places = [place for place, (kind, _, _) in enumerate(before) if kind == KINDS[0]]
+    places = [place for place, (name, _, _) in enumerate(before) if KINDS[0] in texts.groups_of(name)]
     shares = []
     for _ in range(_DRAWS):
         drawn = dice.choices(places, k=len(places))
@@ -112,10 +124,11 @@ def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0)
 
 
 def per_step(counted: Iterable[tuple[str, int, DraftCounts]]) -> dict[str, float]:
-    """Return the tokens per step with a token tree, by kind of prompt."""
+    """Return the tokens per step with a token tree, by kind of prompt, and by kind and group."""
     tokens: dict[str, int] = {}
     steps: dict[str, int] = {}
-    for kind, positions, counts in counted:
-        tokens[kind] = tokens.get(kind, 0) + positions
-        steps[kind] = steps.get(kind, 0) + counts.tree_steps
+    for name, positions, counts in counted:
+        for kind in texts.groups_of(name):
+            tokens[kind] = tokens.get(kind, 0) + positions
+            steps[kind] = steps.get(kind, 0) + counts.tree_steps
     return {kind: tokens[kind] / steps[kind] for kind in tokens}

@@ -15,7 +15,7 @@ from outrider.core.errors import Unavailable
 
 AWAY_S = 1.0
 """Time between a kill and the restart."""
-_BACK_S = 40.0
+_BACK_S = 600.0
 """Longer than the pause of a device that has asked just before."""
 _OPENING_S = 2.0
 """A request that began less than this before a kill may not have had a session yet."""

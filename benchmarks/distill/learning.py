@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.distill.fleet import DeviceFleet, until
 from benchmarks.distill.run_log import RunLog
-from benchmarks.distill.size import DistillSize
+from benchmarks.distill.size import HANG_S, DistillSize
 from benchmarks.distill.system import DistillSystem
 from cloud_verifier.distill.run_folder import DONE
 from cloud_verifier.distill.state import RunOutcome
@@ -21,7 +21,6 @@ from outrider.core.errors import Unavailable
 
 _STEPS_FIRST = 3
 """Training steps after the first checkpoint before the trainer is killed."""
-_STAGE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,12 @@ async def turn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, ru
     """Ask for code until the loop knows what is usual, then for sums until it begins a run; returns its number."""
     fleet.order("code")
     run_log.log("eight devices ask for code")
-    await until(lambda: "code" in system.state().usual, scale.start_s, "the loop knows what is usual for code")
+    await until(lambda: "code" in system.state().usual, HANG_S, "the loop knows what is usual for code")
     usual = system.state().usual["code"]
     note = f"traffic turns to arithmetic after {fleet.tokens} tokens; usual on code: {usual:.2f}"
     turned = run_log.log(note, "arithmetic")
     fleet.order("arithmetic")
-    await until(lambda: system.state().run is not None, scale.start_s, "the loop notices")
+    await until(lambda: system.state().run is not None, HANG_S, "the loop notices")
     run = system.state().run
     if run is None:
         raise Unavailable("the run ended as soon as it had begun")
@@ -64,10 +63,10 @@ async def train(system: DistillSystem, number: int, scale: DistillSize, run_log:
     """Wait for the training, kill it twice and wait for its end."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
-    await until(saved.exists, _STAGE_S, "the training's first checkpoint")
+    await until(saved.exists, HANG_S, "the training's first checkpoint")
     await _cut("the trainer", system.kill_trainer, folder, scale, run_log)
     await _cut("the loop", system.kill_loop, folder, scale, run_log)
-    await until((folder / DONE).exists, scale.start_s, "the training is over")
+    await until((folder / DONE).exists, HANG_S, "the training is over")
     done = json.loads((folder / DONE).read_text())
     run_log.log(
         f"trained: {done['step']} steps, {done['tokens']} tokens, {done['seconds']} s; {done['validation_overlap']}",
@@ -79,11 +78,11 @@ async def _cut(
     what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: DistillSize, run_log: RunLog
 ) -> None:
     begin, log = last_step(folder), folder / "training.log"
-    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, _STAGE_S, "some steps of training")
+    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, HANG_S, "some steps of training")
     before, begun = curve(folder), len(resumed(log))
     pid = await kill()
     run_log.log(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")
-    await until(lambda: len(resumed(log)) > begun, _STAGE_S, "the training goes on")
+    await until(lambda: len(resumed(log)) > begun, HANG_S, "the training goes on")
     cut = TrainingCut.of(before, resumed(log)[-1])
     window = float(scale.training["save_seconds"])
     longest = max((b["seconds"] - a["seconds"] for a, b in itertools.pairwise(before)), default=0.0)
@@ -98,7 +97,7 @@ async def _cut(
 
 async def published(system: DistillSystem, scale: DistillSize, run_log: RunLog) -> str:
     """Wait for the gate; return the digest of the release. Raises Unavailable if the gate refused it."""
-    await until(lambda: _stage(system) in ("", "canary"), scale.start_s, "the gate and the publishing")
+    await until(lambda: _stage(system) in ("", "canary"), HANG_S, "the gate and the publishing")
     run = system.state().run
     if run is None:
         raise Unavailable(f"the run ended before its canary: {outcome(system.state().history)}")
@@ -108,7 +107,7 @@ async def published(system: DistillSystem, scale: DistillSize, run_log: RunLog) 
 
 async def decided(system: DistillSystem, scale: DistillSize, run_log: RunLog) -> RunOutcome:
     """Wait for the canary's decision."""
-    await until(lambda: system.state().run is None, scale.canary_s + _STAGE_S, "the canary's decision")
+    await until(lambda: system.state().run is None, scale.canary_s + HANG_S, "the canary's decision")
     last = system.state().history[-1]
     run_log.log(f"release {last.release[:12]} is {last.result}: {last.reason}", last.result)
     return last

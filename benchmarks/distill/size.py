@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+HANG_S = 1_800.0
+"""Time after which what has not come never will, such as the end of a training. No figure depends on it."""
+
 
 @dataclass(frozen=True)
 class DistillSize:
@@ -41,10 +44,8 @@ class DistillSize:
     """Noise of the worse draft, in standard deviations of each matrix. With much of it devices go back by themselves,
     each after a few hundred draft tokens, and the canary has few samples; with little of it the canary must find
     out."""
-    start_s: float = 900.0
-    """The longest wait for the loop to go from the turn of traffic to a decision."""
     minutes: float = 25.0
-    """Longest time of the whole run."""
+    """Time that the whole run should take on two cores; a slower machine fails nothing."""
     learns: bool = True
     """Whether a draft is trained at all, put on trial, and followed by a worse one."""
     promised: bool = True
@@ -79,7 +80,6 @@ QUICK = DistillSize(
     heldout=10,
     heldout_tokens=64,
     compared=30,
-    start_s=200.0,
     minutes=5.0,
     promised=False,
 )

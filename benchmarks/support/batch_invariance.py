@@ -86,7 +86,7 @@ def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> Se
     batch = PackedBatch.pack(segments, model.device)
     every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
     logits = model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
-    return logits.split([segment.rows for segment in segments])
+    return logits.split([segment.rows for segment in segments])  # type: ignore[no-untyped-call]
 
 
 def pool_for(model: TargetModel, slots: int) -> KVPool:

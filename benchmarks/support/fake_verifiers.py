@@ -115,7 +115,7 @@ class FakeVerifier:
         self._coordinators = coordinators
         self._turn = number
         self._measured = measured
-        self._identity = {"verifier_id": self.name, "instance": number + 1}
+        self._identity: dict[str, Any] = {"verifier_id": self.name, "instance": number + 1}
         self._capacity = capacity
         self._tokens: Counter[str] = Counter()
         self._sequence = 1

@@ -234,7 +234,7 @@ async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
     """Return what the coordinator at this address reports about its cluster."""
     async with channel(coordinator) as link:
         admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
-        answer: coordinator_pb2.StatusResponse = await admin.Status(coordinator_pb2.StatusRequest(), timeout=10.0)
+        answer: coordinator_pb2.StatusResponse = await admin.Status(coordinator_pb2.StatusRequest(), timeout=120.0)
     return answer
 
 

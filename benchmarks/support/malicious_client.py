@@ -65,7 +65,7 @@ class RawStream:
 
     @staticmethod
     def _coordinator(control: grpc.aio.Channel) -> CoordinatorClient:
-        return CoordinatorClient(lambda: control, None, asyncio.ensure_future)
+        return CoordinatorClient(lambda: control, None, asyncio.ensure_future)  # type: ignore[arg-type]
 
     async def place(self, wait_s: float = 0.0) -> None:
         """Take a place. Raises Overloaded if there is none."""

@@ -40,7 +40,7 @@ def pace_workers(pace: Pace, counts: PassCounts) -> None:
             return execute(worker, output)
 
     load.check_outputs = checking
-    CoupledWorker.execute_model = paced
+    CoupledWorker.execute_model = paced  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -120,14 +120,15 @@ class _SniffedStream:
         await self._call.done_writing()
 
     def done(self) -> bool:
-        return self._ended
+        return self._ended or self._given_up
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._call.add_done_callback(callback)
 
     def cancel(self) -> None:
-        if not self._ended:
+        if not self.done():
             self._sniffer.on_given_up()
+            self.inbox.put_nowait(asyncio.CancelledError())  # as a read of gRPC's ends, although the stream goes on
         self._given_up = True
 
     async def close(self) -> None:

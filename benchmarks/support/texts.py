@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 REPETITIVE = 0.30
+APART = "repetitive"
+"""The group of texts that repeat themselves, of any sampling."""
 QUOTE = 3
 """Tokens before a token that have to stand in the prompt, too, for it to count as quoted."""
 
@@ -14,6 +16,17 @@ def repetitive(tokens: Sequence[int]) -> bool:
     that goes on in a list of alike things; benchmarks count both apart."""
     grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return bool(grams) and 1 - len(set(grams)) / len(grams) > REPETITIVE
+
+
+def grouped(kind: str, sampling: str, output: Sequence[int]) -> str:
+    """Return the name under which a text is counted: its kind, and its sampling or, if it repeats itself, that."""
+    return f"{kind}, {APART if repetitive(output) else sampling}"
+
+
+def groups_of(name: str) -> tuple[str, ...]:
+    """Return what a text of this name counts for: the name and, unless it repeats itself, its kind as a whole."""
+    kind, _, group = name.partition(", ")
+    return (name,) if group in ("", APART) else (kind, name)
 
 
 def quoted(prompt: Sequence[int], output: Sequence[int], order: int = QUOTE) -> float:

@@ -132,7 +132,7 @@ async def watched(
         async with channel(site.cluster.address) as link:
             admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
             while True:
-                shown = await admin.ListWindows(coordinator_pb2.ListWindowsRequest(), timeout=5.0)
+                shown = await admin.ListWindows(coordinator_pb2.ListWindowsRequest(), timeout=120.0)
                 observations.extend(_observed(window) for window in shown.windows)
                 await asyncio.sleep(every_s)
 

@@ -55,16 +55,15 @@ async def calls(
 ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
     """Generate each prompt's output by plain streaming; return the requests and the target's end tokens."""
     places = asyncio.Semaphore(at_once)
-    async with AsyncClient(coordinator=where.coordinator, draft=None) as client:
+    async with AsyncClient(coordinator=where.coordinator, draft=None, timeout=None) as client:
         description = (await client.prepare()).description
         request = Request.of(**asked)
 
         async def one(name: str, prompt: Sequence[int]) -> RecordedRequest:
             async with places:
                 output = (await client.generate(prompt, **asked)).token_ids
-            return RecordedRequest(
-                name, tuple(prompt), request.sampling, request.max_tokens, output, request.ignore_eos
-            )
+            most = request.max_tokens or len(output)
+            return RecordedRequest(name, tuple(prompt), request.sampling, most, output, request.ignore_eos)
 
         found = await asyncio.gather(*(one(name, prompt) for name, prompt in prompts.items()))
     return found, tuple(description.eos_token_ids)

@@ -11,6 +11,7 @@ from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
 from benchmarks.support.harness import Pair
+from benchmarks.support.texts import repetitive
 from benchmarks.window.draft_recordings import (
     Lessons,
     acceptance_histories,
@@ -99,28 +100,33 @@ class RecordingLibrary:
                 raise BadRequest(
                     f"the arms need {plan.arms + plan.arm_lessons + greedy} prompts, and there are {len(self._prompts)}"
                 )
-            texts = list(self._prompts.items())
+            named = list(self._prompts.items())
             found = [
                 await calls(where, dict(some), options(plan.tokens_of(PACED), temperature))
-                for temperature, some in ((0.8, texts[:sampled]), (0.0, texts[sampled : sampled + greedy]))
+                for temperature, some in ((0.8, named[:sampled]), (0.0, named[sampled : sampled + greedy]))
             ]
             await self._record(ARMS, "good", [one for requests, _ in found for one in requests], found[0][1])
         if "model" in parts:
             await self._near(where)
 
     async def _near(self, where: ServiceAddress) -> None:
-        """Record the candidates whose match rate is nearest to 0.8, chosen by the draft's answers alone."""
+        """Record the candidates whose match rate is nearest to 0.8, chosen by the draft's answers alone.
+
+        Texts that repeat themselves are none, unless there are no others: any draft guesses them.
+        """
         found: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
         for temperature in (0.0, 0.8):
             asked = options(self._plan.tokens_of(PACED), temperature)
             requests, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
             found += requests
+        found = [one for one in found if not repetitive(one.output)] or found
         shares = await asyncio.to_thread(match_rates, self._pair, found, ends, self._lessons["good"])
         taken, inside = nearest(shares, self._plan.near)
         print(
             f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85;"
-            f" {len(taken)} are played, {harness.spread([shares[i] for i in taken])}",
+            f" {len(taken)} are played, {sum(found[i].sampling.greedy for i in taken)} of them greedy, which are"
+            f" {harness.spread([shares[i] for i in taken])}",
             flush=True,
         )
         await self._record("near", "good", [found[i] for i in taken], ends)

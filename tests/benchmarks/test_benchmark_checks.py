@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
 import math
+from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import failover
+from benchmarks.chaos.findings import criteria as chaos_criteria
 from benchmarks.failover import KILL, STOP, FailoverTrial, TrialResult
 from benchmarks.support import engine_equality, harness, texts
 from benchmarks.support.engine_equality import Answer, Call, Comparison, calls
+from benchmarks.support.harness import Size
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
-from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits
+from benchmarks.support.stream_sniffer import FailoverTrace, StaleCommits, StreamSniffer
+from edge_agent.session.failover import AttachTarget
 
 VOCAB, END = 97, 5
 PROMPT = [11, 3, 42, 8]
@@ -138,6 +146,32 @@ def test_lost_duplicated_and_differing_tokens_are_distinguished() -> None:
     assert failover.compare([*text[:5], 99, *text[6:]], text) == (0, 0, 1)
 
 
+class EndlessCall:
+    """Stand for a stream of gRPC on which nothing comes."""
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(60.0)
+        return b""
+
+
+async def test_a_sniffed_stream_that_the_device_cancels_ends_for_it_as_one_of_grpc_does_and_stays_open() -> None:
+    call: Any = EndlessCall()
+    channel: Any = SimpleNamespace(stream_stream=lambda: lambda: call)
+    stream = StreamSniffer().channel(AttachTarget("nowhere:1", 1), channel).stream_stream()()
+    reading = asyncio.ensure_future(stream.read())
+    await asyncio.sleep(0)
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert stream.done() and not hasattr(call, "cancelled")
+    closing = asyncio.ensure_future(stream.close())
+    stream._reading.cancel()
+    await closing
+
+
 PLAN = [FailoverTrial(KILL, "greedy", PROMPT, 20), FailoverTrial(STOP, "greedy", PROMPT, 20)]
 
 
@@ -158,6 +192,24 @@ def test_failover_fails_for_what_was_lost_for_accepted_zombies_and_for_silent_on
         with pytest.raises(SystemExit) as error:
             failover.finish(PLAN, found, stale)
         assert error.value.code not in (0, None)
+
+
+def test_no_client_of_a_benchmark_limits_the_time_of_its_requests_unless_that_is_measured() -> None:
+    """In `chaos` each request allows 60 s; devices of `distill` give up what nobody answers, as a user's would."""
+    allowed = {"chaos/device.py", "distill/devices.py", "distill/bad_releases.py"}
+    folder = harness.ROOT / "benchmarks"
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "AsyncClient":
+                named = {keyword.arg for keyword in node.keywords}  # None: further ones come from elsewhere
+                where = str(path.relative_to(folder))
+                assert named & {"timeout", None} or where in allowed, f"{where}:{node.lineno} needs timeout=None"
+
+
+@pytest.mark.parametrize("size", list(Size))
+def test_a_slow_machine_fails_no_run_of_chaos(size: Size) -> None:
+    found = [*chaos_criteria(defaultdict(int, looks=1), minutes=1_000.0)]
+    assert not found[-1].met and not any(criterion.fails(size) for criterion in found)
 
 
 def test_repetitive_texts_are_found_by_their_4_grams() -> None:

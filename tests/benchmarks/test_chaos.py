@@ -221,12 +221,12 @@ async def test_places_are_read_from_redis_and_those_whose_time_is_over_are_none(
     try:
         async with redis_client.Redis.from_url(f"redis://{server.address}") as store:
             now_ms = (await store.time())[0] * 1_000
-            await store.zadd(keys.placements("v"), {"live": now_ms + 60_000, "over": now_ms - 60_000})
-            await store.zadd(keys.TENANT_PLACES + "acme", {"live": now_ms + 60_000})
+            await store.zadd(keys.placements("w", "v"), {"live": now_ms + 60_000, "over": now_ms - 60_000})
+            await store.zadd(keys.tenant_places("w", "acme"), {"live": now_ms + 60_000})
         held = await places_in(server.address)
     finally:
         await server.stop()
-    assert held == {keys.placements("v"): ["live"], keys.TENANT_PLACES + "acme": ["live"]}
+    assert held == {keys.placements("w", "v"): ["live"], keys.tenant_places("w", "acme"): ["live"]}
 
 
 def test_the_journal_counts_errors_by_their_text_and_leaves_grpcs_own_apart(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from benchmarks.acceptance import DraftAcceptance
 from benchmarks.distill import devices, identity, kills, learning, plots, safety
 from benchmarks.distill.__main__ import DistillResult, judge_gain
 from benchmarks.distill.answer import DeviceAnswer
@@ -16,7 +17,8 @@ from benchmarks.distill.bad_releases import BAD_RELEASES, Refusal, flipped
 from benchmarks.distill.gain import DraftGain, interval, per_step
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import FULL, QUICK
-from benchmarks.support import harness, proc, questions
+from benchmarks.distill_losses import compared
+from benchmarks.support import harness, proc, questions, texts
 from cloud_verifier.distill.gguf.eval_gguf import TREE, DraftCounts, steps
 from cloud_verifier.distill.publishing.release_client import ReleaseRecord
 from outrider.wire.manifest import Manifest
@@ -92,6 +94,44 @@ def test_tokens_per_step_are_sums_over_texts_and_not_means_of_texts() -> None:
         ("sums", 4, DraftCounts(0, 9, 4)),
     ]
     assert per_step(counted) == {"code": 2.0, "sums": 1.0}
+
+
+def test_texts_that_repeat_themselves_are_counted_apart_and_greedy_and_sampled_ones_too() -> None:
+    counted = [
+        ("code, greedy", 30, DraftCounts(0, 9, 10)),
+        ("code, sampled", 10, DraftCounts(0, 9, 10)),
+        ("code, repetitive", 70, DraftCounts(0, 9, 10)),
+    ]
+    apart = {"code, greedy": 3.0, "code, sampled": 1.0, "code, repetitive": 7.0}
+    assert per_step(counted) == {"code": 2.0, **apart}
+
+
+def test_the_interval_is_of_texts_that_do_not_repeat_themselves() -> None:
+    def counted(steps: int, repetitive: int) -> list[tuple[str, int, DraftCounts]]:
+        return [
+            ("arithmetic, sampled", 60, DraftCounts(0, 60, steps)),
+            ("arithmetic, repetitive", 60, DraftCounts(0, 60, repetitive)),
+            ("code, greedy", 60, DraftCounts(0, 60, 9)),
+        ]
+
+    low, high = interval(counted(30, 30), counted(15, 30), counted(12, 10))
+    assert low == high == pytest.approx(2 / 3)
+
+
+def test_a_text_is_named_by_its_kind_and_sampling_or_as_one_that_repeats_itself() -> None:
+    assert texts.grouped("code", "sampled", range(90)) == "code, sampled"
+    assert texts.grouped("code", "sampled", [1, 2, 3, 4] * 20) == "code, repetitive"
+    assert texts.groups_of("code, sampled") == ("code", "code, sampled")
+    assert texts.groups_of("code, repetitive") == ("code, repetitive",)
+    assert texts.groups_of("code") == ("code",)
+
+
+def test_losses_of_kinds_whose_texts_all_repeat_themselves_are_not_compared() -> None:
+    one = DraftAcceptance(2.0, 0.5)
+    others = {"before": {"arithmetic": one, "code": one}, "reference": {"arithmetic": DraftAcceptance(4.0, 0.9)}}
+    found = {"arithmetic": DraftAcceptance(3.0, 0.7), "code, repetitive": one}
+    assert compared(found, others) == {"gap_closed": None, "code_loss": None}
+    assert compared({**found, "code": one}, others) == {"gap_closed": 0.5, "code_loss": 0.0}
 
 
 def test_a_draft_that_is_always_right_takes_a_step_for_seven_tokens() -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support.draft_replay.client import ServiceAddress
+from benchmarks.support.draft_replay.recording import RecordedRequest
 from benchmarks.support.harness import Pair
+from benchmarks.window import recording_library
 from benchmarks.window.context import RunContext
 from benchmarks.window.plan import PACED, PACEDS, QUICK, REAL
 from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed
+from outrider.core.sampling import SamplingParams
 
 PAIR = Pair(Path("target"), Path("draft.gguf"), Path("narrow.gguf"))
 
@@ -46,3 +50,33 @@ async def test_two_are_played_at_once_where_both_are_paced_for_one_session(
 
     found = await context(tmp_path, together=allowed).each([partial(one, 1), partial(one, 2)], machines)
     assert (found, seen) == ([1, 2], most)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "played"),
+    [
+        ({0.0: [1, 2, 3, 4] * 20, 0.8: [*range(80)]}, {tuple(range(80))}),
+        ({0.0: [1, 2, 3, 4] * 20, 0.8: [5, 6, 7, 8] * 20}, {(1, 2, 3, 4) * 20, (5, 6, 7, 8) * 20}),
+    ],
+)
+async def test_texts_that_repeat_themselves_are_no_example_of_a_good_draft_unless_there_are_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: dict[float, list[int]], played: set[tuple[int, ...]]
+) -> None:
+    recorded: list[RecordedRequest] = []
+
+    async def calls(
+        where: object, prompts: object, asked: dict[str, float], at_once: int
+    ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
+        sampling = SamplingParams(temperature=asked["temperature"])
+        return [RecordedRequest("p", (1,), sampling, 80, tuple(outputs[asked["temperature"]]), True)], ()
+
+    async def record(self: object, name: str, draft: str, requests: list[RecordedRequest], ends: object) -> None:
+        recorded.extend(requests)
+
+    library = RecordingLibrary(PAIR, QUICK, {"p": [1]}, {}, tmp_path)
+    library._lessons["good"] = ()
+    monkeypatch.setattr(recording_library, "calls", calls)
+    monkeypatch.setattr(recording_library, "match_rates", lambda pair, requests, ends, lessons: [0.8] * len(requests))
+    monkeypatch.setattr(RecordingLibrary, "_record", record)
+    await library._near(ServiceAddress("nowhere:1"))
+    assert {each.output for each in recorded} == played

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-_FILE = os.environ.get("CHAOS_CLOCK")
+_FILE = os.environ.get("CHAOS_CLOCK", "")
 
 if _FILE:
     _real = time.time

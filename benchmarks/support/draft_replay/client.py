@@ -109,10 +109,10 @@ class _WatchedSessions(Sessions):
         self.dead = False
         """Whether messages are no longer sent."""
 
-    async def place(self, prompt_tokens: int = 0, draft_release: str = "", traffic_class: str = "") -> Placement | None:
+    async def place(self, *arguments: Any, **options: Any) -> Placement | None:
         began = time.monotonic()
         try:
-            placement = await super().place(prompt_tokens, draft_release, traffic_class)
+            placement = await super().place(*arguments, **options)
         except Overloaded:
             self.refused_s.append(time.monotonic() - began)
             raise
@@ -198,7 +198,7 @@ class Player:
         where = self._where  # only with a ticket of its coordinator's does a verifier describe its target
         coordinator, verifier = where.coordinator or None, None if where.coordinator else where.verifier
         async with AsyncClient(
-            coordinator=coordinator, verifier=verifier, draft=None, settings=self._settings
+            coordinator=coordinator, verifier=verifier, draft=None, timeout=None, settings=self._settings
         ) as plain:
             self._bundle = await plain.prepare()
         return self

@@ -45,7 +45,10 @@ async def record_drafts(
     """
     calls = []
     async with AsyncClient(
-        coordinator=where.coordinator or None, verifier=None if where.coordinator else where.verifier, draft=None
+        coordinator=where.coordinator or None,
+        verifier=None if where.coordinator else where.verifier,
+        draft=None,
+        timeout=None,
     ) as client:
         description = (await client.prepare()).description
         for setting, options in settings.items():
@@ -53,7 +56,7 @@ async def record_drafts(
                 request = Request.of(**options)
                 output = (await client.generate(prompt, **options)).token_ids
                 if len(output) >= LEAST:
-                    asked = (tuple(prompt), request.sampling, request.max_tokens)
+                    asked = (tuple(prompt), request.sampling, request.max_tokens or len(output))
                     calls.append(RecordedRequest(f"{name} {setting}", *asked, output, request.ignore_eos))
     return await asyncio.to_thread(record, pair, calls, description.eos_token_ids)
 
@@ -63,8 +66,12 @@ async def repeated(where: ServiceAddress, recordings: Sequence[RecordedProposals
 
     Another engine than the one that was recorded may decide a tie otherwise.
     """
-    where_to = {"coordinator": where.coordinator} if where.coordinator else {"verifier": where.verifier}
-    async with AsyncClient(**where_to, draft=None, timeout=None) as client:
+    async with AsyncClient(
+        coordinator=where.coordinator or None,
+        verifier=None if where.coordinator else where.verifier,
+        draft=None,
+        timeout=None,
+    ) as client:
         outputs = await asyncio.gather(
             *(client.generate(one.call.prompt, **options_of(one.call)) for one in recordings)
         )

@@ -170,7 +170,8 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
     rows = np.arange(len(tokens))
     here = np.where(nodes == nodes.min(axis=1, keepdims=True), tokens, -np.inf).argmax(axis=1)
     reached, used = tokens[rows, here], nodes[rows, here].sum()
-    rises, runs = [], []  # along the hulls, `[edges, sessions]`; 0 behind a hull's end
+    each_rise: list[Floats] = []  # along the hulls, as `each_run`: `[edges, sessions]`; 0 behind a hull's end
+    each_run: list[Floats] = []
     while True:
         rise, run = tokens - tokens[rows, here][:, None], nodes - nodes[rows, here][:, None]
         steepness = np.where((rise > 0.0) & (run > 0.0), rise / np.where(run > 0.0, run, 1.0), 0.0)
@@ -178,10 +179,10 @@ def divided(tokens: Floats, nodes: Floats, total: float, least: float) -> Floats
         goes_on = steepness[rows, there] > 0.0
         if not goes_on.any():
             break
-        rises.append(rise[rows, there] * goes_on)
-        runs.append(run[rows, there] * goes_on)
+        each_rise.append(rise[rows, there] * goes_on)
+        each_run.append(run[rows, there] * goes_on)
         here = np.where(goes_on, there, here)
-    rises, runs = np.array(rises).reshape(-1, len(rows)), np.array(runs).reshape(-1, len(rows))
+    rises, runs = np.array(each_rise).reshape(-1, len(rows)), np.array(each_run).reshape(-1, len(rows))
     needed = np.maximum(0.0, least - reached)
     forced = np.clip(needed - (rises.cumsum(axis=0) - rises), 0.0, rises)
     slopes = rises / np.where(runs > 0.0, runs, 1.0)
@@ -208,8 +209,9 @@ def per_step(sessions: Sequence[SessionTruth], k: Ints, depth: Ints, step_s: Flo
     for process in {one.process for one in sessions}:
         mine = [i for i, one in enumerate(sessions) if one.process == process]
         shape = rtt[..., mine].shape
-        lanes = (each[..., mine].ravel() for each in (rtt, draft, k, depth))
-        run = _Run.of(*lanes, positions=_ends(process).shape[1])
+        times: list[Floats] = [each[..., mine].ravel() for each in (rtt, draft)]
+        windows: list[Ints] = [each[..., mine].ravel() for each in (k, depth)]
+        run = _Run.of(times[0], times[1], windows[0], windows[1], positions=_ends(process).shape[1])
         tokens[..., mine], levels[..., mine] = (each.reshape(shape) for each in run.per_step(process))
     return tokens, levels * np.array([one.nodes_per_level for one in sessions])
 

@@ -164,7 +164,8 @@ class SimulatedVerifier:
             ahead = [max(8, math.ceil((4.0 if window.k else 1.0) / step_s)) for window in windows]
             outcomes = [session.text.ahead(length) for session, length in zip(self.sessions, ahead, strict=True)]
             k, depth = shape[:, :2].astype(np.int64).T[:, :, None]
-            _, steps, levels = replay_all(outcomes, *(times_s / step_s).T[:, :, None], k, depth)
+            rtt, draft = (times_s / step_s).T[:, :, None]
+            _, steps, levels = replay_all(outcomes, rtt, draft, k, depth)
             tokens_per_step = ahead / steps[:, 0]
             nodes = (levels[:, 0] * shape[:, 2] / steps[:, 0]).sum()
             step_s = self.cost.seconds(round(count + nodes), count)
