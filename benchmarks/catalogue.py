@@ -79,6 +79,8 @@ BENCHMARKS = (
     Benchmark("constrained", "outputs that follow a grammar, and what it costs", SPEED, 90, 600),
     Benchmark("exact", "the bits of `--attention exact`, and their cost", ("engine", "models"), 30, 300),
     Benchmark("control_plane", "coordinators and their Redis under 10,000 sessions", ("coordinator",), 60, 300),
+    Benchmark("front", "what a verifier's front costs for each session and step", ("core", "front"), 45, 150),
+    Benchmark("footprint", "what one session takes of Redis, network and traffic log", ("coordinator",), 30, 120),
     Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 30, 600),
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 20, 120),
     Benchmark("counters", "what metrics cost", ("metrics",), 10, 30),

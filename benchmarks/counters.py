@@ -51,11 +51,10 @@ def step(counters: EngineCounters) -> Callable[[], None]:
 def message() -> Callable[[], None]:
     """Return a call that counts a message with nodes, and the commit that has seen it, as the front does."""
     counters = StreamCounters(FrontCounters())
-    append = session_pb2.Append(first_id=1, up=[0, 1, 1], token=[5, 6, 7])
     commit = session_pb2.Commit(epoch=1, start=1, token=[5, 6], seen=3)
 
     def count() -> None:
-        counters.append(append)
+        counters.append(first_id=1, nodes=3)
         counters.commit(commit)
 
     return count
