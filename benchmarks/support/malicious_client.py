@@ -361,7 +361,7 @@ ATTACKS: Mapping[Attack, frozenset[str]] = {
     MaliciousClient.never_reads: NO_PLACE | {OK},
     MaliciousClient.huge_prompt: _REFUSED | NO_PLACE,
     MaliciousClient.all_the_room: NO_PLACE | {OK},
-    MaliciousClient.no_open: _REFUSED | {"UNAUTHENTICATED"},
+    MaliciousClient.no_open: _SILENT | {"UNAUTHENTICATED"},
     MaliciousClient.half_open: frozenset({OK}),
     MaliciousClient.after_the_end: NO_PLACE | {OK, ENDED_BEFORE},
     MaliciousClient.epoch_after_epoch: NO_PLACE | {OK},

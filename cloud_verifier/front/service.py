@@ -327,7 +327,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             try:
                 first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
             except TimeoutError:
-                raise BadRequest(f"no Open came within {self._config.open_timeout_s} s of the stream's begin") from None
+                # The device may have sent it, over a slow line or a broken one: it may try again.
+                late = f"no Open came within {self._config.open_timeout_s} s of the stream's begin"
+                raise Unavailable(late) from None
             except StopAsyncIteration:
                 raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":

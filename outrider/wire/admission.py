@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated
+from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.channels import PUBLIC_REQUESTS
 from outrider.wire.status import aborting
 from outrider.wire.strangers import Strangers
@@ -138,11 +138,11 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
 
 
 async def _read(requests: AsyncIterator[bytes]) -> bytes:
-    """Return the request of a call. Raises BadRequest if none comes in time."""
+    """Return the request of a call. Raises Unavailable if it does not come in time, and BadRequest if there is none."""
     try:
         return await asyncio.wait_for(anext(requests), REQUEST_S)
     except TimeoutError:
-        raise BadRequest(f"no whole request came within {REQUEST_S} s of the call's begin") from None
+        raise Unavailable(f"no whole request came within {REQUEST_S} s of the call's begin") from None
     except StopAsyncIteration:
         raise BadRequest("the call ended before its request") from None
 

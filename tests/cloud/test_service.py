@@ -89,7 +89,7 @@ async def test_an_open_is_answered_with_limits_and_directive_and_reaches_the_eng
 async def test_a_stream_without_an_open_is_ended_in_time(tmp_path):
     async with front(tmp_path, open_timeout_s=0.1) as running:
         error = await Stream(running.stub.Session()).refusal()
-    assert isinstance(error, BadRequest)
+    assert isinstance(error, Unavailable)  # an Open may be late over a slow line
     assert "no Open came within 0.1 s" in str(error)
 
 
