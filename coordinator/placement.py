@@ -44,6 +44,7 @@ UNKNOWN_ACCEPTANCE = 0.6
 UNKNOWN_DRAFT_MS = 5.0
 """Time of a device for one level of its tree, where nothing was measured."""
 UNKNOWN_STEP_MS = 50.0
+_LEAST_STEP_MS = 1e-3  # a broken cost model must not divide by zero
 """Step of a verifier that has not measured any, and half of the step that it is assumed to have once it is full."""
 OBSERVATIONS = 24
 """Outcomes from which a prior's acceptance counts."""
@@ -162,7 +163,7 @@ def step_ms(verifier: VerifierTelemetry, sessions: int) -> float:
 
 
 def _plain_ms(verifier: VerifierTelemetry, sessions: int) -> float:
-    knots = sorted(verifier.step_cost_ms.items())
+    knots = [(rows, max(ms, _LEAST_STEP_MS)) for rows, ms in sorted(verifier.step_cost_ms.items())]
     at = min(max(bisect(knots, (sessions, math.inf)), 1), len(knots) - 1)
     (rows, ms), (more_rows, more_ms) = knots[at - 1], knots[at]
     slope = (more_ms - ms) / (more_rows - rows) if more_rows > rows else 0.0
@@ -206,6 +207,8 @@ def _by_region(
     now_ms: defaultdict[str, float] = defaultdict(lambda: math.inf)
     farthest = max(request.round_trips.values())
     rtts = {v.registration.region: request.round_trips.get(v.registration.region, farthest) for v in fitting}
+    if "" in rtts:  # nobody can measure verifiers without a region: they are as far as a usual one
+        rtts[""] = statistics.median(request.round_trips.values())
     drafts = prior if request.draft else None
     for verifier in fitting:
         registration, load = verifier.registration, verifier.telemetry

@@ -356,6 +356,7 @@ class Engine:
             if len(rows) == 1:
                 self._fail_internally(rows[0].session, f"the forward pass failed: {type(error).__name__}")
             else:
+                self.expected_s *= 1 + len(rows)
                 for one in rows:
                     self._profiler.restart()
                     self._advance([one])

@@ -74,7 +74,7 @@ class Handlers:
         self._known_read_at = -math.inf
         self._fleet_reading = asyncio.Lock()
         self._ownership = Ownership(store)
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, tuple[float, Report]] = {}
         """The last reports that were received here, by verifier."""
 
     async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
@@ -164,7 +164,7 @@ class Handlers:
         if not self.config.window_control:
             return reply, ((), 0.0)
         report = verifier, sessions, reply.workloads, reply.bounds, reply.store_unix
-        self._reports[verifier_id] = report
+        self._reports[verifier_id] = time.monotonic(), report
         try:
             if self._ownership.owner(verifier_id) == self._ownership.id:
                 decide = functools.partial(self._decide, verifier_id, report)
@@ -196,10 +196,10 @@ class Handlers:
         nobody waits for the next ones. Raises Unavailable.
         """
         changed = await self._ownership.beat()
-        since = max((at for *_, at in self._reports.values()), default=0.0) - STALE_S
-        self._reports = {name: report for name, report in self._reports.items() if report[-1] > since}
+        since = time.monotonic() - STALE_S
+        self._reports = {name: entry for name, entry in self._reports.items() if entry[0] > since}
         if changed:
-            for verifier_id, report in self._reports.items():
+            for verifier_id, (_, report) in list(self._reports.items()):  # further ones come meanwhile
                 await self._hand_over(verifier_id, report)
         if changed or len(self._ownership.live) > 1:
             for verifier_id, written in (await self._ownership.taken()).items():
@@ -290,7 +290,8 @@ class Handlers:
         that were read serve while the store is away, since a session may have been placed before."""
         async with self._fleet_reading:
             regions = {verifier.registration.region for verifier in self._known_read.values()}
-            if time.monotonic() - self._known_read_at > (KNOWN_S if len(regions) > 1 else ONE_REGION_S):
+            unknown = not self._known_read.keys() >= self._fleet_read.keys()
+            if time.monotonic() - self._known_read_at > (KNOWN_S if len(regions) > 1 or unknown else ONE_REGION_S):
                 begun = time.monotonic()
                 with contextlib.suppress(Unavailable):
                     self._known_read = {one.registration.verifier_id: one for one in await self._verifiers.find()}

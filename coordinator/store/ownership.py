@@ -51,13 +51,14 @@ class Ownership:
 
     async def beat(self) -> bool:
         """Renew this coordinator's lease and read the others'; return whether any has come or gone."""
-        self.read_at = time.monotonic()
+        begun = time.monotonic()
         live = sorted(await self._store.run("coordinators", [keys.COORDINATORS], [self.id, LEASE_MS]))
-        before, self.live = self.live, live
+        before, self.live, self.read_at = self.live, live, begun
         return list(before) != live
 
     async def leave(self) -> None:
-        """End the lease, so that others need not wait for its end."""
+        """End the lease, so that others need not wait for its end, and write nothing more."""
+        self.read_at = -math.inf
         await self._store.call("leave", [("ZREM", keys.COORDINATORS, self.id), ("DEL", keys.handed(self.id))])
 
     async def hand_over(self, verifier_id: str, report: str) -> None:

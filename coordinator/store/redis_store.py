@@ -46,8 +46,11 @@ _AWAY = (
     exceptions.ClusterDownError,
     exceptions.OutOfMemoryError,
     exceptions.RedisClusterException,  # no node of the cluster is reached, or none has the slot
+    exceptions.ClusterError,  # a slot is being moved for longer than the client tries again
 )
-_AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "TRYAGAIN", "MISCONF")
+_AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "MISCONF")
+_IN_PIPELINE = "of pipeline caused error: "
+"""How the client begins the reply to a command of a pipeline, which it gives as a tuple's text."""
 
 
 def call_histograms() -> defaultdict[str, Histogram]:
@@ -120,7 +123,8 @@ class RedisStore:
             self.counters.failed[operation, type(error).__name__] += 1
             raise self._unavailable(error) from error
         except exceptions.ResponseError as error:
-            reply = next((reply for reply in _AWAY_REPLIES if str(error).startswith(reply)), "")
+            words = str(error).rpartition(_IN_PIPELINE)[2].lstrip("(\"'")
+            reply = next((reply for reply in _AWAY_REPLIES if words.startswith(reply)), "")
             self.counters.failed[operation, reply or "ResponseError"] += 1
             if reply:
                 raise self._unavailable(error) from error

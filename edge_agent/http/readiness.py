@@ -23,7 +23,7 @@ class Readiness:
         self._clock = clock
         self._result = "the cluster has not answered yet"
         self._begun = self._until = float("-inf")
-        self._probing: asyncio.Task[str] | None = None
+        self._probing: asyncio.Task[None] | None = None
 
     async def unready(self) -> str:
         """Return why a request would fail now, by the last probe that has ended; "" if it would be served."""
@@ -31,18 +31,19 @@ class Readiness:
             self._probing, self._begun = asyncio.create_task(self._probed()), self._clock()
         if probing := self._probing:  # those who ask at one time share a probe
             await asyncio.wait({probing}, timeout=ANSWER_S)
-            if probing.done() and probing is self._probing:
-                self._probing, self._until = None, self._clock() + FRESH_S
-                self._result = probing.result()
-            elif not probing.done() and (waited_s := self._clock() - self._begun) >= self._client.probe_s:
+            if probing.done():
+                probing.result()
+            elif (waited_s := self._clock() - self._begun) >= self._client.probe_s:
                 self._result = f"the cluster has not answered within {waited_s:.1f} s"
         return self._result
 
-    async def _probed(self) -> str:
+    async def _probed(self) -> None:
         try:
             await self._client.probe()
+            self._result = ""
         except Overloaded:
-            return ""  # it is there, and requests wait for room
+            self._result = ""  # it is there, and requests wait for room
         except OutriderError as error:
-            return str(error)
-        return ""
+            self._result = str(error)
+        finally:
+            self._probing, self._until = None, self._clock() + FRESH_S

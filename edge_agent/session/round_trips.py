@@ -81,6 +81,9 @@ class RoundTrips:
                     begun = time.perf_counter()
                     await check(b"")
                     took_ms.append(1e3 * (time.perf_counter() - begun))
+        now, (at, before_ms) = self._clock(), self._known.get(probe.region, (float("-inf"), UNREACHABLE_MS))
+        if not took_ms and before_ms < UNREACHABLE_MS and now - at < KEEP_S:
+            return  # one verifier of the region may just have gone: what was measured holds until it is too old
         rtt_ms = min(took_ms[1:] or took_ms or [UNREACHABLE_MS])
-        self._known[probe.region] = self._clock(), rtt_ms
+        self._known[probe.region] = now, rtt_ms
         log.debug("region %s: round trip %s ms", probe.region, rtt_ms)

@@ -34,6 +34,8 @@ closed at their next refusal."""
 REFUSALS_S = 10.0
 LOOK_S, HURRIED_S = 0.25, 0.05
 """Seconds between two looks at the connections, and while some are to be closed."""
+LOOK_SHARE = 4.0
+"""Times that a look took until the next one, at least."""
 CLEAN_S = 5.0
 """Seconds after which ended connections are forgotten."""
 WARN_S = 60.0
@@ -80,17 +82,16 @@ class Strangers:
         if not self._per_host:
             return
         self._refused[host := host_of(peer)] += 1
-        if self._refused[host] > REFUSALS:
+        if self._refused[host] > REFUSALS and unquote(peer) not in self._known:
             self._abusive.add(unquote(peer))
 
     def to_close(self, peers: Collection[str], now: float) -> list[str]:
-        """Return which of all open connections, by their peers, are to be closed; forget those that are not among them.
+        """Return which of all open connections, by their peers, are to be closed; forget strangers that have gone.
 
         Those that have shown no credential for long go first, then those that came last, since the others are about to
         show theirs; if all have too many, those of the hosts that have most. now: seconds.
         """
         present = set(peers)
-        self._known &= present
         strangers = present - self._known
         self._since = {peer: at for peer, at in self._since.items() if peer in strangers}
         self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
@@ -130,15 +131,18 @@ class Strangers:
             if now - counted >= REFUSALS_S:
                 self._refused.clear()
                 counted = now
-            # Only if there may be too many, since each look costs some microseconds for every connection.
-            if not self._abusive and now - cleaned < CLEAN_S and _open_files() - files - len(self._known) <= least:
-                continue
             try:
-                cleaned = now
+                # Only if there may be too many, since each look costs some microseconds for every connection.
+                due = self._abusive or now - cleaned >= CLEAN_S
+                if not due and await asyncio.to_thread(_open_files) - files - len(self._known) <= least:
+                    continue
+                cleaned, before = now, set(self._known)
                 peers = await asyncio.to_thread(lambda: dict(_connections(port)))
+                self._known -= before - peers.keys()  # not who has come and shown a credential meanwhile
                 if closing := self.to_close(peers, now):
                     closed += len(closing)
-                    await asyncio.to_thread(_shut_down, closing, peers)
+                    await asyncio.to_thread(_shut_down, closing, peers, self._known, port)
+                await asyncio.sleep(LOOK_SHARE * (time.monotonic() - now))
                 if closed and now - warned >= WARN_S:
                     log.warning("closed %d connections of peers that have shown no credential", closed)
                     closed, warned = 0, now
@@ -187,13 +191,16 @@ def _peer(file: int, port: int) -> str | None:
     return f"ipv6:[{host}]:{other[1]}" if ":" in host else f"ipv4:{host}:{other[1]}"
 
 
-def _shut_down(closing: Iterable[str], files: dict[str, int]) -> None:
-    """Shut connections down. A file may be another one's by now, so its duplicate, which stays, is looked at first."""
+def _shut_down(closing: Iterable[str], files: dict[str, int], known: Collection[str], port: int) -> None:
+    """Shut connections down, but for those that are known by now. A file may be another one's by now, so its duplicate,
+    which stays, is looked at first."""
     for peer in closing:
+        if peer in known:
+            continue
         try:
             duplicate = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=os.dup(files[peer]))
         except OSError:
             continue
         with duplicate, contextlib.suppress(OSError):
-            if _peer(duplicate.fileno(), duplicate.getsockname()[1]) == peer:
+            if _peer(duplicate.fileno(), port) == peer:
                 duplicate.shutdown(socket.SHUT_RDWR)

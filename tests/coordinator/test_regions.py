@@ -263,3 +263,13 @@ async def test_a_live_session_leaves_a_region_that_fails_for_any_other(coordinat
     assert "v4" not in lost
     resumed = await coordinator.resume(opened, failed_verifiers=lost, round_trips=trips)
     assert resumed.primary.verifier_id == "v4"
+
+
+def test_a_broken_cost_model_divides_nothing_by_zero() -> None:
+    fleet = [verifier("v", "eu", step_cost_ms={1: 0.0, 65: 0.0}), verifier("w", "us")]
+    assert ranked(fleet, round_trips={"eu": 10.0, "us": 20.0}, draft="d")
+
+
+def test_verifiers_without_a_region_are_no_farther_than_a_usual_one() -> None:
+    fleet = [verifier("v", "eu", live=8), verifier("w", "")]
+    assert {one.verifier_id for one in ranked(fleet, round_trips={"eu": 10.0, "us": 190.0})} == {"v", "w"}

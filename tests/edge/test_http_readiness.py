@@ -17,7 +17,7 @@ from edge_agent.http import readiness
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.sdk import sessions
-from outrider.core.errors import Overloaded
+from outrider.core.errors import Overloaded, Unavailable
 
 
 @pytest.fixture(autouse=True)
@@ -156,3 +156,26 @@ async def test_a_request_to_a_dead_coordinator_fails_within_about_three_seconds(
     answer = await web.post("v1/completions", json={"prompt": "def", "max_tokens": 4})
     assert answer.status_code == 503 and "(--coordinator) cannot be reached" in answer.text
     assert time.monotonic() - begun < 3.5
+
+
+async def test_a_probe_that_ended_long_ago_is_made_again(
+    client: AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "ANSWER_S", 0.01)
+    monkeypatch.setattr(readiness, "FRESH_S", 5.0)
+    now, answers = 0.0, asyncio.Queue[None]()
+
+    async def probe() -> None:
+        await answers.get()
+        raise Unavailable("away")
+
+    await client.prepare()
+    monkeypatch.setattr(client, "probe", probe)
+    ready = readiness.Readiness(client, lambda: now)
+    await ready.unready()
+    answers.put_nowait(None)
+    await asyncio.sleep(0.05)
+    assert await ready.unready() == "away"
+    monkeypatch.setattr(client, "probe", lambda: asyncio.sleep(0))
+    now = 60.0
+    assert await ready.unready() == ""

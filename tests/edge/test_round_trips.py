@@ -107,3 +107,16 @@ async def test_of_a_slow_way_the_answers_that_came_in_time_count(health: str, mo
     async with DelayProxy(health, 400.0) as far:
         await trips.measure([probe("far", far.address)])
     assert 400.0 <= trips.known()["far"] < 1_000.0
+
+
+async def test_a_verifier_that_has_gone_takes_nothing_from_what_was_measured_of_its_region(health: str) -> None:
+    clock = Clock()
+    trips = RoundTrips(Dialled(), clock)
+    await trips.measure([probe("a", health)])
+    before = trips.known()
+    clock.now += KEEP_S / 2 + 1
+    await trips.measure([probe("a", "127.0.0.1:1")])
+    assert trips.known() == before
+    clock.now += KEEP_S / 2
+    await trips.measure([probe("a", "127.0.0.1:1")])
+    assert trips.known() == {"a": UNREACHABLE_MS}
