@@ -305,13 +305,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         Criterion.bound("valid outputs of those that ended", valid, at_least=1.0, enforced_from=Size.SMOKE),
         Criterion.none("outputs that differ from those without drafts and in one piece", found["differing"]),
         Criterion.bound("resumed outputs", found["resumed"], at_least=1.0, enforced_from=Size.SMOKE),
-        # Of few outputs, and where drafts come late on a busy machine, it says little.
-        Criterion.bound(
-            "tokens per step under a grammar over those without",
-            over_free["all"],
-            at_least=1.0,
-            enforced_from=Size.FULL,
-        ),
+        Criterion.bound("tokens per step under a grammar over those without", over_free["all"], at_least=1.0),
         *(
             Criterion.bound(f"p99 of steps beside a grammar, {ids} ids", ratio, at_most=RATIO, enforced_from=None)
             for ids, ratio in ratios.items()

@@ -144,6 +144,7 @@ class SoakFindings:
             ("honest sessions with another output", self.tally.differing),
             ("honest sessions that ended by an error", sum(self.tally.errors.values())),
             ("attacks that ended otherwise than they may", sum(self.attacker.wrong.values())),
+            ("samples at which the verifier's lease had run out", self.without_lease),
         )
         for name, count in none:
             yield Criterion.none(name, count)

@@ -48,7 +48,7 @@ TARGET = session_pb2.TargetIdentity(
 
 @dataclass
 class Measured:
-    """What happened to the reports of some time."""
+    """Counts the reports that were sent since the last question, and what was answered."""
 
     reports: int = 0
     failed: Counter[str] = field(default_factory=Counter)

@@ -130,7 +130,7 @@ async def test_two_tenants_together_do_not_hold_all_calls():
         ]
         await asyncio.sleep(0.5)
         running = sum(not one.done() for one in held)
-        assert 20 <= running <= 23  # a third each, where their calls come one after another a half and a quarter
+        assert 20 <= running <= 23  # a third each, or 15 and 8 (a half, and half of the rest) where one comes first
         assert await link.unary_unary(METHOD)(b"1", metadata=(("name", "third"),)) == b"1"
         for one in held:
             one.cancel()
