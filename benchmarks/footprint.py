@@ -253,7 +253,9 @@ async def served(pair: Pair, texts: int, tokens: int) -> dict[str, Any]:
             settings = EdgeSettings(padding="buckets")
             recorded = 0
             for name, draft in (("with draft", "auto"), ("without draft", None)):
-                async with AsyncClient(coordinator=running.address, draft=draft, settings=settings) as client:
+                async with AsyncClient(
+                    coordinator=running.address, draft=draft, timeout=None, settings=settings
+                ) as client:
                     done = [
                         (
                             await client.generate(

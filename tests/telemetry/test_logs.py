@@ -29,6 +29,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     before, level = root.handlers[:], root.level
     root.handlers[:] = []
     filters = {name: logging.getLogger(name).filters[:] for name in logs.GRPC_LOGS}
+    for name in filters:
+        logging.getLogger(name).filters.clear()  # other tests of this process may have configured it
     logs.configure("json", "tester")
     yield said
     for name, others in filters.items():

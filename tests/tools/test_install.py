@@ -80,14 +80,16 @@ def test_only_llama_cpp_itself_is_built_from_source(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("moment_s", [0.01, 0.03, 0.06, 0.1, 0.2])
 def test_ctrl_c_ends_the_installer_without_a_traceback(moment_s: float, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", install.__file__, "--venv", str(tmp_path / "venv"), "coordinator"],
+        [sys.executable, "-I", "-S", "-X", "importtime", install.__file__, "--venv", str(tmp_path), "coordinator"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
-    while not (line := process.stderr.readline()).rstrip().endswith("| signal"):
-        assert line, "it ended by itself"
+    lines = [""]
+    while not lines[-1].rstrip().endswith(" signal"):
+        lines.append(process.stderr.readline())
+        assert lines[-1], f"it ended by itself: {''.join(lines)}"
     time.sleep(moment_s)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=10)
