@@ -26,8 +26,9 @@ EXIT_REFUSED = 2
 GRPC_EXPERIMENTS, ONE_POLLER = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's own environment variable, and the value that has the thread which takes its events read and write connections,
 too. By default other threads do and hand each message over, at a seventh of the front's CPU time (grpcio 1.85)."""
-COLLECT_AFTER = 10_000
-"""New objects that have the garbage collector look through them: about those of one step of some hundred sessions."""
+COLLECT_AFTER = 2_000, 4
+"""New objects that have the garbage collector look through them, and how often it does so before it looks through those
+that stayed, too. Of floods of calls, which leave some 100 objects in cycles each, it so has little at a time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,7 +75,7 @@ async def _serve(config: VerifierConfig) -> int:
     config = _fetched(config)
     gc.collect()
     gc.freeze()  # looking through what was imported would delay commits
-    gc.set_threshold(COLLECT_AFTER)
+    gc.set_threshold(*COLLECT_AFTER)
     traces.configure("verifier")
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

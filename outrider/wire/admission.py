@@ -58,7 +58,7 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         """Return the handler of the method, with our reading before its own."""
         handler, method = await continuation(handler_call_details), handler_call_details.method
         if handler is None:
-            return None
+            return grpc.stream_stream_rpc_method_handler(self._unknown)
         if handler.request_streaming:
             return self._bounded(handler) if method.startswith(_REFLECTION) else handler
         respond = handler.unary_stream if handler.response_streaming else handler.unary_unary
@@ -78,9 +78,19 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
                     read = self._read_public if method.startswith(_HEALTH) else _read
                     async with reading:
                         request = _parsed(await read(requests), handler.request_deserializer)
-                return await respond(request, context)
+                try:
+                    return await respond(request, context)
+                except grpc.aio.AbortError:
+                    if method.startswith(_HEALTH) and context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        self._strangers.refused(context.peer())
+                    raise
 
         return build(read_and_respond, None, handler.response_serializer)
+
+    async def _unknown(self, _: AsyncIterator[bytes], context: _Context) -> None:
+        """Refuse a call of a method that the server does not have, which needs no credential, either."""
+        self._strangers.refused(context.peer())
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
     async def _admitted(self, method: str, context: _Context) -> str | None:
         """Return the tenant of a call as `admit` does, and note whether its peer has a credential."""
@@ -109,6 +119,7 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         async def serve(requests: Any, context: _Context) -> AsyncIterator[Any]:
             async with aborting(context):
                 if self._reflected >= PUBLIC_REQUESTS:
+                    self._strangers.refused(context.peer())
                     raise Overloaded(f"{PUBLIC_REQUESTS} callers use reflection already; try again")
                 self._reflected += 1
                 try:

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,14 +28,18 @@ GRACE_S = 2.0
 """Seconds in which an honest caller has shown its credential: a few round trips."""
 IN_ALL = 256
 """Connections without a credential that all hosts may have together: some 17 KB each, and 75 KB with TLS."""
-REFUSALS = 100
-"""Calls of one host that may be refused for their credential in REFUSALS_S. After that its connections without one are
-closed at their next refusal."""
+REFUSALS = 32
+"""Calls of one host that may be refused in REFUSALS_S, for their credential or since too many are there that need none.
+After that its connections without a credential are closed at their next refusal."""
 REFUSALS_S = 10.0
 LOOK_S, HURRIED_S = 0.25, 0.05
-"""Seconds between two looks at the connections, and while some are to be closed."""
+"""Seconds between two looks at the connections, and between two while calls are refused beyond the rate."""
+BACKLOG_S = 0.1
+"""Seconds for which calls of a closed connection go on to come from a server's queue until its host is taken for one
+that floods: then all its connections without a credential are closed, since the calls that are seen are too few to tell
+which."""
 LOOK_SHARE = 4.0
-"""Times that a look took until the next one, at least."""
+"""Times the CPU time of a look until the next one, at least."""
 CLEAN_S = 5.0
 """Seconds after which ended connections are forgotten."""
 WARN_S = 60.0
@@ -72,18 +76,39 @@ class Strangers:
         """Refused calls by host, of the last REFUSALS_S at most."""
         self._abusive: set[str] = set()
         """Peers whose call was refused beyond the rate."""
+        self._port: int | None = None
+        """That of the server, while its connections are bounded."""
+        self._shut: dict[str, float] = {}
+        """Peers of which such a connection was closed: when."""
+        self._flooding: set[str] = set()
+        """Hosts of whose calls there is a backlog."""
+        self._next_look = 0.0
+        """When connections of refused calls may be looked for again."""
+        self._closed = 0
+        """Connections since the last warning."""
 
     def admitted(self, peer: str) -> None:
         """Note that a call of this peer, as gRPC names it, had a credential."""
         self._known.add(unquote(peer))
 
     def refused(self, peer: str) -> None:
-        """Note that a call of this peer had none that is valid."""
+        """Note that a call of this peer had none that is valid, or needs none and was one too many."""
         if not self._per_host:
             return
         self._refused[host := host_of(peer)] += 1
-        if self._refused[host] > REFUSALS and unquote(peer) not in self._known:
-            self._abusive.add(unquote(peer))
+        if self._refused[host] <= REFUSALS or unquote(peer) in self._known:
+            return
+        self._abusive.add(unquote(peer))
+        if self._port is None or (now := time.monotonic()) < self._next_look:
+            return
+        # Here and now: a flood of such calls leaves other tasks of this event loop little time.
+        self._flooding |= {host_of(one) for one in self._abusive if now - self._shut.get(one, now) >= BACKLOG_S}
+        peers, took_s = _connections(self._port)
+        self._next_look = now + max(HURRIED_S, LOOK_SHARE * took_s)
+        closing = [one for one in peers if one in self._abusive or host_of(one) in self._flooding]
+        self._closed += _shut_down(closing, peers, self._known, self._port)
+        self._shut.update((peer, now) for peer in closing)
+        self._abusive.clear()
 
     def to_close(self, peers: Collection[str], now: float) -> list[str]:
         """Return which of all open connections, by their peers, are to be closed; forget strangers that have gone.
@@ -95,8 +120,7 @@ class Strangers:
         strangers = present - self._known
         self._since = {peer: at for peer, at in self._since.items() if peer in strangers}
         self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
-        closing = self._abusive & self._since.keys()
-        self._abusive.clear()
+        closing = {peer for peer in strangers if host_of(peer) in self._flooding}
         late = [peer for peer, since in self._since.items() if now - since >= GRACE_S]
         ordered = [*late, *reversed([*self._since][len(late) :])]
         by_host: dict[str, list[str]] = defaultdict(list)
@@ -104,7 +128,7 @@ class Strangers:
             if peer not in closing:
                 by_host[host_of(peer)].append(peer)
         each = _fair(map(len, by_host.values()), IN_ALL)
-        overdue = Counter(host_of(peer) for peer in late if peer not in closing)
+        overdue = Counter(map(host_of, late))
         for host, held in by_host.items():
             beyond = overdue[host] - self._per_host if self._per_host else 0
             closing.update(held[: max(0, len(held) - each, beyond)])
@@ -114,38 +138,40 @@ class Strangers:
     @contextlib.asynccontextmanager
     async def bounded(self, port: int) -> AsyncIterator[None]:
         """Keep the bounds for the server that listens at a port, while the body runs."""
+        self._port = port
         watching = asyncio.create_task(self._watch(port))
         try:
             yield
         finally:
+            self._port = None
             watching.cancel()
             await asyncio.wait({watching})
 
     async def _watch(self, port: int) -> None:
-        files, closed, warned = _open_files(), 0, float("-inf")
+        files, warned = _open_files(), float("-inf")
         cleaned = counted = time.monotonic()
         least = min(self._per_host or IN_ALL, IN_ALL)
         while True:
-            await asyncio.sleep(HURRIED_S if self._abusive else LOOK_S)
-            now = time.monotonic()
-            if now - counted >= REFUSALS_S:
+            await asyncio.sleep(HURRIED_S if self._flooding else LOOK_S)
+            if (now := time.monotonic()) - counted >= REFUSALS_S:
                 self._refused.clear()
+                self._shut.clear()
+                self._flooding.clear()
                 counted = now
             try:
                 # Only if there may be too many, since each look costs some microseconds for every connection.
-                due = self._abusive or now - cleaned >= CLEAN_S
+                due = self._flooding or now - cleaned >= CLEAN_S
                 if not due and await asyncio.to_thread(_open_files) - files - len(self._known) <= least:
                     continue
                 cleaned, before = now, set(self._known)
-                peers = await asyncio.to_thread(lambda: dict(_connections(port)))
+                peers, took_s = await asyncio.to_thread(_connections, port)
                 self._known -= before - peers.keys()  # not who has come and shown a credential meanwhile
                 if closing := self.to_close(peers, now):
-                    closed += len(closing)
-                    await asyncio.to_thread(_shut_down, closing, peers, self._known, port)
-                await asyncio.sleep(LOOK_SHARE * (time.monotonic() - now))
-                if closed and now - warned >= WARN_S:
-                    log.warning("closed %d connections of peers that have shown no credential", closed)
-                    closed, warned = 0, now
+                    self._closed += await asyncio.to_thread(_shut_down, closing, peers, self._known, port)
+                if self._closed and now - warned >= WARN_S:
+                    log.warning("closed %d connections of peers that have shown no credential", self._closed)
+                    self._closed, warned = 0, now
+                await asyncio.sleep(LOOK_SHARE * took_s)
             except Exception:  # a server without this bound is better than none
                 log.exception("bounding the connections of strangers failed; trying again")
                 await asyncio.sleep(CLEAN_S)
@@ -166,11 +192,13 @@ def _open_files() -> int:
     return len(os.listdir(_FILES))
 
 
-def _connections(port: int) -> Iterator[tuple[str, int]]:
-    """Yield the connections that a server at a port has accepted: peer as gRPC names it, and file."""
-    for name in os.listdir(_FILES):
-        if (peer := _peer(int(name), port)) is not None:
-            yield peer, int(name)
+def _connections(port: int) -> tuple[dict[str, int], float]:
+    """Return the connections that a server at a port has accepted, peer as gRPC names it -> file, and the seconds of
+    this thread's CPU time that it took: on a busy machine it waits far longer."""
+    began = time.thread_time()
+    files = map(int, os.listdir(_FILES))
+    found = {peer: file for file in files if (peer := _peer(file, port)) is not None}
+    return found, time.thread_time() - began
 
 
 def _peer(file: int, port: int) -> str | None:
@@ -191,9 +219,10 @@ def _peer(file: int, port: int) -> str | None:
     return f"ipv6:[{host}]:{other[1]}" if ":" in host else f"ipv4:{host}:{other[1]}"
 
 
-def _shut_down(closing: Iterable[str], files: dict[str, int], known: Collection[str], port: int) -> None:
-    """Shut connections down, but for those that are known by now. A file may be another one's by now, so its duplicate,
-    which stays, is looked at first."""
+def _shut_down(closing: Iterable[str], files: dict[str, int], known: Collection[str], port: int) -> int:
+    """Shut connections down, but for those that are known by now, and return how many. A file may be another one's by
+    now, so its duplicate, which stays, is looked at first."""
+    closed = 0
     for peer in closing:
         if peer in known:
             continue
@@ -204,3 +233,5 @@ def _shut_down(closing: Iterable[str], files: dict[str, int], known: Collection[
         with duplicate, contextlib.suppress(OSError):
             if _peer(duplicate.fileno(), port) == peer:
                 duplicate.shutdown(socket.SHUT_RDWR)
+                closed += 1
+    return closed

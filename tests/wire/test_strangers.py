@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -120,6 +121,42 @@ async def test_a_host_whose_calls_are_refused_too_often_loses_its_connections_an
         with pytest.raises(grpc.aio.AioRpcError):  # one that has shown its name may forget it
             await link.unary_unary(METHOD)(b"2")
         assert await link.unary_unary(METHOD)(b"3", metadata=(("name", "acme"),)) == b"3"
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Watch", "/test.Test/NoSuchMethod"])
+async def test_refusals_of_calls_that_need_no_credential_count_as_well(monkeypatch, path):
+    monkeypatch.setattr(strangers, "REFUSALS", 50)
+    async with Serving() as serving, channels.channel(serving.address) as link:
+        assert await link.unary_unary(METHOD)(b"1", metadata=(("name", "acme"),)) == b"1"
+        assert await still_open([UnfinishedMessages(serving.address, again=True)], 80, 12.0, path) == 0
+        assert await link.unary_unary(METHOD)(b"2", metadata=(("name", "acme"),)) == b"2"
+
+
+def test_a_host_whose_refused_calls_wait_in_a_queue_loses_all_connections_without_a_credential(monkeypatch):
+    now, closed = [100.0], []
+    peers = [*(f"ipv4:10.0.0.1:{port}" for port in range(1, 6)), "ipv4:10.0.0.2:1"]
+    monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(strangers, "_connections", lambda port: (dict.fromkeys(peers, 3), 0.0))
+    monkeypatch.setattr(strangers, "_shut_down", lambda closing, *_: closed.append(sorted(closing)) or len(closing))
+    watching = Strangers()
+    watching._port = 7600
+    watching.admitted(peers[4])
+
+    def refuse(times, peer):
+        for _ in range(times):
+            watching.refused(peer)
+
+    refuse(strangers.REFUSALS, peers[0])
+    assert closed == []
+    refuse(1, peers[0])
+    assert closed == [peers[:1]]
+    now[0] += strangers.HURRIED_S
+    refuse(2, peers[0])  # calls that were on their way
+    assert closed[1:] == [peers[:1]]
+    now[0] += strangers.BACKLOG_S + strangers.HURRIED_S
+    refuse(2, peers[0])
+    assert closed[2:] == [peers[:5]]  # of which `_shut_down` leaves the one with a credential
+    assert watching.to_close(peers, now[0]) and not {peers[4], peers[5]} & {*watching.to_close(peers, now[0])}
 
 
 async def test_two_tenants_together_do_not_hold_all_calls():
