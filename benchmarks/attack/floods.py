@@ -249,7 +249,8 @@ async def _hold_streams(lab: Lab, victim: Child, count: int, begin: Callable[[gr
 async def _leave_unfinished(
     lab: Lab, victim: Child, path: str, connections: int = 1, *, again: bool = False
 ) -> Finding:
-    """Send 100 unfinished messages over each of some connections of another host than everybody else's."""
+    """Send 100 unfinished messages over each of some connections of another host than everybody else's, and over
+    another connection for each that the server closes. again: begin another call for each that is refused, too."""
     seconds = lab.size.pick(smoke=1.0, quick=5.0, full=15.0)
     before, grown, used = proc.rss_mb(victim.pid), 0.0, []
     until = time.monotonic() + lab.calm_s + seconds
@@ -258,8 +259,6 @@ async def _leave_unfinished(
         while (left := until - time.monotonic()) > 0.5:
             used.append(messages := wire.UnfinishedMessages(victim.address, source=ATTACKER, again=again))
             await messages.send(path, UNFINISHED, MESSAGE_BYTES, left)
-            if not again:
-                return
             messages.close()
 
     async with lab.under_attack(), _asking(lab, TRIES if connections > 1 else 1) as answers:

@@ -151,7 +151,8 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
 async def _read(requests: AsyncIterator[bytes]) -> bytes:
     """Return the request of a call. Raises Unavailable if it does not come in time, and BadRequest if there is none."""
     try:
-        return await asyncio.wait_for(anext(requests), REQUEST_S)
+        async with asyncio.timeout(REQUEST_S):  # without a task, unlike wait_for
+            return await anext(requests)
     except TimeoutError:
         raise Unavailable(f"no whole request came within {REQUEST_S} s of the call's begin") from None
     except StopAsyncIteration:

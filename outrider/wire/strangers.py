@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -28,16 +29,18 @@ GRACE_S = 2.0
 """Seconds in which an honest caller has shown its credential: a few round trips."""
 IN_ALL = 256
 """Connections without a credential that all hosts may have together: some 17 KB each, and 75 KB with TLS."""
-REFUSALS = 32
+REFUSALS = 16
 """Calls of one host that may be refused in REFUSALS_S, for their credential or since too many are there that need none.
-After that its connections without a credential are closed at their next refusal."""
+At each further one its connections without a credential are closed of which a call was refused, or much has come."""
 REFUSALS_S = 10.0
 LOOK_S, HURRIED_S = 0.25, 0.05
 """Seconds between two looks at the connections, and between two while calls are refused beyond the rate."""
-BACKLOG_S = 0.1
-"""Seconds for which calls of a closed connection go on to come from a server's queue until its host is taken for one
-that floods: then all its connections without a credential are closed, since the calls that are seen are too few to tell
-which."""
+REFUSED_BYTES = 4_096
+"""What a connection may send, without showing a credential, while calls of its host are refused beyond the rate: the
+metadata of a call or two. In a flood, few of the calls are seen that would tell which connections make it."""
+FLOOD, FLOOD_S = 8, 1.0
+"""Such connections of one host at a look from which on all of its connections without a credential are closed, and for
+how many seconds: however many calls each makes before, together they would fill the server's queue."""
 LOOK_SHARE = 4.0
 """Times the CPU time of a look until the next one, at least."""
 CLEAN_S = 5.0
@@ -46,6 +49,8 @@ WARN_S = 60.0
 """Seconds between two warnings."""
 _FILES = Path("/dev/fd")
 """The open files of a process, on Linux and macOS."""
+_TCP_INFO_BYTES, _BYTES_RECEIVED = 192, 128
+"""The size of what Linux tells of a connection (`struct tcp_info`), and where in it `tcpi_bytes_received` stands."""
 
 
 def host_of(peer: str) -> str:
@@ -76,12 +81,10 @@ class Strangers:
         """Refused calls by host, of the last REFUSALS_S at most."""
         self._abusive: set[str] = set()
         """Peers whose call was refused beyond the rate."""
+        self._flooding: dict[str, float] = {}
+        """Hosts of which all connections without a credential are closed: until when."""
         self._port: int | None = None
         """That of the server, while its connections are bounded."""
-        self._shut: dict[str, float] = {}
-        """Peers of which such a connection was closed: when."""
-        self._flooding: set[str] = set()
-        """Hosts of whose calls there is a backlog."""
         self._next_look = 0.0
         """When connections of refused calls may be looked for again."""
         self._closed = 0
@@ -99,15 +102,27 @@ class Strangers:
         if self._refused[host] <= REFUSALS or unquote(peer) in self._known:
             return
         self._abusive.add(unquote(peer))
-        if self._port is None or (now := time.monotonic()) < self._next_look:
-            return
-        # Here and now: a flood of such calls leaves other tasks of this event loop little time.
-        self._flooding |= {host_of(one) for one in self._abusive if now - self._shut.get(one, now) >= BACKLOG_S}
-        peers, took_s = _connections(self._port)
+        if self._port is not None and (now := time.monotonic()) >= self._next_look:
+            self._close_abusive(self._port, now)  # here and now: a flood leaves other tasks of this loop little time
+
+    def _close_abusive(self, port: int, now: float) -> None:
+        """Close what is to be closed for the refused calls of its host."""
+        peers, took_s = _connections(port)
         self._next_look = now + max(HURRIED_S, LOOK_SHARE * took_s)
-        closing = [one for one in peers if one in self._abusive or host_of(one) in self._flooding]
-        self._closed += _shut_down(closing, peers, self._known, self._port)
-        self._shut.update((peer, now) for peer in closing)
+        self._flooding = {host: until for host, until in self._flooding.items() if until > now}
+        closing: dict[str, list[str]] = defaultdict(list)
+        for peer in peers.keys() - self._known:
+            host = host_of(peer)
+            if (
+                host in self._flooding
+                or peer in self._abusive
+                or (self._refused[host] > REFUSALS and _received(peers[peer]) > REFUSED_BYTES)
+            ):
+                closing[host].append(peer)
+        for host, found in closing.items():
+            if len(found) >= FLOOD:
+                self._flooding[host] = now + FLOOD_S
+            self._closed += _shut_down(found, peers, self._known, port)
         self._abusive.clear()
 
     def to_close(self, peers: Collection[str], now: float) -> list[str]:
@@ -120,13 +135,12 @@ class Strangers:
         strangers = present - self._known
         self._since = {peer: at for peer, at in self._since.items() if peer in strangers}
         self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
-        closing = {peer for peer in strangers if host_of(peer) in self._flooding}
+        closing: set[str] = set()
         late = [peer for peer, since in self._since.items() if now - since >= GRACE_S]
         ordered = [*late, *reversed([*self._since][len(late) :])]
         by_host: dict[str, list[str]] = defaultdict(list)
         for peer in ordered:
-            if peer not in closing:
-                by_host[host_of(peer)].append(peer)
+            by_host[host_of(peer)].append(peer)
         each = _fair(map(len, by_host.values()), IN_ALL)
         overdue = Counter(map(host_of, late))
         for host, held in by_host.items():
@@ -155,13 +169,12 @@ class Strangers:
             await asyncio.sleep(HURRIED_S if self._flooding else LOOK_S)
             if (now := time.monotonic()) - counted >= REFUSALS_S:
                 self._refused.clear()
-                self._shut.clear()
-                self._flooding.clear()
                 counted = now
             try:
+                if self._flooding and now >= self._next_look:
+                    self._close_abusive(port, now)
                 # Only if there may be too many, since each look costs some microseconds for every connection.
-                due = self._flooding or now - cleaned >= CLEAN_S
-                if not due and await asyncio.to_thread(_open_files) - files - len(self._known) <= least:
+                if now - cleaned < CLEAN_S and await asyncio.to_thread(_open_files) - files - len(self._known) <= least:
                     continue
                 cleaned, before = now, set(self._known)
                 peers, took_s = await asyncio.to_thread(_connections, port)
@@ -217,6 +230,23 @@ def _peer(file: int, port: int) -> str | None:
         return None
     host = str(other[0]).removeprefix("::ffff:")
     return f"ipv6:[{host}]:{other[1]}" if ":" in host else f"ipv4:{host}:{other[1]}"
+
+
+def _received(file: int) -> int:
+    """Return how many bytes have come over a connection; 0 if the system does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0
+    try:
+        of_file = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=file)
+    except OSError:
+        return 0
+    try:
+        told = of_file.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return 0
+    finally:
+        of_file.detach()  # the file is gRPC's
+    return int.from_bytes(told[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], sys.byteorder)
 
 
 def _shut_down(closing: Iterable[str], files: dict[str, int], known: Collection[str], port: int) -> int:

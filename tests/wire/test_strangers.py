@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from types import SimpleNamespace
 
 import grpc
@@ -132,31 +133,71 @@ async def test_refusals_of_calls_that_need_no_credential_count_as_well(monkeypat
         assert await link.unary_unary(METHOD)(b"2", metadata=(("name", "acme"),)) == b"2"
 
 
-def test_a_host_whose_refused_calls_wait_in_a_queue_loses_all_connections_without_a_credential(monkeypatch):
-    now, closed = [100.0], []
-    peers = [*(f"ipv4:10.0.0.1:{port}" for port in range(1, 6)), "ipv4:10.0.0.2:1"]
-    monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(strangers, "_connections", lambda port: (dict.fromkeys(peers, 3), 0.0))
-    monkeypatch.setattr(strangers, "_shut_down", lambda closing, *_: closed.append(sorted(closing)) or len(closing))
-    watching = Strangers()
-    watching._port = 7600
-    watching.admitted(peers[4])
+class Looking:
+    """Strangers at a server whose connections are made up, on a clock of its own."""
 
-    def refuse(times, peer):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, received: dict[str, int]) -> None:
+        """received: bytes that have come by connection."""
+        self.now = 100.0
+        self.closed: list[str] = []
+        files = {peer: number for number, peer in enumerate(received)}
+        monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(strangers, "_connections", lambda port: (files, 0.0))
+        monkeypatch.setattr(strangers, "_received", lambda file: [*received.values()][file])
+        monkeypatch.setattr(strangers, "_shut_down", self._shut_down)
+        self.strangers = Strangers()
+        self.strangers._port = 7600
+
+    def _shut_down(self, peers, *_):
+        self.closed += sorted(peers)
+        return len(peers)
+
+    def refuse(self, times: int, peer: str) -> list[str]:
+        """Refuse calls of a peer; return what is closed for it."""
+        self.now, self.closed = self.now + strangers.HURRIED_S, []
         for _ in range(times):
-            watching.refused(peer)
+            self.strangers.refused(peer)
+        return self.closed
 
-    refuse(strangers.REFUSALS, peers[0])
-    assert closed == []
-    refuse(1, peers[0])
-    assert closed == [peers[:1]]
-    now[0] += strangers.HURRIED_S
-    refuse(2, peers[0])  # calls that were on their way
-    assert closed[1:] == [peers[:1]]
-    now[0] += strangers.BACKLOG_S + strangers.HURRIED_S
-    refuse(2, peers[0])
-    assert closed[2:] == [peers[:5]]  # of which `_shut_down` leaves the one with a credential
-    assert watching.to_close(peers, now[0]) and not {peers[4], peers[5]} & {*watching.to_close(peers, now[0])}
+
+def peers_of(host: str, count: int) -> list[str]:
+    return [f"ipv4:{host}:{port}" for port in range(1, count + 1)]
+
+
+def test_refused_calls_cost_their_connection_and_those_that_sent_much_without_a_credential(monkeypatch):
+    first, quiet, loud, known = peers_of("10.0.0.1", 4)
+    (other,) = peers_of("10.0.0.2", 1)
+    much = strangers.REFUSED_BYTES + 1
+    looking = Looking(monkeypatch, {first: 500, quiet: strangers.REFUSED_BYTES, loud: much, known: much, other: much})
+    looking.strangers.admitted(known)
+    assert looking.refuse(strangers.REFUSALS, first) == []
+    assert looking.refuse(1, first) == [first, loud]
+    assert looking.refuse(1, known) == []
+
+
+def test_of_a_host_with_many_such_connections_all_without_a_credential_are_closed_for_a_second(monkeypatch):
+    *flood, quiet, known = peers_of("10.0.0.1", strangers.FLOOD + 2)
+    (other,) = peers_of("10.0.0.2", 1)
+    received = dict.fromkeys(flood, strangers.REFUSED_BYTES + 1)
+    looking = Looking(monkeypatch, {**received, quiet: 0, known: 0, other: 0})
+    looking.strangers.admitted(known)
+    assert looking.refuse(strangers.REFUSALS + 1, flood[0]) == sorted(flood)
+    received.clear()
+    assert looking.refuse(1, flood[0]) == sorted([*flood, quiet])
+    looking.now += strangers.FLOOD_S
+    for peer in flood:
+        looking.strangers.admitted(peer)
+    assert looking.refuse(1, "ipv4:10.0.0.1:99") == []
+
+
+async def test_the_system_tells_what_has_come_over_a_connection():
+    async with Serving() as serving, channels.channel(serving.address) as link:
+        assert await link.unary_unary(METHOD)(bytes(30_000), metadata=(("name", "acme"),))
+        peers, _ = strangers._connections(serving.port)
+        (file,) = peers.values()
+        assert 30_000 < strangers._received(file) < 32_000
+        with open(os.devnull) as no_connection:
+            assert strangers._received(no_connection.fileno()) == 0
 
 
 async def test_two_tenants_together_do_not_hold_all_calls():
