@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
+from cloud_verifier.front.event_loop import calm_garbage_collector, run_front, use_one_poller
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
@@ -22,13 +21,6 @@ from outrider.telemetry.logs import configure
 
 PROGRAM = "outrider-verifier"
 EXIT_REFUSED = 2
-
-GRPC_EXPERIMENTS, ONE_POLLER = "GRPC_EXPERIMENTS", "-event_engine_listener"
-"""gRPC's own environment variable, and the value that has the thread which takes its events read and write connections,
-too. By default other threads do and hand each message over, at a seventh of the front's CPU time (grpcio 1.85)."""
-COLLECT_AFTER = 2_000, 4
-"""New objects that have the garbage collector look through them, and how often it does so before it looks through those
-that stayed, too. Of floods of calls, which leave some 100 objects in cycles each, it so has little at a time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,12 +50,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(config: VerifierConfig) -> int:
     """Serve in an event loop of this process; return the exit code."""
-    os.environ.setdefault(GRPC_EXPERIMENTS, ONE_POLLER)  # before gRPC is imported
-    with EndedByInterrupt():
-        from outrider.wire.event_loop import GrpcEventLoop
-
-    with asyncio.Runner(loop_factory=GrpcEventLoop) as runner:
-        return runner.run(_serve(config))
+    use_one_poller()
+    return run_front(lambda: _serve(config))
 
 
 async def _serve(config: VerifierConfig) -> int:
@@ -73,9 +61,7 @@ async def _serve(config: VerifierConfig) -> int:
 
     check_settings(config)
     config = _fetched(config)
-    gc.collect()
-    gc.freeze()  # looking through what was imported would delay commits
-    gc.set_threshold(*COLLECT_AFTER)
+    calm_garbage_collector()
     traces.configure("verifier")
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import secrets
+import socket
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -15,6 +16,8 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import FrontCounters
+from cloud_verifier.front.further import FurtherFronts, engine_listener
+from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
@@ -29,14 +32,13 @@ from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server
-from outrider.wire.frames import add_verifier
+from outrider.wire.frames import SERVICE, add_verifier
 from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
-from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2
+from outrider.wire.v1 import coordinator_pb2, engine_pb2
 
 log = logging.getLogger(__name__)
 
-SERVICE = session_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
 EXIT_ENGINE_DIED = 3
 STATS_DELAY_S = 0.3
 """Seconds after which the engine's statistics, which come every quarter of a second, include a new session."""
@@ -54,7 +56,15 @@ class VerifierProcess:
         self._counters = FrontCounters()
         self._startup = StartupService()
         self._strangers = Strangers(config.host_connections)
-        self._host = EngineHost(config, on_progress=self._startup.progress)
+        self._shared = config.front_processes > 1
+        self._stack = contextlib.ExitStack()
+        """Holds what further fronts connect to."""
+        listener: socket.socket | None = None
+        if self._shared:
+            listener, self._engine_path = self._stack.enter_context(engine_listener())
+        self._host = EngineHost(config, on_progress=self._startup.progress, listener=listener)
+        self._live_sessions = LiveSessions(config)
+        self._fronts: FurtherFronts | None = None
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
         self._health = HealthServicer()
         self._registry: RegistryClient | None = None
@@ -77,7 +87,7 @@ class VerifierProcess:
                 if why := await asyncio.to_thread(try_draft, draft, flag):
                     log.warning("the draft of %s was not tried: %s", flag, why)
         catalogue = Catalogue.of_target(config.model, config.draft)
-        self._collector.recorder = self._recorder = self._traffic_recorder()
+        self._collector.recorder = self._live_sessions.recorder = self._recorder = self._traffic_recorder()
         metrics: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn
@@ -85,7 +95,10 @@ class VerifierProcess:
             metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
         async with metrics:
             grpc_server = server(
-                max_connections=config.max_connections, admit=self._startup.admit, strangers=self._strangers
+                max_connections=config.max_connections,
+                admit=self._startup.admit,
+                strangers=self._strangers,
+                shared=self._shared,
             )
             port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
@@ -110,13 +123,17 @@ class VerifierProcess:
                 await asyncio.wait({starting, stopping}, timeout=FAREWELL_S)  # it may know why
             if not starting.done():
                 return 0 if stopping.done() else EXIT_ENGINE_DIED
-            return await self._live(grpc_server, starting.result(), stopping, ended, at_once)
+            starting.result()
+            return await self._live(grpc_server, stopping, ended, at_once)
         finally:
             for task in (starting, stopping, ended):
                 task.cancel()
             await asyncio.wait({starting, stopping, ended})
             if self._registry is not None:
                 await self._registry.close()
+            if self._fronts is not None:
+                await self._fronts.close()
+            self._stack.close()
             await grpc_server.stop(0.0)
             await self._host.stop()
             if self._recorder is not None:
@@ -150,6 +167,9 @@ class VerifierProcess:
         finally:
             reminding.cancel()
         self._startup.service = service = self._service(ready, catalogue, config.advertise or address)
+        if self._shared:
+            self._fronts = self._further_fronts(ready, address)
+            await self._fronts.start()
         if self._registry is not None:
             await self._registry.register()
         self._collector.service = service
@@ -187,9 +207,27 @@ class VerifierProcess:
             vocabulary_hash=digest,
             authorise=self._registry.authorise if self._registry else _everybody,
             on_first_rtt=self._hurry_report,
-            recorder=self._recorder,
+            live=self._live_sessions,
             counters=self._counters,
             strangers=self._strangers,
+        )
+
+    def _further_fronts(self, ready: engine_pb2.EngineReady, address: str) -> FurtherFronts:
+        digest = ready.target.tokenizer_hash
+        return FurtherFronts(
+            self._config,
+            live=self._live_sessions,
+            counters=self._counters,
+            authorise=self._registry.authorise if self._registry else _everybody,
+            hurry=self._hurry_report,
+            options={
+                "config": self._config.model_dump_json(exclude={"join_token"}),  # other users may read this
+                "engine": str(self._engine_path),
+                "address": address,
+                "verifier_id": self._id,
+                "tokenizer_hash": digest,
+                "vocabulary_hash": digest.removeprefix("sha256:"),
+            },
         )
 
     def _hurry_report(self) -> None:
@@ -204,22 +242,25 @@ class VerifierProcess:
     async def _live(
         self,
         grpc_server: grpc.aio.Server,
-        service: VerifierService,
         stopping: asyncio.Task[None],
         ended: asyncio.Task[bool],
         at_once: asyncio.Event,
     ) -> int:
         """Serve until `stopping` or `ended` is done, then drain; return the exit code."""
-        reporting = asyncio.create_task(self._report(service))
-        await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
-        service.draining = True
+        reporting = asyncio.create_task(self._report())
+        lost = asyncio.create_task(self._fronts.ended() if self._fronts is not None else asyncio.Event().wait())
+        await asyncio.wait({stopping, ended, reporting, lost}, return_when=asyncio.FIRST_COMPLETED)
+        self._live_sessions.draining = True
         await self._health.enter_graceful_shutdown()
+        if self._fronts is not None:
+            self._fronts.drain()
         if stopping.done() and not self._host.ended.is_set():
-            await self._drain(service, ended, at_once)
-        died = self._host.ended.is_set()
-        reporting.cancel()
-        await asyncio.wait({reporting})
-        service.hand_over()
+            await self._drain(ended, at_once)
+        died, fronts_died = self._host.ended.is_set(), lost.done()
+        for task in (reporting, lost):
+            task.cancel()
+        await asyncio.wait({reporting, lost})
+        self._live_sessions.hand_over()
         if self._registry is not None:
             await self._registry.leave()
         await grpc_server.stop(FAREWELL_S)
@@ -227,18 +268,18 @@ class VerifierProcess:
             reporting.result()  # it never ends but by a defect, which is raised here
         if died:
             log.error("the engine process has ended by itself; its sessions resume on other verifiers")
-        return EXIT_ENGINE_DIED if died else 0
+        return EXIT_ENGINE_DIED if died or fronts_died else 0
 
-    async def _drain(self, service: VerifierService, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
+    async def _drain(self, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
         """Let live sessions go on, with their places and reports, until they end or `drain_s` or `at_once` ends it."""
-        if service.streams:
-            live = counted(len(service.streams), "live session")
+        if self._live_sessions.streams:
+            live = counted(len(self._live_sessions.streams), "live session")
             log.info("draining: %s may take %g s to finish", live, self._config.drain_s)
         else:
             log.info("draining: no session is live")
         if self._registry is not None:
             self._registry.hurry()
-        finished = asyncio.create_task(service.finished())
+        finished = asyncio.create_task(self._live_sessions.finished())
         hurried = asyncio.create_task(at_once.wait())
         await asyncio.wait(
             {finished, hurried, ended}, timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED
@@ -246,24 +287,24 @@ class VerifierProcess:
         finished.cancel()
         hurried.cancel()
 
-    async def _report(self, service: VerifierService) -> None:
+    async def _report(self) -> None:
         """Report to the coordinator and obey its answers, until cancelled."""
         if self._registry is None:
             await asyncio.Event().wait()
             return
         while True:
-            answer = await self._registry.report(_report(service, self._host))
+            answer = await self._registry.report(_report(self._live_sessions, self._counters, self._host))
             if answer.known:
                 self._counters.told()
-                service.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)
+                self._live_sessions.hold_back(answer.store_unix, answer.contended, answer.exhausted_tenants)
             for session_id, epoch, directive in directives_of(answer):
-                service.set_directive(session_id, epoch, directive)
-            if service.end_revoked(self._registry.revocations, answer.closed):
+                self._live_sessions.set_directive(session_id, epoch, directive)
+            if self._live_sessions.end_revoked(self._registry.revocations, answer.closed):
                 self._registry.hurry()  # their places are free
             if answer.drain and not self._drain_ordered.is_set():
                 log.info("an operator has asked this verifier to drain and end")
                 self._drain_ordered.set()
-            service.announce(self._registry.release_serial)
+            self._live_sessions.announce(self._registry.release_serial)
             await self._registry.pause()
 
 
@@ -313,18 +354,18 @@ async def _everybody(ticket: bytes) -> None:
     """Authorise every session, on a verifier that takes no tickets."""
 
 
-def _report(service: VerifierService, host: EngineHost) -> coordinator_pb2.ReportRequest:
+def _report(live: LiveSessions, counters: FrontCounters, host: EngineHost) -> coordinator_pb2.ReportRequest:
     """Complete the engine's telemetry with what only the front knows."""
     report = coordinator_pb2.ReportRequest(verifier=host.stats.verifier)
-    report.tokens_sequence, tokens = service.counters.batch()
+    report.tokens_sequence, tokens = counters.batch()
     report.tenant_tokens.update(tokens)
-    report.verifier.live_sessions, report.verifier.draining = len(service.streams), service.draining
+    report.verifier.live_sessions, report.verifier.draining = len(live.streams), live.draining
     for measured in host.stats.sessions:
-        stream = service.streams.get(measured.session_id)
+        stream = live.streams.get(measured.session_id)
         # The statistics are a moment old: a session that has left, or attached again, must not be counted by them.
         if stream is not None and stream.epoch == measured.epoch:
             session = report.sessions.add()
             session.CopyFrom(measured)
             session.tenant, session.traffic_class = stream.claims.tenant, stream.claims.traffic_class
-            session.rtt_ms = stream.heartbeat.rtt_ms
+            session.rtt_ms = stream.rtt_ms
     return report

@@ -30,16 +30,22 @@ OVERDUE = 10.0
 ENGINE_GONE = "the verifier's engine process has ended; resume on another verifier"
 
 
-class EngineHost:
-    """Runs the engine process for the front, and passes its events to the inboxes of the sessions' live epochs."""
+def fenced(session_id: str, epoch: int, live: int) -> Fenced:
+    """Return the error of a stream whose epoch is not greater than the live one."""
+    return Fenced(f"epoch of session {short_id(session_id)} is {epoch}, must be greater than {live}, which is live")
 
-    def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
-        self._config = config
+
+class EngineLink:
+    """Exchanges messages with the engine process over a socket, and passes its events to the inboxes of the sessions'
+    live epochs."""
+
+    def __init__(self, engine_silence_s: float, on_progress: Callable[[str], None] = lambda text: None) -> None:
+        """engine_silence_s: seconds after which an engine that sends nothing is given up. on_progress: called with how
+        far the loading of the target has come."""
         self._on_progress = on_progress
+        self._silence_s = engine_silence_s
         self._inboxes: dict[str, tuple[int, Inbox]] = {}
         """session id -> its live epoch and the inbox of that epoch's stream"""
-        self.ranks = RankProcesses(config, self._kill)
-        self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []
         """Frames of requests that go to the engine once the event loop has run what else is ready."""
@@ -65,45 +71,11 @@ class EngineHost:
         overdue = self._stuck_s > OVERDUE * self._expected_s
         return round(1000 * (self._stuck_s if overdue else self._quiet_s))
 
-    async def start(self) -> pb.EngineReady:
-        """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = await self.ranks.start(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        try:
-            return await self._connect(ours)
-        except Unavailable:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-            python, status = self._config.engine_python, self._process.returncode
-            if status == EXIT_WITHOUT_PACKAGES:
-                reason = "lacks packages that the engine needs (named above)"
-            elif python is not None and not self._heard:
-                reason = f"has ended with exit status {status} before the engine began (see above)"
-            else:
-                raise
-            raise ModelRefused(f"{python or sys.executable} {reason}; {INSTALL_VLLM}") from None
-
-    async def stop(self) -> None:
-        """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
-        self.ranks.expect_end()
-        if self._process is not None:
-            loading = self._ready.cancel()
-            self.send(pb.EngineRequest(quit=pb.Quit()))
-            try:
-                await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
-            except TimeoutError:
-                self._kill()
-                await self._process.wait()
-        if self._pump is not None:
-            await self._pump
-        if self._writer is not None:
-            self._writer.close()
-        await self.ranks.stop()
+    async def connect(self, sock: socket.socket) -> pb.EngineReady:
+        """Talk to the engine over a socket, and wait until it is ready. Raises ModelRefused or Unavailable."""
+        reader, self._writer = await asyncio.open_connection(sock=sock)
+        self._pump = asyncio.create_task(self._route(reader))
+        return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
 
     def register(self, session_id: str, epoch: int) -> Inbox:
         """Return an inbox for the events of one epoch, and fence an older epoch of the session.
@@ -114,10 +86,10 @@ class EngineHost:
             raise Unavailable(ENGINE_GONE)
         if session_id in self._inboxes:
             live, older = self._inboxes[session_id]
-            name = short_id(session_id)
             if live >= epoch:
-                raise Fenced(f"epoch of session {name} is {epoch}, must be greater than {live}, which is live")
-            older.put_nowait(ipc.failure_event(Fenced(f"epoch {epoch} has taken over session {name}")))
+                raise fenced(session_id, epoch, live)
+            taken = Fenced(f"epoch {epoch} has taken over session {short_id(session_id)}")
+            older.put_nowait(ipc.failure_event(taken))
         inbox = Inbox()
         self._inboxes[session_id] = epoch, inbox
         return inbox
@@ -160,12 +132,6 @@ class EngineHost:
         except ConnectionError:
             raise Unavailable(ENGINE_GONE) from None
 
-    async def _connect(self, sock: socket.socket) -> pb.EngineReady:
-        """Connect to the engine at the other end of the socket pair, and wait until it is ready."""
-        reader, self._writer = await asyncio.open_connection(sock=sock)
-        self._pump = asyncio.create_task(self._route(reader))
-        return await asyncio.shield(self._ready)  # `stop` needs to know whether it is still loading
-
     async def _route(self, reader: asyncio.StreamReader) -> None:
         watching = asyncio.create_task(self._watch())
         try:
@@ -191,7 +157,7 @@ class EngineHost:
         Its silence is counted in slices in which this process ran: after a suspension of both processes, which may
         last for hours, a healthy engine has time to send an event.
         """
-        limit_s = self._config.engine_silence_s
+        limit_s = self._silence_s
         tick_s = min(TICK_S, limit_s / 4)
         while self._stuck_s < limit_s:
             await asyncio.sleep(tick_s)
@@ -201,11 +167,6 @@ class EngineHost:
         log.error("the engine process has been silent for %g s (engine_silence_s); killing it", limit_s)
         self._kill()
         self._engine_gone()
-
-    def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
 
     def _deliver(self, event: pb.EngineEvent) -> None:
         match event.WhichOneof("kind"):
@@ -231,9 +192,89 @@ class EngineHost:
         """End all streams: sessions resume on another verifier, and the supervisor restarts this one."""
         if self.ended.is_set():
             return
-        self.ranks.expect_end()
+        self._expect_end()
         gone = Unavailable(ENGINE_GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
         self.fail_all(gone)
         self.ended.set()
+
+    async def close(self) -> None:
+        """Give the connection up. The engine stops the sessions of this front, unless it ends with it."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._pump is not None:
+            await self._pump
+
+    def _kill(self) -> None:
+        """Have an engine end that hangs; here it is another process's to do that."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _expect_end(self) -> None:
+        """Prepare for the end of the engine."""
+
+
+class EngineHost(EngineLink):
+    """Runs the engine process for the verifier's process, which is its first front."""
+
+    def __init__(
+        self,
+        config: VerifierConfig,
+        on_progress: Callable[[str], None] = lambda text: None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """listener: accepts further fronts' connections to the engine."""
+        super().__init__(config.engine_silence_s, on_progress)
+        self._listener = listener
+        self._config = config
+        self.ranks = RankProcesses(config, self._kill)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> pb.EngineReady:
+        """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = await self.ranks.start(theirs, self._listener)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            return await self.connect(ours)
+        except Unavailable:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            python, status = self._config.engine_python, self._process.returncode
+            if status == EXIT_WITHOUT_PACKAGES:
+                reason = "lacks packages that the engine needs (named above)"
+            elif python is not None and not self._heard:
+                reason = f"has ended with exit status {status} before the engine began (see above)"
+            else:
+                raise
+            raise ModelRefused(f"{python or sys.executable} {reason}; {INSTALL_VLLM}") from None
+
+    async def stop(self) -> None:
+        """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
+        self.ranks.expect_end()
+        if self._process is not None:
+            loading = self._ready.cancel()
+            self.send(pb.EngineRequest(quit=pb.Quit()))
+            try:
+                await asyncio.wait_for(self._process.wait(), 0.0 if loading else STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
+        if self._pump is not None:
+            await self._pump
+        if self._writer is not None:
+            self._writer.close()
+        await self.ranks.stop()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _expect_end(self) -> None:
+        self.ranks.expect_end()

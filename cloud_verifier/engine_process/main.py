@@ -1,10 +1,10 @@
 """Run the engine in a process of its own. The front starts it; it is no command for users.
 
-    python -m cloud_verifier.engine_process.main FD CONFIG_JSON [STORE_FD]
+    python -m cloud_verifier.engine_process.main FD[,LISTENER_FD] CONFIG_JSON [STORE_FD]
 
-It has its own interpreter so that a forward pass never waits for the front's event loop, nor the loop for it. With
-tensor parallelism it is one of several processes, by torchrun's environment variables: rank 0 listens at STORE_FD and
-serves, the other ranks follow it.
+FD is the socket to the front, and at LISTENER_FD further fronts connect. The engine has its own interpreter so that a
+forward pass never waits for the front's event loop, nor the loop for it. With tensor parallelism it is one of several
+processes, by torchrun's environment variables: rank 0 listens at STORE_FD and serves, the other ranks follow it.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def main() -> None:
     configure(config.log_format, who)
     # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
     gc.disable()
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
-        try:
-            if rank:
-                _follow(config, sock)
-            else:
-                _run(config, EngineEnd(sock), *map(int, sys.argv[3:]))
-        except ConnectionError:
-            log.info("the front has gone")
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
+    try:
+        if rank:
+            _follow(config, *sockets)
+        else:
+            _run(config, EngineEnd(*sockets), *map(int, sys.argv[3:]))
+    except ConnectionError:
+        log.info("the front has gone")
     leave(0)  # freeing a large target piece by piece takes longer than the front waits
 
 

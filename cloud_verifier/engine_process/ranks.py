@@ -81,13 +81,14 @@ class RankProcesses:
         self._sockets: list[socket.socket] = []
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self, engine_end: socket.socket) -> Process:
-        """Start all ranks; return rank 0's process, which gets `engine_end`. If it is cancelled midway, `stop` ends the
-        ranks that have been started."""
+    async def start(self, engine_end: socket.socket, listener: socket.socket | None = None) -> Process:
+        """Start all ranks; return rank 0's process, which gets `engine_end` and `listener`. If it is cancelled midway,
+        `stop` ends the ranks that have been started."""
+        ends = (engine_end,) if listener is None else (engine_end, listener)
         if self._config.engine == "vllm":
-            return await self._spawn(engine_end, environment=self._vllm_environment())
+            return await self._spawn(*ends, environment=self._vllm_environment())
         if self._config.ranks == 1:
-            return await self._spawn(engine_end)
+            return await self._spawn(*ends)
         with socket.create_server((LOOPBACK, 0)) as store:
             port = store.getsockname()[1]
             for rank in range(1, self._config.ranks):
@@ -95,7 +96,7 @@ class RankProcesses:
                 self._sockets.append(ours)
                 with theirs:
                     self._others.append(await self._spawn(theirs, environment=self._environment(rank, port)))
-            first = await self._spawn(engine_end, store, environment=self._environment(0, port))
+            first = await self._spawn(*ends, environment=self._environment(0, port), store=store)
         self._watching = asyncio.create_task(self._watch())
         return first
 
@@ -150,9 +151,9 @@ class RankProcesses:
                 wait.cancel()
 
     async def _spawn(
-        self, end: socket.socket, *more: socket.socket, environment: dict[str, str] | None = None
+        self, *ends: socket.socket, environment: dict[str, str] | None = None, store: socket.socket | None = None
     ) -> Process:
-        first, *others = [str(sock.fileno()) for sock in (end, *more)]
+        passed = (*ends, *([] if store is None else [store]))
         # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         python = str(self._config.engine_python or sys.executable)
@@ -161,10 +162,10 @@ class RankProcesses:
                 python,
                 "-m",
                 self.engine_module,
-                first,
+                ",".join(str(end.fileno()) for end in ends),
                 self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
-                *others,
-                pass_fds=[sock.fileno() for sock in (end, *more)],
+                *([] if store is None else [str(store.fileno())]),
+                pass_fds=[sock.fileno() for sock in passed],
                 env=environment,
             )
         except OSError as error:

@@ -38,7 +38,7 @@ class VerifierCollector(Collector):
             return "the engine has ended"
         if self.service is None:
             return "loading"
-        return "draining" if self.service.draining else ""
+        return "draining" if self.service.live.draining else ""
 
     def collect(self) -> Iterator[Metric]:
         yield from self._speculation()
@@ -144,7 +144,7 @@ class VerifierCollector(Collector):
         yield counter("outrider_reports", "Reports to the coordinator", reports, "outcome")
         yield histogram("outrider_report_seconds", "From a report to the coordinator to its answer", front.report_s)
         yield gauge("outrider_ready", "Whether the target is loaded and registered", float(service is not None))
-        draining = service is not None and service.draining
+        draining = service is not None and service.live.draining
         yield gauge("outrider_draining", "Whether no new session is taken", float(draining))
 
 

@@ -8,8 +8,8 @@ import functools
 import logging
 import math
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -18,17 +18,16 @@ import grpc
 import numpy as np
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.engine_process.host import EngineLink
 from cloud_verifier.front.artifacts import Catalogue, Downloads
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
-from cloud_verifier.front.revocations import Revocations
+from cloud_verifier.front.live_sessions import RETRY_FULL_S, LiveSessions
 from cloud_verifier.front.session_stream import SessionStream
 from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
-from cloud_verifier.traffic.recorder import RecordedSession, TrafficRecorder
+from cloud_verifier.traffic.recorder import RecordedSession
 from outrider.core.errors import (
     BadRequest,
-    Draining,
     OutriderError,
     Overloaded,
     PermissionDenied,
@@ -37,8 +36,7 @@ from outrider.core.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.core.protocol.messages import Directive
-from outrider.core.text import counted, short_id
+from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.admission import Metadata
@@ -56,16 +54,10 @@ Authorise = Callable[[bytes], Awaitable[Claims | None]]
 
 REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
-RETRY_FULL_S = 1.0
-"""Seconds after which a device may ask again that was refused because all sessions are taken."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
-TOLD_S = 3.0
-"""Seconds for which what the coordinator last said of tenants holds."""
 MIN_OPENING = 64
 """Streams of one tenant whose Open is awaited at once, at least; otherwise twice as many as there are places."""
-RECENT_S = 10.0
-"""Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
 """The tenant of a call with one request, as `admit` found before it was read."""
 
@@ -76,7 +68,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def __init__(
         self,
         config: VerifierConfig,
-        host: EngineHost,
+        host: EngineLink,
         ready: engine_pb2.EngineReady,
         catalogue: Catalogue,
         *,
@@ -84,21 +76,18 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         vocabulary_hash: bytes,
         authorise: Authorise,
         on_first_rtt: Callable[[], None] = lambda: None,
-        recorder: TrafficRecorder | None = None,
+        live: LiveSessions | None = None,
         counters: FrontCounters | None = None,
         strangers: Strangers | None = None,
     ) -> None:
         """Call `on_first_rtt` when the round trip to a new session's device is known.
 
-        recorder: records the sessions whose tickets allow it; without one nothing is recorded. strangers: is told which
-        peers have shown a ticket.
+        live: admits sessions, and has them recorded; without one nothing is. strangers: is told which peers have
+        shown a ticket.
         """
         self.counters = counters or FrontCounters()
-        self.draining = False
-        self.streams: dict[str, SessionStream] = {}
-        """session id -> its live stream"""
+        self.live = live or LiveSessions(config)
         self._config = config
-        self._recorder = recorder
         self._on_first_rtt = on_first_rtt
         self._host = host
         self._ready = ready
@@ -108,18 +97,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
         self._strangers = strangers or Strangers()
-        self._downloads = Downloads(config.max_downloads)
-        self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
-        """Whether sessions of all tenants, and of which, attach only with a place that is kept for them, and when the
-        coordinator last said so, by the monotonic clock and by that of its store."""
-        self._ended: OrderedDict[str, float] = OrderedDict()
-        """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
+        self._downloads = Downloads(max(1, config.max_downloads // config.front_processes))
         self._opening: Counter[str] = Counter()
         """Streams by tenant whose Open is awaited: each may hold a whole message."""
-        self._left = asyncio.Event()
-        """Set when a session ends and frees its place."""
-        self._release_serial = 0
-        """The coordinator's latest serial of the draft releases; 0 if there are none."""
 
     @property
     def target_name(self) -> str:
@@ -182,7 +162,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             stream = self._begin(*await self._admit(requests, ticket_of(metadata), context.peer()))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
             yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
-            release = functools.partial(self._release_place, stream)
+            release = functools.partial(self.live.release, stream)
             async with contextlib.aclosing(stream.messages(requests, self._on_first_rtt, release)) as messages:
                 async for message in messages:
                     yield message
@@ -197,64 +177,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             if silence_watch is not None:
                 silence_watch.cancel()
             if stream is not None:
-                self._release_place(stream)
-
-    def set_directive(self, session_id: str, epoch: int, directive: Directive) -> None:
-        """Have a session obey a directive of the coordinator, if it is still here in this epoch."""
-        stream = self.streams.get(session_id)
-        if stream is not None and stream.epoch == epoch:
-            stream.set_directive(directive)
-
-    def end_revoked(self, revocations: Revocations, closed: Sequence[str]) -> bool:
-        """End the live sessions whose tickets are valid no longer; return whether there were any.
-
-        closed: those that their devices have closed, of which the coordinator has just told. What is due to a device
-        goes first, and its place is free at once.
-        """
-        for session_id in closed:
-            if (stream := self.streams.get(session_id)) is not None:
-                revocations.close(stream.claims)
-        ended = 0
-        for stream in list(self.streams.values()):
-            try:
-                revocations.check(stream.claims)
-            except OutriderError as error:
-                log.info("session %s is ended: %s", short_id(stream.session_id), error)
-                stream.fail(error)
-                self._release_place(stream)
-                ended += 1
-        return ended > 0
-
-    def hold_back(self, store_unix: float, everybody: bool, tenants: Collection[str]) -> None:
-        """Let sessions attach only with a place that is kept for them: those of everybody, or of these tenants.
-
-        store_unix: the time by the store's clock. It holds until the next call, for a few seconds at most.
-        """
-        self._held_back = everybody, frozenset(tenants), time.monotonic(), store_unix
-
-    def announce(self, serial: int) -> None:
-        """Tell each device once that there are draft releases up to this serial."""
-        if serial != self._release_serial:
-            self._release_serial = serial
-            for stream in self.streams.values():
-                stream.announce(serial)
-
-    async def finished(self) -> None:
-        """Wait until no session is live."""
-        while self.streams:
-            self._left.clear()
-            await self._left.wait()
-
-    def hand_over(self) -> None:
-        """End every live stream with the error that sends its device to its standby; what was committed goes first."""
-        if self.streams:
-            log.info("handing %s over to other verifiers", counted(len(self.streams), "live session"))
-        self._host.fail_all(Draining("this verifier is draining; resume on another verifier"))
+                self.live.release(stream)
 
     async def _release_when_silent(self, stream: SessionStream) -> None:
         """Free the place of a silent device, even if it reads nothing and so holds up its stream."""
         await stream.heartbeat.silence()
-        self._release_place(stream)
+        self.live.release(stream)
 
     def _count_end(self, stream: SessionStream | None, failure: Exception | None) -> None:
         """Count how a stream ended: with its sequence, with an error, or because its device has gone."""
@@ -273,29 +201,31 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         """Start an admitted session in the engine, and return its stream. Raises Fenced or Unavailable."""
         logs.note(session=claims.session_id)
         size, salt = self._ready.vocabulary_size, self._salt(claims)
-        lossy = attach.sampling.HasField("typical")  # its tokens are not all the target's own: no draft learns of them
-        record = self._recorder is not None and claims.keep_s > 0.0 and not lossy
         if self._ready.chains_only:
             claims = replace(claims, limits=replace(claims.limits, children=1))
-        stream = SessionStream(self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record)
+        record = self._recorded(attach, claims) is not None
+        try:
+            stream = SessionStream(
+                self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record
+            )
+        except OutriderError:
+            self.live.left(claims.session_id, attach.epoch, owned=False)
+            raise
         self.counters.opened += 1
         self.counters.resumed += bool(attach.tokens)
-        if lossy:
+        if stream.lossy:
             log.info("stream of epoch %d is lossy: its acceptance rule is typical", stream.epoch)
-        self._record(stream, attach)
-        self.streams[stream.session_id] = stream
-        stream.announce(self._release_serial)  # the device's own knowledge may be old
+        self.live.begun(stream)
         return stream
 
-    def _record(self, stream: SessionStream, attach: session_pb2.Attach) -> None:
-        """Have the session recorded, if its ticket and this verifier's settings both allow it."""
-        if self._recorder is None or not stream.recorded:
-            return
-        claims = stream.claims
+    def _recorded(self, attach: session_pb2.Attach, claims: Claims) -> RecordedSession | None:
+        """Return what is recorded of a session, by its ticket and this verifier's settings; None if nothing is."""
+        if not (self.live.records and claims.keep_s > 0.0) or attach.sampling.HasField("typical"):
+            return None  # of lossy sessions not all tokens are the target's own: no draft learns of them
         # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
         kept = self._config.traffic_prompt_tokens + REDACTION_CONTEXT if claims.keep_prompts else 0
-        session = RecordedSession(
-            session_id=stream.session_id,
+        return RecordedSession(
+            session_id=claims.session_id,
             tenant=claims.tenant,
             traffic_class=claims.traffic_class,
             weights_hash=self._target.weights_hash,
@@ -303,19 +233,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             keep_s=claims.keep_s,
             prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
         )
-        self._recorder.begin(session, stream.epoch)
-
-    def _release_place(self, stream: SessionStream) -> None:
-        """Release the session in the engine and end its recording; its place is free unless a later epoch has it."""
-        if self._recorder is not None and stream.recorded:
-            self._recorder.end(stream.session_id, stream.epoch)
-        if stream.close():
-            self.streams.pop(stream.session_id, None)
-            self._ended.pop(stream.session_id, None)
-            self._ended[stream.session_id] = now = time.monotonic()
-            while next(iter(self._ended.values())) < now - RECENT_S:
-                self._ended.popitem(last=False)
-            self._left.set()
 
     async def _admit(self, requests: Requests, ticket: bytes, peer: str) -> tuple[session_pb2.Attach, Claims]:
         """Return the Attach, checked, and what the ticket allows. Raises OutriderError to refuse the stream.
@@ -334,9 +251,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
-        # Not before Open, whose write would lose the status, as in `_authorised`.
-        self._refuse_while_draining()
-        self._refuse_when_full(first.open.session_id)
         opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
             raise VocabularyMismatch(
@@ -357,8 +271,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        self._refuse_beyond_share(claims)
-        return first.open.attach, claims
+        # Not before Open, whose write would lose the status, as in `_authorised`.
+        attach = first.open.attach
+        await self.live.take(claims, attach.epoch, self._recorded(attach, claims))
+        return attach, claims
 
     @contextlib.asynccontextmanager
     async def _awaiting_open(self, claims: Claims | None) -> AsyncIterator[None]:
@@ -404,43 +320,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             limits=self._config.limits,
             target=self._target,
         )
-
-    def _refuse_while_draining(self) -> None:
-        if self.draining:
-            raise Draining("this verifier is draining and takes no new sessions; ask the coordinator for another")
-
-    def _refuse_when_full(self, session_id: str) -> None:
-        """Raise Overloaded, except for a later epoch of a live session, which takes over its place."""
-        bound = self._config.max_sessions
-        if session_id not in self.streams and len(self.streams) >= bound:
-            raise Overloaded(
-                f"all {bound} sessions of this verifier are taken; try again, or ask the coordinator for another",
-                retry_after_s=RETRY_FULL_S,
-            )
-
-    def _refuse_beyond_share(self, claims: Claims) -> None:
-        """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
-        its tenant may have no new one. A session that is live here, or was a moment ago, may attach again.
-        """
-        if claims.session_id in self.streams:
-            return
-        tenant, most = claims.tenant, claims.max_streams
-        if most and sum(stream.claims.tenant == tenant for stream in self.streams.values()) >= most:
-            raise Overloaded(
-                f"tenant {tenant} has all the {most} streams that it may have at one verifier; try again once one has"
-                " ended",
-                retry_after_s=RETRY_FULL_S,
-            )
-        (everybody, tenants, told_at, store_unix), now = self._held_back, time.monotonic()
-        passed_s = now - told_at
-        if passed_s >= TOLD_S or not (everybody or tenant in tenants):
-            return
-        recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
-        if not recent and claims.place_until_unix < store_unix + passed_s:
-            why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
-            raise Overloaded(
-                f"no place is kept for this session, and {why}; resume it at the coordinator", retry_after_s=0.0
-            )
 
     def _salt(self, claims: Claims) -> str:
         """Return what sessions must have in common to share cached prefixes: their tenant, by their tickets. Sessions

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
-from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.engine_process.host import EngineLink
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.directives import DirectiveState
 from cloud_verifier.front.heartbeat import Heartbeat
@@ -31,7 +31,7 @@ class SessionStream:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: EngineLink,
         config: VerifierConfig,
         attach: session_pb2.Attach,
         claims: Claims,
@@ -84,6 +84,11 @@ class SessionStream:
             record=record,
         )
         self._send(start=start)
+
+    @property
+    def rtt_ms(self) -> float:
+        """Return the round trip to the device in milliseconds; 0 while it is unknown."""
+        return self.heartbeat.rtt_ms
 
     def opened(self, verifier_id: str, vocabulary_size: int) -> session_pb2.ServerMessage:
         """Return the answer to the device's Open."""

@@ -111,7 +111,6 @@ _SERVER: _Options = (
     ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
     ("grpc.server.max_pending_requests", PENDING),
     ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING),
-    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
 )
 
 
@@ -185,11 +184,13 @@ def server(
     max_connections: int = MAX_CONNECTIONS,
     admit: Admit | None = None,
     strangers: Strangers | None = None,
+    shared: bool = False,
 ) -> grpc.aio.Server:
     """Return a server without an address; `bind` gives it one.
 
     admit: decides about calls with one request before the request is read (wire.admission). Of max_rpcs calls at once
-    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not.
+    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not. shared:
+    further processes of this service may listen at the same port.
     """
     import grpc
 
@@ -199,7 +200,11 @@ def server(
     interceptors = [AdmitBeforeReading(admit, max_rpcs, strangers or Strangers())] if admit is not None else []
     _raise_open_files()
     most = max_rpcs + WATCHERS + 2 * PUBLIC_REQUESTS
-    options = (*_SERVER, ("grpc.max_allowed_incoming_connections", max_connections))
+    options = (
+        *_SERVER,
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.so_reuseport", int(shared)),  # otherwise a second process on the port must fail, not share it in silence
+    )
     return grpc.aio.server(options=options, maximum_concurrent_rpcs=most, interceptors=interceptors)
 
 
@@ -211,11 +216,20 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def bind(to: grpc.aio.Server, address: str, *, tls: ServerTls | None = None, insecure: bool = False) -> int:
-    """Listen on `host:port` (port 0: any free one) and return the port. Raises BadRequest or Unavailable."""
+def bind(
+    to: grpc.aio.Server,
+    address: str,
+    *,
+    tls: ServerTls | None = None,
+    insecure: bool = False,
+    shared: bool = False,
+) -> int:
+    """Listen on `host:port` (port 0: any free one) and return the port. shared: another process of this service listens
+    there already. Raises BadRequest or Unavailable."""
     split_address(address)
     check_bind(address, tls, insecure)
-    check_free(address)
+    if not shared:
+        check_free(address)
     try:
         if tls is None:
             return to.add_insecure_port(address)

@@ -148,7 +148,7 @@ class Signer:
 
     def sign(self, claims: Claims) -> bytes:
         """Return the ticket, a serialised SignedTicket. Raises BadRequest if it is too long."""
-        body = _claims_to_proto(claims).SerializeToString()
+        body = claims_to_bytes(claims)
         signed = coordinator_pb2.SignedTicket(claims=body, signature=self.signature(body), key_id=self.key_id)
         ticket = signed.SerializeToString()
         if len(ticket) > MAX_TICKET_BYTES:
@@ -169,7 +169,7 @@ def verify(
     """
     signed = _parse(ticket)
     _check_signature(signed, public_keys)
-    claims = _claims_from_proto(signed.claims, signed.key_id)
+    claims = claims_from_bytes(signed.claims, signed.key_id)
     if audience is not None and claims.audience != audience:
         raise PermissionDenied(
             f"the ticket is for verifier {claims.audience!r}, this is {audience!r}; present it at the address it came"
@@ -239,15 +239,19 @@ def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[
         raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged")
 
 
-def _claims_to_proto(claims: Claims) -> coordinator_pb2.TicketClaims:
+def claims_to_bytes(claims: Claims) -> bytes:
+    """Return claims as a ticket has them, without a signature."""
     recording = coordinator_pb2.Recording(keep_s=claims.keep_s, prompts=claims.keep_prompts) if claims.keep_s else None
     same = {name: value for name, value in vars(claims).items() if name not in ("keep_s", "keep_prompts", "key_id")}
     converted = {"limits": limits_to_proto(claims.limits), "target": target_to_proto(claims.target)}
-    return coordinator_pb2.TicketClaims(**(same | converted), recording=recording)
+    return coordinator_pb2.TicketClaims(**(same | converted), recording=recording).SerializeToString()
 
 
-def _claims_from_proto(raw: bytes, key_id: str) -> Claims:
-    """Read claims that are signed, so that their values need no check."""
+def claims_from_bytes(raw: bytes, key_id: str) -> Claims:
+    """Read claims that are signed, or come from a process that has verified them, so that their values need no check.
+
+    key_id: id of the key that signed them.
+    """
     try:
         proto = coordinator_pb2.TicketClaims.FromString(raw)
     except DecodeError as error:

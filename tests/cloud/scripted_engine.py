@@ -16,6 +16,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
@@ -105,7 +106,7 @@ class ScriptedHost(EngineHost):
     async def start(self) -> engine_pb2.EngineReady:
         ours, theirs = socket.socketpair()
         self._serving = asyncio.create_task(self.engine.serve(theirs))
-        return await self._connect(ours)
+        return await self.connect(ours)
 
     async def stop(self) -> None:
         assert self._writer is not None and self._pump is not None and self._serving is not None
@@ -128,7 +129,7 @@ class Front:
     @property
     def tenants(self) -> dict[str, str]:
         """Return the tenant of each live session, by session id."""
-        return {session_id: stream.claims.tenant for session_id, stream in self.service.streams.items()}
+        return {session_id: stream.claims.tenant for session_id, stream in self.service.live.streams.items()}
 
     async def open(
         self,
@@ -215,7 +216,7 @@ async def front(
         vocabulary_hash=VOCABULARY_HASH,
         authorise=authorise,
         on_first_rtt=on_first_rtt,
-        recorder=recorder,
+        live=LiveSessions(config, recorder),
     )
     server = channels.server(admit=lambda _, metadata: service.admit(metadata))
     add_verifier(service, server)

@@ -12,6 +12,7 @@ import pytest
 from cloud_verifier import app
 from cloud_verifier.app import parse
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.front import event_loop
 from cloud_verifier.verifier import VerifierProcess
 from outrider.core.errors import BadRequest, ModelRefused
 from outrider.wire.event_loop import GrpcEventLoop
@@ -48,16 +49,16 @@ def test_the_front_runs_with_one_poller_unless_the_environment_names_experiments
     seen = []
 
     async def served(config: VerifierConfig) -> int:
-        seen.append((type(asyncio.get_running_loop()), os.environ[app.GRPC_EXPERIMENTS]))
+        seen.append((type(asyncio.get_running_loop()), os.environ[event_loop.GRPC_EXPERIMENTS]))
         return 5
 
     monkeypatch.setattr(app, "_serve", served)
-    monkeypatch.setenv(app.GRPC_EXPERIMENTS, "")
-    monkeypatch.delenv(app.GRPC_EXPERIMENTS)
+    monkeypatch.setenv(event_loop.GRPC_EXPERIMENTS, "")
+    monkeypatch.delenv(event_loop.GRPC_EXPERIMENTS)
     if given is not None:
-        monkeypatch.setenv(app.GRPC_EXPERIMENTS, given)
+        monkeypatch.setenv(event_loop.GRPC_EXPERIMENTS, given)
     assert app._run(parse(["--model", "m"])) == 5
-    assert seen == [(GrpcEventLoop, given or app.ONE_POLLER)]
+    assert seen == [(GrpcEventLoop, given or event_loop.ONE_POLLER)]
 
 
 def test_the_join_token_is_never_printed(monkeypatch, complaint):

@@ -156,7 +156,7 @@ async def test_health_follows_the_verifiers_state(plain) -> None:
     assert collector.unready_reason() == "loading"
     collector.service = plain.service
     assert collector.unready_reason() == ""
-    plain.service.draining = True
+    plain.service.live.draining = True
     assert collector.unready_reason() == "draining"
     plain.engine.die()
     await until(plain.host.ended.is_set)

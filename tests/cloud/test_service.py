@@ -206,7 +206,7 @@ async def test_the_same_token_table_is_let_in(plain):
 
 async def test_a_draining_verifier_refuses_new_streams_and_keeps_the_old(plain):
     old = await plain.open("old")
-    plain.service.draining = True
+    plain.service.live.draining = True
     error = await (await plain.open("new", wait=False)).refusal()
     assert isinstance(error, Draining)
     plain.engine.commit("old", 1, 0, [5])
@@ -219,8 +219,8 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
     plain.engine.commit("s", 1, 0, [5, 6])
     plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
     await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
-    plain.service.draining = True
-    plain.service.hand_over()
+    plain.service.live.draining = True
+    plain.service.live.hand_over()
     commits = []
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         while True:
@@ -230,7 +230,7 @@ async def test_a_hand_over_sends_what_was_committed_and_then_names_the_reason(pl
     assert commits == [5, 6]
     assert isinstance(error, Draining)
     assert "resume on another verifier" in str(error)
-    await asyncio.wait_for(plain.service.finished(), 5)
+    await asyncio.wait_for(plain.service.live.finished(), 5)
 
 
 def revoking(kind: str, name: str) -> Revocations:
@@ -242,7 +242,7 @@ def revoking(kind: str, name: str) -> Revocations:
 async def test_a_session_that_its_device_has_closed_ends_and_its_ticket_with_it(plain):
     stream, other = await plain.open(), await plain.open("other")
     revocations = Revocations()
-    assert plain.service.end_revoked(revocations, ["s"])
+    assert plain.service.live.end_revoked(revocations, ["s"])
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         while True:
             await stream.read()
@@ -260,7 +260,7 @@ async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(p
     plain.engine.commit("s", 1, 0, [5, 6])
     plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=0.5)))
     await until(lambda: plain.host.stats.verifier.step_ms == 0.5)  # the commit has reached the front
-    assert plain.service.end_revoked(revoking("session_id", "s"), ())
+    assert plain.service.live.end_revoked(revoking("session_id", "s"), ())
     commits = []
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         while True:
@@ -280,10 +280,10 @@ async def test_a_killed_session_gets_what_was_committed_and_then_a_final_error(p
 async def test_the_place_of_a_killed_session_is_free_though_its_device_reads_nothing(tmp_path):
     async with front(tmp_path, max_sessions=1) as running:
         silent = await running.open("s")
-        assert running.service.end_revoked(revoking("session_id", "s"), ())
+        assert running.service.live.end_revoked(revoking("session_id", "s"), ())
         assert running.tenants == {}
         assert (await running.engine.asked("stop")).session_id == "s"
-        assert not running.service.end_revoked(revoking("session_id", "s"), ["nobody"])
+        assert not running.service.live.end_revoked(revoking("session_id", "s"), ["nobody"])
         next_one = await running.open("t")
         for stream in (silent, next_one):
             stream.call.cancel()
@@ -299,7 +299,7 @@ async def test_a_stream_that_was_let_in_while_the_drain_began_is_refused_still(t
     async with front(tmp_path, authorise=authorise) as running:
         stream = await running.open(wait=False)
         await asyncio.wait_for(asked.wait(), 5)
-        running.service.draining = True
+        running.service.live.draining = True
         go.set()
         assert isinstance(await stream.refusal(), Draining)
         assert running.engine.requests == []
@@ -363,7 +363,7 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
     plain.engine.send(stats=engine_pb2.EngineStats(verifier=VerifierTelemetry(step_ms=12.0)))
     assert (await stream.read()).directive.step_ms == 12.0
     limits = VerifierConfig(model="m").limits
-    plain.service.set_directive("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
+    plain.service.live.set_directive("s", 1, Directive(10_000, 10_000, 4, 0.5, 3))
     tuned = (await plain.engine.asked_of("update", lambda update: update.HasField("directive"))).directive
     sent = (await stream.read()).directive
     for directive in (tuned, sent):
@@ -379,7 +379,7 @@ async def test_a_directive_of_the_coordinator_reaches_engine_and_device_within_t
 async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_own(plain, monkeypatch):
     monkeypatch.setattr(directives, "DIRECTIVE_TTL_S", 0.2)
     stream = await plain.open()
-    plain.service.set_directive("s", 1, Directive(4, 4, 4, 0.5, 3))
+    plain.service.live.set_directive("s", 1, Directive(4, 4, 4, 0.5, 3))
     assert (await stream.read()).directive.window_nodes == 4
     assert (await stream.read()).directive.window_nodes == VerifierConfig(model="m").window_nodes
     stream.call.cancel()
@@ -388,8 +388,8 @@ async def test_the_coordinators_word_holds_for_a_while_and_then_the_verifiers_ow
 async def test_a_directive_for_another_epoch_or_session_is_ignored(plain):
     stream = await plain.open()
     for session_id, epoch in (("s", 2), ("x", 1)):
-        plain.service.set_directive(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
-    plain.service.set_directive("s", 1, plain.service._config.directive)  # nothing new
+        plain.service.live.set_directive(session_id, epoch, Directive(1, 1, 1, 0.0, 1))
+    plain.service.live.set_directive("s", 1, plain.service._config.directive)  # nothing new
     plain.engine.commit("s", 1, 0, [5])
     assert (await stream.read()).WhichOneof("kind") == "commit"
     assert not [r for r in plain.engine.requests if r.HasField("update") and r.update.HasField("directive")]
@@ -724,7 +724,7 @@ async def test_pings_come_by_themselves_and_their_answers_are_measured(plain):
     await stream.send(pong=session_pb2.Pong(nonce=ping.nonce))
     update = (await plain.engine.asked("update")).update
     assert 30.0 <= update.rtt_ms < 1000.0
-    assert plain.service.streams["s"].heartbeat.rtt_ms == update.rtt_ms
+    assert plain.service.live.streams["s"].heartbeat.rtt_ms == update.rtt_ms
     stream.call.cancel()
 
 

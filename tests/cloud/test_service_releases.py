@@ -277,7 +277,7 @@ async def test_every_open_stream_hears_of_other_releases_once_a_change(tmp_path)
     async with front(tmp_path) as running:
         streams = [await running.open("s"), await running.open("t")]
         for serial in (3, 3, 4, 4):
-            running.service.announce(serial)
+            running.service.live.announce(serial)
             await asyncio.sleep(0.05)
         for stream in streams:
             assert [await notice(stream), await notice(stream)] == [3, 4]
@@ -288,10 +288,10 @@ async def test_every_open_stream_hears_of_other_releases_once_a_change(tmp_path)
 
 async def test_a_stream_that_opens_later_hears_of_them_too_for_its_ticket_may_be_old(tmp_path):
     async with front(tmp_path) as running:
-        running.service.announce(3)
+        running.service.live.announce(3)
         stream = await running.open()
         assert await notice(stream) == 3
-        running.service.announce(2)  # a coordinator that lost its store
+        running.service.live.announce(2)  # a coordinator that lost its store
         assert await quiet(running, stream)
         stream.call.cancel()
 
@@ -299,6 +299,6 @@ async def test_a_stream_that_opens_later_hears_of_them_too_for_its_ticket_may_be
 async def test_without_releases_nothing_is_said(tmp_path):
     async with front(tmp_path) as running:
         stream = await running.open()
-        running.service.announce(0)
+        running.service.live.announce(0)
         assert await quiet(running, stream)
         stream.call.cancel()

@@ -81,17 +81,17 @@ async def test_a_tenant_has_no_more_streams_here_than_its_tickets_allow(verifier
 
 async def test_while_tenants_wait_only_sessions_attach_whose_place_is_kept(verifier: Front) -> None:
     await verifier.open("hoarded-1", ticket=ticket("acme", "hoarded-1"))
-    verifier.service.hold_back(STORE_UNIX, True, ())
+    verifier.service.live.hold_back(STORE_UNIX, True, ())
     for place_until in (0.0, STORE_UNIX - 1):
         error = await refusal(verifier, "hoarded-2", ticket("acme", "hoarded-2", until_unix=place_until))
         assert "resume it at the coordinator" in str(error)
     await verifier.open("placed", epoch=2, ticket=ticket("bobs", "placed", until_unix=STORE_UNIX + 60))
-    verifier.service.hold_back(STORE_UNIX, False, ())
+    verifier.service.live.hold_back(STORE_UNIX, False, ())
     await verifier.open("hoarded-2", epoch=3, ticket=ticket("acme", "hoarded-2"))
 
 
 async def test_a_tenant_that_has_used_its_tokens_up_attaches_no_hoarded_session(verifier: Front) -> None:
-    verifier.service.hold_back(STORE_UNIX, False, ["acme"])
+    verifier.service.live.hold_back(STORE_UNIX, False, ["acme"])
     assert "tenant acme has used its tokens up" in str(await refusal(verifier, "a", ticket("acme", "a")))
     await verifier.open("b", ticket=ticket("bobs", "b"))
     await verifier.open("c", epoch=2, ticket=ticket("acme", "c", until_unix=STORE_UNIX + 60))
@@ -100,22 +100,22 @@ async def test_a_tenant_that_has_used_its_tokens_up_attaches_no_hoarded_session(
 async def test_a_session_that_was_here_a_moment_ago_comes_back_although_tenants_wait(
     verifier: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verifier.service.hold_back(STORE_UNIX, True, ())
+    verifier.service.live.hold_back(STORE_UNIX, True, ())
     shown = ticket("acme", "a", until_unix=STORE_UNIX + 60)
     (await verifier.open("a", ticket=shown)).call.cancel()
     await until(lambda: "a" not in verifier.tenants)
-    verifier.service.hold_back(STORE_UNIX + 100, True, ())
+    verifier.service.live.hold_back(STORE_UNIX + 100, True, ())
     (await verifier.open("a", epoch=2, ticket=shown)).call.cancel()
     await until(lambda: "a" not in verifier.tenants)
-    monkeypatch.setattr(front_service, "RECENT_S", 0.0)
+    monkeypatch.setattr(live_sessions, "RECENT_S", 0.0)
     await refusal(verifier, "a", shown)
 
 
 async def test_without_the_coordinator_nobody_is_taken_to_wait(
     verifier: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_service, "TOLD_S", 0.2)
-    verifier.service.hold_back(STORE_UNIX, True, ())
+    monkeypatch.setattr(live_sessions, "TOLD_S", 0.2)
+    verifier.service.live.hold_back(STORE_UNIX, True, ())
     await asyncio.sleep(0.3)
     await verifier.open("a", ticket=ticket("acme", "a"))
 

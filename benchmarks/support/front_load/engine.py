@@ -6,6 +6,7 @@ whose device has not confirmed the last `run_ahead` tokens (rule 16 of the sessi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -127,8 +128,8 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     os.sched_setaffinity(0, map(int, os.environ[CORES].split(",")))
     config = VerifierConfig.model_validate_json(sys.argv[2])
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
-        end = EngineEnd(sock)
+    with contextlib.ExitStack() as stack:
+        end = EngineEnd(*(stack.enter_context(socket.socket(fileno=int(one))) for one in sys.argv[1].split(",")))
         target = session_pb2.TargetIdentity(name=config.target_name, weights_hash="sha256:none", dtype="none")
         ready = engine_pb2.EngineReady(target=target, vocabulary_size=VOCABULARY, max_sequence=1 << 17)
         try:

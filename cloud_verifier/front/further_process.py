@@ -1,0 +1,192 @@
+"""Serve devices in a further front process. The verifier's process starts it; it is no command for users.
+
+python -m cloud_verifier.front.further_process FD OPTIONS_JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import socket
+import sys
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.engine_process.host import EngineLink
+from cloud_verifier.front.artifacts import Catalogue
+from cloud_verifier.front.control import ControlLink, error_of
+from cloud_verifier.front.counters import FrontCounters
+from cloud_verifier.front.event_loop import calm_garbage_collector, run_front
+from cloud_verifier.front.further import recorded_to_json
+from cloud_verifier.front.live_sessions import LiveSessions
+from cloud_verifier.front.service import VerifierService
+from cloud_verifier.front.startup import StartupService
+from cloud_verifier.traffic.recorder import RecordedSession
+from outrider.core.protocol.messages import Directive
+from outrider.processes import leave, trim_freed_memory
+from outrider.telemetry.logs import configure
+from outrider.wire import codecs
+from outrider.wire.channels import bind, server
+from outrider.wire.frames import SERVICE, add_verifier
+from outrider.wire.health import HealthServicer
+from outrider.wire.strangers import Strangers
+from outrider.wire.ticket import Claims, claims_from_bytes, claims_to_bytes
+from outrider.wire.v1 import session_pb2
+
+TELL_S = 0.5
+"""Seconds between two notices of round trips and counts to the verifier's process."""
+FAREWELL_S = 0.5
+"""Seconds for streams to tell their devices that the verifier ends."""
+
+
+class SharedSessions(LiveSessions):
+    """Knows this front's live sessions; the verifier's process knows all, and admits them."""
+
+    def __init__(self, config: VerifierConfig, link: ControlLink) -> None:
+        super().__init__(config)
+        self._link = link
+        self._records = config.traffic is not None
+
+    @property
+    def records(self) -> bool:
+        return self._records
+
+    async def take(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
+        try:
+            await self._link.ask(
+                "take",
+                claims=claims_to_bytes(claims).hex(),
+                key_id=claims.key_id,
+                epoch=epoch,
+                recorded=recorded_to_json(recorded),
+            )
+        except asyncio.CancelledError:  # the device has gone meanwhile
+            self._link.tell("left", session_id=claims.session_id, epoch=epoch)
+            raise
+
+    def left(self, session_id: str, epoch: int, *, owned: bool) -> None:
+        super().left(session_id, epoch, owned=owned)
+        self._link.tell("left", session_id=session_id, epoch=epoch)
+
+
+class FurtherFront:
+    """Serves devices over the engine process of another process, as that one says."""
+
+    def __init__(self, config: VerifierConfig, options: dict[str, Any]) -> None:
+        """options: what `FurtherFronts` was given."""
+        self._config = config
+        self._options = options
+        self._counters = FrontCounters()
+        self._link = ControlLink(
+            {"directive": self._direct, "announce": self._announce, "fail": self._fail, "drain": self._drain}
+        )
+        self._live = SharedSessions(config, self._link)
+        self._engine = EngineLink(math.inf)  # the verifier's process ends an engine that hangs
+        self._health = HealthServicer()
+        self._serial = 0
+        self._told_rtt: dict[str, float] = {}
+
+    async def run(self, control: socket.socket) -> None:
+        """Serve until the verifier's process closes the control socket."""
+        link = asyncio.create_task(self._link.run(control))
+        serving = asyncio.create_task(self._serve())
+        await asyncio.wait({link, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        serving.cancel()
+        await asyncio.wait({serving})
+
+    async def _serve(self) -> None:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self._options["engine"])
+        ready = await self._engine.connect(sock)
+        ready.target.tokenizer_hash = self._options["tokenizer_hash"]
+        strangers = Strangers(self._config.host_connections)
+        startup = StartupService()
+        startup.service = VerifierService(
+            self._config,
+            self._engine,
+            ready,
+            Catalogue.of_target(self._config.model, self._config.draft),
+            verifier_id=self._options["verifier_id"],
+            vocabulary_hash=bytes.fromhex(self._options["vocabulary_hash"]),
+            authorise=self._authorise,
+            on_first_rtt=self._tell,
+            live=self._live,
+            counters=self._counters,
+            strangers=strangers,
+        )
+        grpc_server = server(
+            max_connections=self._config.max_connections, admit=startup.admit, strangers=strangers, shared=True
+        )
+        add_verifier(startup, grpc_server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        address = self._options["address"]
+        port = bind(grpc_server, address, tls=self._config.tls, insecure=self._config.insecure, shared=True)
+        await grpc_server.start()
+        self._link.tell("serves")
+        try:
+            async with strangers.bounded(port):
+                while True:
+                    await asyncio.sleep(TELL_S)
+                    self._tell()
+        finally:
+            self._live.hand_over()
+            await grpc_server.stop(FAREWELL_S)
+            self._tell()
+            await self._engine.close()
+
+    async def _authorise(self, ticket: bytes) -> Claims | None:
+        if not self._config.coordinator:
+            return None
+        answer = await self._link.ask("authorise", ticket=ticket.hex())
+        return None if answer is None else claims_from_bytes(bytes.fromhex(answer[0]), answer[1])
+
+    def _tell(self) -> None:
+        """Tell the verifier's process which round trips are new, and what was counted since the last time."""
+        rtt_ms = {name: stream.rtt_ms for name, stream in self._live.streams.items()}
+        changed = {name: value for name, value in rtt_ms.items() if value != self._told_rtt.get(name, 0.0)}
+        self._told_rtt = rtt_ms
+        self._link.tell("tell", rtt_ms=changed, counts=self._counters.take())
+
+    def _direct(self, session_id: str, epoch: int, directive: str) -> None:
+        message = session_pb2.Directive.FromString(bytes.fromhex(directive))
+        self._live.set_directive(session_id, epoch, codecs.built(Directive, message))
+
+    def _announce(self, serial: int) -> None:
+        self._live.announce(serial)
+
+    def _fail(self, session_id: str, epoch: int, failure: dict[str, Any]) -> None:
+        stream = self._live.streams.get(session_id)
+        if stream is not None and stream.epoch == epoch:
+            stream.fail(error_of(failure))
+
+    async def _drain(self) -> None:
+        await self._health.enter_graceful_shutdown()
+
+
+async def _run(config: VerifierConfig, options: dict[str, Any], control: socket.socket) -> None:
+    await FurtherFront(config, options).run(control)
+
+
+def main() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # the verifier's process drains, and says when to end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    trim_freed_memory()
+    options = json.loads(sys.argv[2])
+    config = VerifierConfig.model_validate_json(options.pop("config"))
+    configure(config.log_format, "front")
+    calm_garbage_collector()
+    run_front(lambda: _run(config, options, socket.socket(fileno=int(sys.argv[1]))))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()
