@@ -3,7 +3,7 @@
 The front is the product's own process. Behind it an engine without a target commits three tokens for each session every
 40 ms, over the product's protocol; before it are light devices, each with a connection of its own, which answer every
 Commit with an Append of six nodes, padded and with a checksum, as devices on another machine do. The front has one
-core, or one for each of its processes, and engine and devices have another.
+core, also if it has several processes, and engine and devices have another.
 
 cpu_us_per_session_step: CPU time of the front's processes, kernel time and all threads included, by Commits that
 reached devices, in the worst of the sizes. added_ms_p99: by number of sessions, the 99th percentile of the time that a
@@ -65,12 +65,15 @@ class Load:
 
 
 @asynccontextmanager
-async def verifier(pair: Pair, times: Path, cores: Sequence[int], engine_core: int) -> AsyncIterator[tuple[int, str]]:
-    """Run a verifier whose front has these cores; yield its process id and its address."""
+async def verifier(
+    pair: Pair, times: Path, cores: Sequence[int], engine_core: int, processes: int = 1
+) -> AsyncIterator[tuple[int, str]]:
+    """Run a verifier whose front has these cores and so many processes; yield its process id and its address."""
     environment = os.environ | {engine.CORES: str(engine_core), engine.TIMES: str(times)}
     module = ("-m", "benchmarks.support.front_load.verifier", "--model", str(pair.target), "--max-sessions", "4096")
+    counted = ("--front-processes", str(processes))
     process = await asyncio.create_subprocess_exec(
-        *("taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, *module),
+        *("taskset", "--cpu-list", ",".join(map(str, cores)), sys.executable, *module, *counted),
         stdout=asyncio.subprocess.PIPE,
         cwd=harness.ROOT,
         env=environment,
@@ -91,10 +94,9 @@ async def measure(devices: proc.JsonWorker, front: int, times: SharedTimes, sess
     """Measure the front with so many sessions."""
     await devices.ask(open=sessions)
     await devices.ask(seconds=SETTLE_S)
-    (engine_process,) = proc.children(front)
-    appends, cpu_s, engine_s = times.appends(), proc.cpu_seconds(front), proc.cpu_seconds(engine_process)
+    appends, used = times.appends(), _cpu_s(front)
     counted = await devices.ask(seconds=seconds)
-    cpu_s, engine_s = proc.cpu_seconds(front) - cpu_s, proc.cpu_seconds(engine_process) - engine_s
+    cpu_s, engine_s = (after - before for after, before in zip(_cpu_s(front), used, strict=True))
     up, down = times.appends() - appends, np.array(counted["down"])
     commits = max(1, counted["commits"])
     return Load(
@@ -109,7 +111,16 @@ async def measure(devices: proc.JsonWorker, front: int, times: SharedTimes, sess
     )
 
 
-async def run(pair: Pair, size: Size) -> list[Load]:
+def _cpu_s(front: int) -> tuple[float, float]:
+    """Return the CPU seconds of the front's processes together, and of the engine."""
+    by_engine = {
+        pid: engine.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proc.family(front)
+    }
+    seconds = [sum(proc.cpu_seconds(pid) for pid, one in by_engine.items() if one is which) for which in (False, True)]
+    return seconds[0], seconds[1]
+
+
+async def run(pair: Pair, size: Size, processes: int = 1) -> list[Load]:
     seconds = size.pick(smoke=0.5, quick=5.0, full=30.0)
     numbers = size.pick(smoke=(2, 4), quick=(64, 256, 512), full=(64, 256, 512))
     front_core, other_core = harness.cores()
@@ -118,7 +129,7 @@ async def run(pair: Pair, size: Size) -> list[Load]:
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         file = Path(scratch, "times")
         times = SharedTimes(file)
-        async with verifier(pair, file, [front_core], other_core) as (front, address):
+        async with verifier(pair, file, [front_core], other_core, processes) as (front, address):
             module = "benchmarks.support.front_load.devices"
             devices = await proc.JsonWorker.start(module, address, str(file), cores=[other_core])
             try:
@@ -131,8 +142,10 @@ async def run(pair: Pair, size: Size) -> list[Load]:
 
 
 async def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.arguments("front", __doc__).parse_args(argv)
-    loads = await run(Pair.in_folder(options.models), options.size)
+    parser = harness.arguments("front", __doc__)
+    parser.add_argument("--front-processes", type=int, default=1, help="processes of the front, on one core together")
+    options = parser.parse_args(argv)
+    loads = await run(Pair.in_folder(options.models), options.size, options.front_processes)
     worst_us = max(load.cpu_us for load in loads)
     harness.finish(
         {

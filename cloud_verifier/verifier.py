@@ -10,7 +10,6 @@ import secrets
 import socket
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
@@ -21,7 +20,7 @@ from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.front.startup import StartupService
+from cloud_verifier.front.startup import StartupService, add_services, set_serving
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import split_address
@@ -32,7 +31,6 @@ from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server
-from outrider.wire.frames import SERVICE, add_verifier
 from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
 from outrider.wire.v1 import coordinator_pb2, engine_pb2
@@ -153,13 +151,7 @@ class VerifierProcess:
     async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> VerifierService:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        add_verifier(self._startup, grpc_server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
-        if config.reflection:
-            from grpc_reflection.v1alpha import reflection  # few servers need it
-
-            reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), grpc_server)
+        await add_services(self._startup, self._health, grpc_server, reflected=config.reflection)
         await grpc_server.start()
         reminding = asyncio.create_task(self._startup.remind())
         try:
@@ -173,7 +165,7 @@ class VerifierProcess:
         if self._registry is not None:
             await self._registry.register()
         self._collector.service = service
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await set_serving(self._health)
         print(f"listening on {address}", flush=True)
         return service
 
@@ -234,10 +226,6 @@ class VerifierProcess:
         """Report soon, as the coordinator may know sessions like a new one: once the engine's statistics include it."""
         if self._registry is not None:
             asyncio.get_running_loop().call_later(STATS_DELAY_S, self._registry.hurry)
-
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
 
     async def _live(
         self,

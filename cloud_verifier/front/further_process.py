@@ -13,8 +13,6 @@ import socket
 import sys
 from typing import Any
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineLink
 from cloud_verifier.front.artifacts import Catalogue
@@ -24,14 +22,14 @@ from cloud_verifier.front.event_loop import calm_garbage_collector, run_front
 from cloud_verifier.front.further import recorded_to_json
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.front.startup import StartupService
+from cloud_verifier.front.startup import StartupService, add_services, set_serving
 from cloud_verifier.traffic.recorder import RecordedSession
 from outrider.core.protocol.messages import Directive
 from outrider.processes import leave, trim_freed_memory
+from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
-from outrider.wire.frames import SERVICE, add_verifier
 from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
 from outrider.wire.ticket import Claims, claims_from_bytes, claims_to_bytes
@@ -87,7 +85,6 @@ class FurtherFront:
         self._live = SharedSessions(config, self._link)
         self._engine = EngineLink(math.inf)  # the verifier's process ends an engine that hangs
         self._health = HealthServicer()
-        self._serial = 0
         self._told_rtt: dict[str, float] = {}
 
     async def run(self, control: socket.socket) -> None:
@@ -123,10 +120,8 @@ class FurtherFront:
         grpc_server = server(
             max_connections=self._config.max_connections, admit=startup.admit, strangers=strangers, shared=True
         )
-        add_verifier(startup, grpc_server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await add_services(startup, self._health, grpc_server, reflected=self._config.reflection)
+        await set_serving(self._health)
         address = self._options["address"]
         port = bind(grpc_server, address, tls=self._config.tls, insecure=self._config.insecure, shared=True)
         await grpc_server.start()
@@ -184,6 +179,7 @@ def main() -> None:
     config = VerifierConfig.model_validate_json(options.pop("config"))
     configure(config.log_format, "front")
     calm_garbage_collector()
+    traces.configure("verifier")
     run_front(lambda: _run(config, options, socket.socket(fileno=int(sys.argv[1]))))
     leave(0)
 

@@ -41,7 +41,7 @@ CLAIMS = Claims(
 
 
 class FakeRecorder:
-    """Stand in for a TrafficRecorder and keep its calls."""
+    """Stand in for a TrafficRecorder and keep its calls, but for ends of what was never begun."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[RecordedSession, int]] = []
@@ -51,7 +51,8 @@ class FakeRecorder:
         self.begun.append((source, epoch))
 
     def end(self, session_id: str, epoch: int) -> None:
-        self.ended.append((session_id, epoch))
+        if any((source.session_id, begun) == (session_id, epoch) for source, begun in self.begun):
+            self.ended.append((session_id, epoch))
 
 
 def allowing(**changes: Any):
@@ -241,7 +242,7 @@ async def test_a_report_leaves_out_what_was_measured_in_an_earlier_epoch(tmp_pat
             stale = SessionTelemetry(session_id="s", epoch=epoch, steps=epoch)
             running.engine.send(stats=engine_pb2.EngineStats(sessions=[stale]))
             await until(lambda epoch=epoch: [one.epoch for one in running.host.stats.sessions] == [epoch])
-            report = _report(running.service, running.host)
+            report = _report(running.service.live, running.service.counters, running.host)
             assert [one.epoch for one in report.sessions] == [epoch] * (epoch == 2)
             assert report.verifier.live_sessions == 1
         stream.call.cancel()
@@ -253,7 +254,7 @@ async def test_a_measurement_out_of_its_bounds_is_left_to_the_coordinator_to_ref
         absurd = SessionTelemetry(session_id="s", epoch=1, draft_ms=-1.0)
         running.engine.send(stats=engine_pb2.EngineStats(sessions=[absurd]))
         await until(lambda: len(running.host.stats.sessions) == 1)
-        assert _report(running.service, running.host).sessions[0].draft_ms == -1.0
+        assert _report(running.service.live, running.service.counters, running.host).sessions[0].draft_ms == -1.0
         stream.call.cancel()
 
 
@@ -264,7 +265,7 @@ async def test_a_report_has_the_draft_the_class_and_the_acceptance(tmp_path):
         gone = SessionTelemetry(session_id="gone", epoch=1, positions=9)
         running.engine.send(stats=engine_pb2.EngineStats(sessions=[live, gone]))
         await until(lambda: len(running.host.stats.sessions) == 2)
-        [report] = _report(running.service, running.host).sessions
+        [report] = _report(running.service.live, running.service.counters, running.host).sessions
         assert (report.session_id, report.tenant, report.traffic_class) == ("s", "acme", "code")
         assert (report.draft_release, report.positions, report.first_accepted) == ("r2", 40, 31)
         stream.call.cancel()

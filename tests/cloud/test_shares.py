@@ -12,7 +12,7 @@ import grpc
 import pytest
 from scripted_engine import TARGET, Front, front, until
 
-from cloud_verifier.front import service as front_service
+from cloud_verifier.front import live_sessions
 from cloud_verifier.front.artifacts import CHUNK_BYTES, WAIT_S, Catalogue, Downloads
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from outrider.core.errors import Overloaded, Unavailable
