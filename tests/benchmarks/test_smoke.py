@@ -190,9 +190,10 @@ async def test_swarm(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, caps
         assert min(last[figure].values()) > 0
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.asyncio
-async def test_front(capsys: pytest.CaptureFixture[str]) -> None:
-    await front.main(SMOKE)
+async def test_front(capsys: pytest.CaptureFixture[str], processes: str) -> None:
+    await front.main([*SMOKE, "--front-processes", processes])
     last = last_line(capsys)
     assert last.keys() == {"cpu_us_per_session_step", "added_ms_p99"}
     assert last["cpu_us_per_session_step"] > 0
