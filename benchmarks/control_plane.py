@@ -291,16 +291,8 @@ async def measured(count: int, load: FleetLoad, scratch: Path) -> dict[str, Any]
         stack.push_async_callback(devices.close)
         telling = asyncio.create_task(_tell(devices))
         stack.callback(telling.cancel)
-        begun, wanted = time.monotonic(), itertools.count()
-
-        async def fill() -> None:
-            while next(wanted) < load.verifiers * load.sessions:
-                await devices.open()
-
-        await asyncio.gather(*(fill() for _ in range(OPENING)))
-        print(f"{count} coordinators: {len(devices.live)} sessions opened in {time.monotonic() - begun:.1f} s")
-        if len(devices.live) < load.verifiers * load.sessions:
-            raise RuntimeError(f"not all sessions could be opened: {dict(devices.failed)}")
+        opened_s = await _fill(devices, load.verifiers * load.sessions)
+        print(f"{count} coordinators: {len(devices.live)} sessions opened in {opened_s:.1f} s")
         await asyncio.sleep(load.warm_s)
 
         before = coordinators.redis_counts()
@@ -324,20 +316,7 @@ async def measured(count: int, load: FleetLoad, scratch: Path) -> dict[str, Any]
     lost = len(missing) + devices.failed.total()
     for status, times in devices.failed.items():
         print(f"  {times} times: {status}")
-    for name, part in (("quiet", quiet), ("busy", busy), ("takeover", after)):
-        answer_p99_s = quantile(part["answer_s"], 0.99)
-        print(
-            f"  {name}: {part['reports']} reports, p99 of an answer {rounded(answer_p99_s, 3)} s, failed"
-            f" {part['failed'] or 'none'}, {part['unknown']} verifiers unknown; {part['directives']} directives for"
-            f" {part['sessions']} sessions reported; decisions' age p50 {rounded(quantile(part['ages_s'], 0.5), 2)} s,"
-            f" p99 {rounded(quantile(part['ages_s'], 0.99), 2)} s"
-        )
-    print(
-        f"  a report of {quiet['bytes'] / max(1, quiet['reports']) / 1e3:.1f} kB costs Redis"
-        f" {per_report['commands']:.1f} commands, of which {per_report['scripts']:.1f} are scripts that take"
-        f" {per_report['script_us'] / 1e3:.2f} ms, {per_report['bytes_in'] / 1e3:.1f} kB in and"
-        f" {per_report['bytes_out'] / 1e3:.1f} kB out"
-    )
+    _tell_reports({"quiet": quiet, "busy": busy, "takeover": after}, per_report)
     print(f"  cores used: {cores}", flush=True)
     return {
         "sessions": len(devices.live),
@@ -354,6 +333,38 @@ async def measured(count: int, load: FleetLoad, scratch: Path) -> dict[str, Any]
         "takeover_s": rounded(takeover_s, 2),
         "lost": lost,
     }
+
+
+async def _fill(devices: Devices, sessions: int) -> float:
+    """Open so many sessions; return the seconds that it took. Raises RuntimeError if some cannot be opened."""
+    begun, wanted = time.monotonic(), itertools.count()
+
+    async def fill() -> None:
+        while next(wanted) < sessions:
+            await devices.open()
+
+    await asyncio.gather(*(fill() for _ in range(OPENING)))
+    if len(devices.live) < sessions:
+        raise RuntimeError(f"not all sessions could be opened: {dict(devices.failed)}")
+    return time.monotonic() - begun
+
+
+def _tell_reports(parts: dict[str, dict[str, Any]], per_report: dict[str, float]) -> None:
+    """Print what became of the reports in each part of the run, and what one cost Redis in the first of them."""
+    for name, part in parts.items():
+        print(
+            f"  {name}: {part['reports']} reports, p99 of an answer {rounded(quantile(part['answer_s'], 0.99), 3)} s,"
+            f" failed {part['failed'] or 'none'}, {part['unknown']} verifiers unknown; {part['directives']} directives"
+            f" for {part['sessions']} sessions reported; decisions' age p50"
+            f" {rounded(quantile(part['ages_s'], 0.5), 2)} s, p99 {rounded(quantile(part['ages_s'], 0.99), 2)} s"
+        )
+    first = next(iter(parts.values()))
+    print(
+        f"  a report of {first['bytes'] / max(1, first['reports']) / 1e3:.1f} kB costs Redis"
+        f" {per_report['commands']:.1f} commands, of which {per_report['scripts']:.1f} are scripts that take"
+        f" {per_report['script_us'] / 1e3:.2f} ms, {per_report['bytes_in'] / 1e3:.1f} kB in and"
+        f" {per_report['bytes_out'] / 1e3:.1f} kB out"
+    )
 
 
 async def _tell(devices: Devices) -> None:
