@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from cloud_verifier.config import INSTALL, VerifierConfig
-from cloud_verifier.front.event_loop import calm_garbage_collector, run_front, use_one_poller
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
@@ -50,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(config: VerifierConfig) -> int:
     """Serve in an event loop of this process; return the exit code."""
+    with EndedByInterrupt():
+        from cloud_verifier.front.event_loop import run_front, use_one_poller
+
     use_one_poller()
     return run_front(lambda: _serve(config))
 
@@ -57,6 +59,7 @@ def _run(config: VerifierConfig) -> int:
 async def _serve(config: VerifierConfig) -> int:
     """Serve until the first SIGTERM or SIGINT, which drains, or a second one, which hurries; return the exit code."""
     with EndedByInterrupt():
+        from cloud_verifier.front.event_loop import calm_garbage_collector
         from cloud_verifier.verifier import VerifierProcess, check_settings  # needs the extra; `main` says so
 
     check_settings(config)

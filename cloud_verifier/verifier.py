@@ -166,6 +166,8 @@ class VerifierProcess:
             await self._registry.register()
         self._collector.service = service
         await set_serving(self._health)
+        if self._fronts is not None:
+            self._fronts.serve()
         print(f"listening on {address}", flush=True)
         return service
 

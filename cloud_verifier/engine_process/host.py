@@ -94,18 +94,16 @@ class EngineLink:
         self._inboxes[session_id] = epoch, inbox
         return inbox
 
-    def release(self, session_id: str, epoch: int, inbox: Inbox) -> bool:
+    def release(self, session_id: str, epoch: int, inbox: Inbox) -> None:
         """Have the engine free, within one step, all that the session of an ended stream holds.
 
-        Return False if the inbox no longer owned the session, as a later epoch has taken over. The engine gets the Stop
-        even then: it may have refused that later epoch, and would hold this one for ever.
+        The engine gets the Stop even if a later epoch has taken over: it may have refused that one, and would hold this
+        one for ever.
         """
         self.send(pb.EngineRequest(session_id=session_id, epoch=epoch, stop=pb.Stop()))
         _, newest = self._inboxes.get(session_id, (0, None))
-        if newest is not inbox:
-            return False
-        del self._inboxes[session_id]
-        return True
+        if newest is inbox:
+            del self._inboxes[session_id]
 
     def fail_all(self, error: OutriderError) -> None:
         """End every stream with `error`, after all that its inbox holds already."""
@@ -207,7 +205,7 @@ class EngineLink:
             await self._pump
 
     def _kill(self) -> None:
-        """Have an engine end that hangs; here it is another process's to do that."""
+        """Give up an engine that hangs. Only the process that started it can end it."""
         if self._writer is not None:
             self._writer.close()
 

@@ -20,7 +20,7 @@ from outrider.wire.v1 import engine_pb2 as pb
 
 _HEADER = struct.Struct("<I")
 _RECEIVE_BYTES = 1 << 18
-STALLED_S = 2.0
+STALLED_S = 0.5
 """Seconds in which a further front must take what the engine writes."""
 
 
@@ -104,11 +104,13 @@ class EngineEnd:
             if not self._read(front):
                 self.closed |= front is self._first
                 yield from self._gone(front)
-        for front in (self._first, *list(self._others.values())):
-            for body in _bodies(front.buffer):
-                request = pb.EngineRequest.FromString(body)
-                if self._owned(request, front):
-                    yield request
+        fronts = (self._first, *list(self._others.values()))
+        come = [(pb.EngineRequest.FromString(body), front) for front in fronts for body in _bodies(front.buffer)]
+        # A place that one front has freed may have been taken at another one, whose request must not come first.
+        freed = [one for one in come if one[0].HasField("stop") and self._owns(*one)]
+        for request, front in (*freed, *(one for one in come if one not in freed)):
+            if self._owned(request, front):
+                yield request
 
     def send(self, events: list[pb.EngineEvent]) -> None:
         """Send events, each to the front whose session it is about, or to all. Raises ConnectionError without a first
@@ -187,6 +189,9 @@ class EngineEnd:
         for name, epoch in left:
             yield pb.EngineRequest(session_id=name, epoch=epoch, stop=pb.Stop())
 
+    def _owns(self, request: pb.EngineRequest, front: _Front) -> bool:
+        return self._owners.get(request.session_id) == (request.epoch, front)
+
     def _owned(self, request: pb.EngineRequest, front: _Front) -> bool:
         """Note whose session a request is about; return False if another front has a later epoch of it, or the same.
 
@@ -205,7 +210,10 @@ class EngineEnd:
                     taken = Fenced(f"{text} {request.epoch} by now")
                     self._write(owner, [frame(failure_event(taken, name, epoch))])
                 self._owners[name] = request.epoch, front
-            elif kind == "stop" and owner is front and epoch == request.epoch:
+                return True
+            if owner is not front and epoch == request.epoch:
+                return False  # of a start that was refused
+            if kind == "stop" and epoch == request.epoch:
                 self._owners.pop(name, None)
         return True
 

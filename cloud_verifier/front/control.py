@@ -54,6 +54,15 @@ class ControlLink:
             for task in self._answering:
                 task.cancel()
 
+    async def close(self) -> None:
+        """Send what was told, and end."""
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+
     async def ask(self, name: str, **arguments: Any) -> Any:
         """Return the answer to a call. Raises what the other end's handler raised, and Unavailable if it has gone."""
         if self._writer is None or self._writer.is_closing():

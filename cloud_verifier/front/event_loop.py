@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from outrider.wire.event_loop import GrpcEventLoop
+
 GRPC_EXPERIMENTS, ONE_POLLER = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's own environment variable, and the value that has the thread which takes its events read and write connections,
 too. By default other threads do and hand each message over, at a seventh of the front's CPU time (grpcio 1.85)."""
@@ -25,8 +27,6 @@ def use_one_poller() -> None:
 
 def run_front(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Return what a coroutine returns that is made and run in an event loop of this process."""
-    from outrider.wire.event_loop import GrpcEventLoop
-
     with asyncio.Runner(loop_factory=GrpcEventLoop) as runner:
         return runner.run(main())
 

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.front.control import ControlLink, failure_of
+from cloud_verifier.front.control import ControlLink, Handler, failure_of
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.traffic.recorder import RecordedSession
-from outrider.core.errors import OutriderError, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.processes import tied_to_this_process
 from outrider.wire import codecs
@@ -44,6 +44,8 @@ MOST_ENDS, ENDS_S = 3, 60.0
 """Ends of fronts in so many seconds with which the verifier ends, too: it would serve nobody for long."""
 START_S = 60.0
 """Seconds in which a front must begin to serve."""
+SILENT_S = 10.0
+"""Seconds without a notice after which a front that serves is taken to hang, and is killed: it tells twice a second."""
 STOP_S = 5.0
 
 
@@ -58,16 +60,19 @@ class RemoteStream:
     rtt_ms: float = 0.0
 
     def set_directive(self, directive: Directive) -> None:
+        """Have its process follow a directive."""
         self._tell("directive", directive=codecs.directive_to_proto(directive).SerializeToString().hex())
 
     def announce(self, serial: int) -> None:
+        """Have its process know of draft releases."""
         self.link.tell("announce", serial=serial)
 
     def fail(self, error: OutriderError) -> None:
+        """Have its process end it with `error`."""
         self._tell("fail", failure=failure_of(error))
 
-    def close(self) -> bool:
-        return True  # its process releases the engine
+    def close(self) -> None:
+        """Leave the engine to its process."""
 
     def _tell(self, name: str, **arguments: Any) -> None:
         self.link.tell(name, session_id=self.session_id, epoch=self.epoch, **arguments)
@@ -95,6 +100,10 @@ class FurtherFronts:
         self._options = options
         self._ends: deque[float] = deque(maxlen=MOST_ENDS)
         self._links: set[ControlLink] = set()
+        self._heard: dict[ControlLink, float] = {}
+        """When a front that serves was last heard, by the monotonic clock."""
+        self._spawning = asyncio.Lock()
+        self._serving = self._draining = False
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -119,8 +128,15 @@ class FurtherFronts:
         else:
             await asyncio.Event().wait()
 
+    def serve(self) -> None:
+        """Have the fronts tell health checks that they take sessions."""
+        self._serving = True
+        for link in self._links:
+            link.tell("serve")
+
     def drain(self) -> None:
-        """Have the fronts say that they take no new sessions."""
+        """Have the fronts tell health checks that they take no new sessions. One that ends is not started again."""
+        self._draining = True
         for link in self._links:
             link.tell("drain")
 
@@ -134,10 +150,15 @@ class FurtherFronts:
     async def _keep(self, ready: asyncio.Future[None]) -> None:
         """Run a front, and another one whenever it ends, until that is too often."""
         while True:
-            status = await self._run(ready)
+            try:
+                how = f"exit status {await self._run(ready)}"
+            except OSError as error:
+                how = f"it cannot be started: {error.strerror}"
             now = time.monotonic()
             self._ends.append(now)
-            log.error("a front process has ended (exit status %s); its sessions attach again", status)
+            log.error("a front process has ended (%s); its sessions attach again", how)
+            if self._draining:
+                await asyncio.Event().wait()
             if len(self._ends) == MOST_ENDS and now - self._ends[0] < ENDS_S:
                 log.error("%d front processes have ended within %g s; ending", MOST_ENDS, ENDS_S)
                 return
@@ -147,54 +168,82 @@ class FurtherFronts:
         """Run one front to its end; return its exit status."""
         ours, theirs = socket.socketpair()
         link = self._link(ready)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *tied_to_this_process(),
-                    *(sys.executable, "-m", MODULE, str(theirs.fileno())),
-                    json.dumps(self._options),
-                    pass_fds=[theirs.fileno()],
-                )
+                process = await self._spawn(theirs)
         except BaseException:
             ours.close()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._links.add(link)
         serving = asyncio.create_task(link.run(ours))
+        waiting = asyncio.create_task(process.wait())
+        watching = asyncio.create_task(self._silence(link))
         try:
-            await asyncio.wait({serving, waiting := asyncio.create_task(process.wait())}, return_when="FIRST_COMPLETED")
+            await asyncio.wait({serving, waiting, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and process.returncode is None:
+                log.error("a front process has said nothing for long; killing it")
+                process.kill()
         finally:
-            self._links.discard(link)
-            serving.cancel()  # it closes the socket, at which the front ends
-            await asyncio.wait({serving})
-            for stream in list(self._live.streams.values()):
-                if isinstance(stream, RemoteStream) and stream.link is link:
-                    self._live.left(stream.session_id, stream.epoch, owned=True)
+            link.tell("end")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(waiting), STOP_S)
             if process.returncode is None:
                 process.kill()
                 await waiting
+            self._links.discard(link)
+            self._heard.pop(link, None)
+            for task in (serving, watching):
+                task.cancel()
+            await asyncio.wait({serving, watching})
+            for stream in list(self._live.streams.values()):
+                if isinstance(stream, RemoteStream) and stream.link is link:
+                    self._live.left(stream.session_id, stream.epoch)
         return process.returncode or 0
 
+    async def _spawn(self, end: socket.socket) -> asyncio.subprocess.Process:
+        """Start a front's process, which a Ctrl-C must not end before it ignores that. One at a time does so: each puts
+        the mask of signals back that it found."""
+        async with self._spawning:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            try:
+                return await asyncio.create_subprocess_exec(
+                    *tied_to_this_process(),
+                    *(sys.executable, "-m", MODULE, str(end.fileno())),
+                    json.dumps(self._options),
+                    pass_fds=[end.fileno()],
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    async def _silence(self, link: ControlLink) -> None:
+        """Return once a front does not begin to serve, or has said nothing for long.
+
+        It is counted in slices in which this process ran, as after a suspension of all the fronts have nothing to tell.
+        """
+        left_s, heard = START_S, None
+        while left_s > 0.0:
+            await asyncio.sleep(1.0)
+            now = self._heard.get(link)
+            left_s = left_s - 1.0 if now == heard else SILENT_S
+            heard = now
+
     def _link(self, ready: asyncio.Future[None]) -> ControlLink:
+        """Return the link to a front. ready: is done when it first serves."""
+
         def serves() -> None:
+            self._heard[link] = time.monotonic()
             if not ready.done():
                 ready.set_result(None)
+            if self._serving and not self._draining:
+                link.tell("serve")
 
         def take(claims: str, key_id: str, epoch: int, recorded: dict[str, Any] | None) -> None:
             known = claims_from_bytes(bytes.fromhex(claims), key_id)
             self._live.admit(known, epoch, _recorded_from_json(recorded))
             self._live.begun(RemoteStream(known.session_id, epoch, known, link))
 
-        def left(session_id: str, epoch: int) -> None:
-            stream = self._live.streams.get(session_id)
-            here = isinstance(stream, RemoteStream) and stream.link is link and stream.epoch == epoch
-            self._live.left(session_id, epoch, owned=here)
-
         def tell(rtt_ms: dict[str, float], counts: dict[str, Any]) -> None:
+            self._heard[link] = time.monotonic()
             self._counters.add(counts)
             for session_id, measured in rtt_ms.items():
                 stream = self._live.streams.get(session_id)
@@ -203,7 +252,14 @@ class FurtherFronts:
                     if first:
                         self._hurry()
 
-        link = ControlLink({"serves": serves, "authorise": self._authorised, "take": take, "left": left, "tell": tell})
+        handlers: dict[str, Handler] = {
+            "serves": serves,
+            "authorise": self._authorised,
+            "take": take,
+            "left": self._live.left,
+            "tell": tell,
+        }
+        link = ControlLink(handlers)
         return link
 
     async def _authorised(self, ticket: str) -> list[str] | None:
@@ -224,10 +280,16 @@ def _recorded_from_json(found: dict[str, Any] | None) -> RecordedSession | None:
 
 @contextlib.contextmanager
 def engine_listener() -> Iterator[tuple[socket.socket, Path]]:
-    """Yield a socket at which further fronts connect to the engine, and its path, which only this user may open."""
+    """Yield a socket at which further fronts connect to the engine, and its path, which only this user may open.
+
+    Raises BadRequest where the folder for temporary files cannot have such a path.
+    """
     with tempfile.TemporaryDirectory(prefix="outrider-verifier-") as folder:
         path = Path(folder, "engine")
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(os.fspath(path))
+            try:
+                listener.bind(os.fspath(path))
+            except OSError as error:
+                raise BadRequest(f"front processes cannot share {path}: {error}; set TMPDIR to a short path") from error
             listener.listen()
             yield listener, path

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cloud_verifier.config import VerifierConfig
@@ -20,10 +22,11 @@ from cloud_verifier.front.control import ControlLink, error_of
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.event_loop import calm_garbage_collector, run_front
 from cloud_verifier.front.further import recorded_to_json
-from cloud_verifier.front.live_sessions import LiveSessions
+from cloud_verifier.front.live_sessions import LiveSessions, LiveStream
 from cloud_verifier.front.service import VerifierService
 from cloud_verifier.front.startup import StartupService, add_services, set_serving
 from cloud_verifier.traffic.recorder import RecordedSession
+from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Directive
 from outrider.processes import leave, trim_freed_memory
 from outrider.telemetry import traces
@@ -34,6 +37,8 @@ from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
 from outrider.wire.ticket import Claims, claims_from_bytes, claims_to_bytes
 from outrider.wire.v1 import session_pb2
+
+log = logging.getLogger(__name__)
 
 TELL_S = 0.5
 """Seconds between two notices of round trips and counts to the verifier's process."""
@@ -47,13 +52,16 @@ class SharedSessions(LiveSessions):
     def __init__(self, config: VerifierConfig, link: ControlLink) -> None:
         super().__init__(config)
         self._link = link
-        self._records = config.traffic is not None
+        self._records = bool(config.traffic)
+        self._admitted: dict[tuple[str, int], list[Callable[[LiveStream], None]]] = {}
+        """What to do with streams that are admitted and have not begun, by session and epoch."""
 
     @property
     def records(self) -> bool:
         return self._records
 
     async def take(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
+        self._admitted[claims.session_id, epoch] = []
         try:
             await self._link.ask(
                 "take",
@@ -62,12 +70,28 @@ class SharedSessions(LiveSessions):
                 epoch=epoch,
                 recorded=recorded_to_json(recorded),
             )
-        except asyncio.CancelledError:  # the device has gone meanwhile
-            self._link.tell("left", session_id=claims.session_id, epoch=epoch)
+        except BaseException as error:
+            del self._admitted[claims.session_id, epoch]
+            if isinstance(error, asyncio.CancelledError):  # the device has gone meanwhile
+                self._link.tell("left", session_id=claims.session_id, epoch=epoch)
             raise
 
-    def left(self, session_id: str, epoch: int, *, owned: bool) -> None:
-        super().left(session_id, epoch, owned=owned)
+    def begun(self, stream: LiveStream) -> None:
+        super().begun(stream)
+        for act in self._admitted.pop((stream.session_id, stream.epoch), ()):
+            act(stream)
+
+    def on_stream(self, session_id: str, epoch: int, act: Callable[[LiveStream], None]) -> None:
+        """Do something with an epoch's stream: now, or once it has begun if it was admitted a moment ago."""
+        stream = self.streams.get(session_id)
+        if stream is not None and stream.epoch == epoch:
+            act(stream)
+        elif (later := self._admitted.get((session_id, epoch))) is not None:
+            later.append(act)
+
+    def left(self, session_id: str, epoch: int) -> None:
+        super().left(session_id, epoch)
+        self._admitted.pop((session_id, epoch), None)
         self._link.tell("left", session_id=session_id, epoch=epoch)
 
 
@@ -78,26 +102,37 @@ class FurtherFront:
         """options: what `FurtherFronts` was given."""
         self._config = config
         self._options = options
+        self._health = HealthServicer()
         self._counters = FrontCounters()
+        self._end = asyncio.Event()
         self._link = ControlLink(
-            {"directive": self._direct, "announce": self._announce, "fail": self._fail, "drain": self._drain}
+            {
+                "directive": self._direct,
+                "announce": self._announce,
+                "fail": self._fail,
+                "serve": lambda: set_serving(self._health),
+                "drain": self._health.enter_graceful_shutdown,
+                "end": self._end.set,
+            }
         )
         self._live = SharedSessions(config, self._link)
         self._engine = EngineLink(math.inf)  # the verifier's process ends an engine that hangs
-        self._health = HealthServicer()
         self._told_rtt: dict[str, float] = {}
 
     async def run(self, control: socket.socket) -> None:
-        """Serve until the verifier's process closes the control socket."""
+        """Serve until the verifier's process says so or goes, or the engine does."""
         link = asyncio.create_task(self._link.run(control))
         serving = asyncio.create_task(self._serve())
-        await asyncio.wait({link, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
+        ends = [asyncio.create_task(event.wait()) for event in (self._end, self._engine.ended)]
+        await asyncio.wait({link, serving, *ends}, return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
         await asyncio.wait({serving})
+        await self._link.close()
+        if not serving.cancelled():
+            serving.result()
 
     async def _serve(self) -> None:
+        catalogue = Catalogue.of_target(self._config.model, self._config.draft)  # the engine would wait for a hash
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self._options["engine"])
         ready = await self._engine.connect(sock)
@@ -108,7 +143,7 @@ class FurtherFront:
             self._config,
             self._engine,
             ready,
-            Catalogue.of_target(self._config.model, self._config.draft),
+            catalogue,
             verifier_id=self._options["verifier_id"],
             vocabulary_hash=bytes.fromhex(self._options["vocabulary_hash"]),
             authorise=self._authorise,
@@ -121,7 +156,6 @@ class FurtherFront:
             max_connections=self._config.max_connections, admit=startup.admit, strangers=strangers, shared=True
         )
         await add_services(startup, self._health, grpc_server, reflected=self._config.reflection)
-        await set_serving(self._health)
         address = self._options["address"]
         port = bind(grpc_server, address, tls=self._config.tls, insecure=self._config.insecure, shared=True)
         await grpc_server.start()
@@ -151,19 +185,14 @@ class FurtherFront:
         self._link.tell("tell", rtt_ms=changed, counts=self._counters.take())
 
     def _direct(self, session_id: str, epoch: int, directive: str) -> None:
-        message = session_pb2.Directive.FromString(bytes.fromhex(directive))
-        self._live.set_directive(session_id, epoch, codecs.built(Directive, message))
+        message = codecs.built(Directive, session_pb2.Directive.FromString(bytes.fromhex(directive)))
+        self._live.on_stream(session_id, epoch, lambda stream: stream.set_directive(message))
 
     def _announce(self, serial: int) -> None:
         self._live.announce(serial)
 
     def _fail(self, session_id: str, epoch: int, failure: dict[str, Any]) -> None:
-        stream = self._live.streams.get(session_id)
-        if stream is not None and stream.epoch == epoch:
-            stream.fail(error_of(failure))
-
-    async def _drain(self) -> None:
-        await self._health.enter_graceful_shutdown()
+        self._live.on_stream(session_id, epoch, lambda stream: stream.fail(error_of(failure)))
 
 
 async def _run(config: VerifierConfig, options: dict[str, Any], control: socket.socket) -> None:
@@ -171,6 +200,7 @@ async def _run(config: VerifierConfig, options: dict[str, Any], control: socket.
 
 
 def main() -> None:
+    """Serve as the verifier's process says, and end with it."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the verifier's process drains, and says when to end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -180,7 +210,11 @@ def main() -> None:
     configure(config.log_format, "front")
     calm_garbage_collector()
     traces.configure("verifier")
-    run_front(lambda: _run(config, options, socket.socket(fileno=int(sys.argv[1]))))
+    try:
+        run_front(lambda: _run(config, options, socket.socket(fileno=int(sys.argv[1]))))
+    except OutriderError as error:
+        log.error("%s", error)
+        leave(1)
     leave(0)
 
 

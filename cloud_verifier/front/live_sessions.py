@@ -30,16 +30,23 @@ RECENT_S = 10.0
 
 
 class LiveStream(Protocol):
-    """A live stream, of this process or of another one of the verifier's."""
+    """Is what the verifier's process knows of a live stream, which may be another process's."""
 
     @property
-    def session_id(self) -> str: ...
+    def session_id(self) -> str:
+        """Return the session's id."""
+
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int:
+        """Return the stream's epoch of the session."""
+
     @property
-    def claims(self) -> Claims: ...
+    def claims(self) -> Claims:
+        """Return what the session's ticket allows."""
+
     @property
-    def rtt_ms(self) -> float: ...
+    def rtt_ms(self) -> float:
+        """Return the round trip to the device in milliseconds; 0 while it is unknown."""
 
     def set_directive(self, directive: Directive) -> None:
         """Follow a directive of the coordinator."""
@@ -50,8 +57,8 @@ class LiveStream(Protocol):
     def fail(self, error: OutriderError) -> None:
         """End the stream with `error`, after all that is due to the device already."""
 
-    def close(self) -> bool:
-        """Release the session in the engine. Return whether this stream still owned it."""
+    def close(self) -> None:
+        """Release the session in the engine."""
 
 
 class LiveSessions:
@@ -83,12 +90,21 @@ class LiveSessions:
         """Admit an epoch of a session, and have it recorded. Raises Draining, Overloaded or Fenced."""
         self.admit(claims, epoch, recorded)
 
+    def refuse_early(self, session_id: str) -> None:
+        """Raise Draining or Overloaded for a session that cannot be admitted, before what it asks for is read."""
+        if self.draining:
+            raise Draining("this verifier is draining and takes no new sessions; ask the coordinator for another")
+        if session_id not in self.streams and len(self.streams) >= self._most:
+            raise Overloaded(
+                f"all {self._most} sessions of this verifier are taken; try again, or ask the coordinator for another",
+                retry_after_s=RETRY_FULL_S,
+            )
+
     def admit(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
-        """Do as `take`, at once."""
-        self._refuse_while_draining()
+        """Admit an epoch of a session without waiting, as `take` does with its errors."""
+        self.refuse_early(claims.session_id)
         live = self.streams.get(claims.session_id)
         if live is None:
-            self._refuse_when_full()
             self._refuse_beyond_share(claims)
         elif live.epoch >= epoch:
             raise fenced(claims.session_id, epoch, live.epoch)
@@ -100,12 +116,13 @@ class LiveSessions:
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
-    def left(self, session_id: str, epoch: int, *, owned: bool) -> None:
-        """End the recording of an epoch. owned: whether no later epoch has the session's place, so that it is free."""
+    def left(self, session_id: str, epoch: int) -> None:
+        """End the recording of an epoch; its place is free unless a later one has it, here or in another process."""
         if self.recorder is not None:
             self.recorder.end(session_id, epoch)
-        if owned:
-            self.streams.pop(session_id, None)
+        stream = self.streams.get(session_id)
+        if stream is not None and stream.epoch == epoch:
+            del self.streams[session_id]
             self._ended.pop(session_id, None)
             self._ended[session_id] = now = time.monotonic()
             while next(iter(self._ended.values())) < now - RECENT_S:
@@ -154,7 +171,8 @@ class LiveSessions:
 
     def release(self, stream: LiveStream) -> None:
         """Release a session in the engine and end its recording; its place is free unless a later epoch has it."""
-        self.left(stream.session_id, stream.epoch, owned=stream.close())
+        stream.close()
+        self.left(stream.session_id, stream.epoch)
 
     def hold_back(self, store_unix: float, everybody: bool, tenants: Collection[str]) -> None:
         """Let sessions attach only with a place that is kept for them: those of everybody, or of these tenants.
@@ -168,18 +186,6 @@ class LiveSessions:
         while self.streams:
             self._left.clear()
             await self._left.wait()
-
-    def _refuse_while_draining(self) -> None:
-        if self.draining:
-            raise Draining("this verifier is draining and takes no new sessions; ask the coordinator for another")
-
-    def _refuse_when_full(self) -> None:
-        """Raise Overloaded if all places are taken."""
-        if len(self.streams) >= self._most:
-            raise Overloaded(
-                f"all {self._most} sessions of this verifier are taken; try again, or ask the coordinator for another",
-                retry_after_s=RETRY_FULL_S,
-            )
 
     def _refuse_beyond_share(self, claims: Claims) -> None:
         """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while

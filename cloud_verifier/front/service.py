@@ -208,8 +208,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             stream = SessionStream(
                 self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record
             )
-        except OutriderError:
-            self.live.left(claims.session_id, attach.epoch, owned=False)
+        except BaseException:
+            self.live.left(claims.session_id, attach.epoch)
             raise
         self.counters.opened += 1
         self.counters.resumed += bool(attach.tokens)
@@ -251,6 +251,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 raise BadRequest("the stream ended before its Open") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
+        # Not before Open, whose write would lose the status, as in `_authorised`.
+        self.live.refuse_early(first.open.session_id)
         opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
             raise VocabularyMismatch(
@@ -271,7 +273,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        # Not before Open, whose write would lose the status, as in `_authorised`.
         attach = first.open.attach
         await self.live.take(claims, attach.epoch, self._recorded(attach, claims))
         return attach, claims

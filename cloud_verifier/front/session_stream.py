@@ -109,9 +109,9 @@ class SessionStream:
         """End the stream with `error`, after all that is due to the device already."""
         self._inbox.put_nowait(ipc.failure_event(error))
 
-    def close(self) -> bool:
-        """Release the session in the engine. Return whether this stream still owned it."""
-        return self._host.release(self.session_id, self.epoch, self._inbox)
+    def close(self) -> None:
+        """Release the session in the engine."""
+        self._host.release(self.session_id, self.epoch, self._inbox)
 
     async def messages(
         self, requests: Requests, on_first_rtt: Callable[[], None], on_last: Callable[[], None]

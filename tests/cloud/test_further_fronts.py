@@ -40,7 +40,7 @@ from outrider.wire.v1 import session_pb2
 
 
 class Engine:
-    """The engine's end of the sockets of several fronts."""
+    """Hold the engine's end of the sockets of several fronts."""
 
     def __init__(self, first: socket.socket, listener: socket.socket, path: Path) -> None:
         self.end = EngineEnd(first, listener)
@@ -62,7 +62,7 @@ class Engine:
 
 
 class Front:
-    """A front's end of its socket."""
+    """Hold a front's end of its socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -128,6 +128,8 @@ def test_a_later_epoch_at_another_front_fences_the_live_one_and_an_earlier_one_i
         assert engine.taken() == []
         (refused,) = first.events()
         assert (refused.epoch, refused.failure.kind) == (epoch, "Fenced")
+        first.send("s", epoch, **STOP)  # as for every stream that ends
+        assert engine.taken() == ([] if epoch == 5 else [("s", 4, "stop")])  # the engine ignores what is of no epoch
     first.send("s", 6, **START)
     assert engine.taken() == [("s", 6, "start")]
     (taken,) = second.events()
@@ -136,6 +138,19 @@ def test_a_later_epoch_at_another_front_fences_the_live_one_and_an_earlier_one_i
     assert engine.taken() == [("s", 5, "stop")]  # which the engine ignores, as it has epoch 6
     engine.end.send([commit("s", 6)])
     assert first.kinds() == [("s", "commit")]
+
+
+def test_a_place_that_a_front_frees_is_free_before_another_ones_request(engine):
+    engine, first = engine
+    second = engine.connect()
+    second.send("a", 1, **START)
+    engine.taken()
+    first.send("b", 1, **START)
+    second.send("c", 1, **START)
+    second.send("c", 1, **STOP)
+    second.send("a", 1, **STOP)
+    wanted = [("a", 1, "stop"), ("b", 1, "start"), ("c", 1, "start"), ("c", 1, "stop")]
+    assert engine.taken() == wanted
 
 
 def test_the_sessions_of_a_front_that_has_gone_are_stopped_and_no_other(engine):
@@ -186,7 +201,7 @@ class Recorder:
 
 
 class Verifier:
-    """The verifier's own end of a link to one further front, and that front's end."""
+    """Hold the verifier's own end of a link to one further front, and that front's end."""
 
     def __init__(self) -> None:
         self.config = VerifierConfig(model=Path("m"), max_sessions=3, front_processes=2)
@@ -259,17 +274,65 @@ async def test_places_of_further_fronts_are_the_verifiers() -> None:
         with pytest.raises(Fenced, match="must be greater than 2"):
             await verifier.shared.take(claims("a"), 2, None)
         await verifier.shared.take(claims("a"), 3, None)  # a later epoch takes over its place
-        verifier.shared.left("a", 2, owned=False)
+        verifier.shared.left("a", 2)
         await told(verifier)
         assert sorted(verifier.live.streams) == ["a", "b", "c"]
-        verifier.shared.left("a", 3, owned=True)
-        verifier.shared.left("b", 2, owned=True)
+        verifier.shared.left("a", 3)
+        verifier.shared.left("b", 2)
         await verifier.shared.take(claims("d", max_streams=2), 1, None)
         with pytest.raises(Overloaded, match="all the 2 streams"):
             await verifier.shared.take(claims("e", max_streams=2), 1, None)
         verifier.live.draining = True
         with pytest.raises(Draining):
             await verifier.shared.take(claims("f"), 1, None)
+
+
+async def test_a_later_epoch_in_another_process_keeps_its_place_when_the_earlier_stream_ends() -> None:
+    class Earlier:
+        session_id, epoch, claims, rtt_ms = "a", 2, claims("a"), 0.0
+
+        def announce(self, serial: int) -> None:
+            """Have no device to tell."""
+
+        def close(self) -> None:
+            """Hold nothing in an engine."""
+
+    async with Verifier() as verifier:
+        earlier: Any = Earlier()
+        await verifier.live.take(earlier.claims, 2, None)
+        verifier.live.begun(earlier)
+        await verifier.shared.take(claims("a"), 3, None)
+        verifier.live.release(earlier)
+        assert verifier.live.streams["a"].epoch == 3
+        verifier.shared.left("a", 3)
+        await told(verifier)
+        assert not verifier.live.streams
+
+
+async def test_what_comes_before_an_admitted_stream_has_begun_is_done_then() -> None:
+    async with Verifier() as verifier:
+        seen: list[str] = []
+        await verifier.shared.take(claims("a"), 2, None)
+        verifier.shared.on_stream("a", 2, lambda stream: seen.append(stream.session_id))
+        verifier.shared.on_stream("a", 1, lambda stream: seen.append("another epoch"))
+        assert seen == []
+
+        class Begun:
+            session_id, epoch = "a", 2
+
+            def announce(self, serial: int) -> None:
+                """Have no device to tell."""
+
+        begun: Any = Begun()
+        verifier.shared.begun(begun)
+        assert seen == ["a"]
+
+
+async def test_a_front_records_only_where_the_verifier_does() -> None:
+    async with Verifier() as verifier:
+        assert not verifier.shared.records
+        logging = verifier.config.model_copy(update={"traffic": "/somewhere"})
+        assert SharedSessions(logging, verifier.link).records
 
 
 async def test_a_place_that_nobody_waits_for_any_more_is_free() -> None:
@@ -288,7 +351,7 @@ async def test_what_is_recorded_begins_before_the_session_and_ends_with_it() -> 
         await verifier.shared.take(claims("a"), 2, recorded)
         ((begun, epoch),) = verifier.recorder.begun
         assert (begun, epoch, begun.prompt.tolist()) == (recorded, 2, [4, 5])
-        verifier.shared.left("a", 2, owned=True)
+        verifier.shared.left("a", 2)
         await told(verifier)
         assert ("a", 2) in verifier.recorder.ended
 
