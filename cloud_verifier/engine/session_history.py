@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from outrider.core.acceptance.node_acceptance import EXPECTED, NodeAcceptance
 from outrider.core.protocol.messages import Attach
 
+KEPT_S = 600.0
+"""Seconds for which tokens are kept that a device may not have. One that comes later has them computed again."""
 Fingerprint = bytes
 
 
@@ -29,14 +32,17 @@ def fingerprint(attach: Attach, salt: str = "") -> Fingerprint:
 
 
 class SessionHistory:
-    """Keeps epochs and committed tokens of sessions; those that were seen longest ago are forgotten first."""
+    """Keeps epochs of sessions, and for some minutes their committed tokens; those that were seen longest ago are
+    forgotten first."""
 
-    def __init__(self, max_sessions: int, max_tokens: int) -> None:
+    def __init__(self, max_sessions: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_sessions = max_sessions
         self._max_tokens = max_tokens
         self._epochs: OrderedDict[str, int] = OrderedDict()
-        self._tails: OrderedDict[str, tuple[Fingerprint, NDArray[np.int32]]] = OrderedDict()
+        self._tails: OrderedDict[str, tuple[float, Fingerprint, NDArray[np.int32]]] = OrderedDict()
+        """session id -> when its tokens were kept, for which request, and the tokens; the earliest first"""
         self._tokens = 0
+        self._clock = clock
 
     def epoch(self, session_id: str) -> int:
         """Return the greatest epoch of a session; 0 if it is unknown."""
@@ -55,18 +61,19 @@ class SessionHistory:
         self._drop_tail(session_id)
         if len(committed) > self._max_tokens:
             return
-        self._tails[session_id] = (request, np.asarray(committed, dtype=np.int32))
+        now = self._clock()
+        self._tails[session_id] = (now, request, np.asarray(committed, dtype=np.int32))
         self._tokens += len(committed)
-        while self._tokens > self._max_tokens:
+        while self._tokens > self._max_tokens or next(iter(self._tails.values()))[0] < now - KEPT_S:
             self._drop_tail(next(iter(self._tails)))
 
     def kept(self, session_id: str, request: Fingerprint) -> list[int]:
         """Return the tokens committed for the same request; [] if there are none."""
-        known, committed = self._tails.get(session_id, (b"", None))
+        _, known, committed = self._tails.get(session_id, (0.0, b"", None))
         return committed.tolist() if committed is not None and known == request else []
 
     def _drop_tail(self, session_id: str) -> None:
-        _, committed = self._tails.pop(session_id, (b"", ()))
+        _, _, committed = self._tails.pop(session_id, (0.0, b"", ()))
         self._tokens -= len(committed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.engine.session_history import SessionHistory
+from cloud_verifier.engine.session_history import KEPT_S, SessionHistory
 
 REQUEST = b"request"
 
@@ -37,3 +37,17 @@ def test_the_oldest_tokens_make_room_for_new_ones() -> None:
     memory.keep("b", REQUEST, [3, 4])
     memory.keep("c", REQUEST, [5, 6, 7, 8])
     assert [memory.kept(name, REQUEST) for name in "abc"] == [[], [3, 4], []]
+
+
+def test_tokens_are_kept_for_some_minutes_and_epochs_for_longer() -> None:
+    now = [50.0]
+    memory = SessionHistory(max_sessions=5, max_tokens=100, clock=lambda: now[0])
+    memory.see("a", 2)
+    memory.keep("a", REQUEST, [1, 2])
+    now[0] += KEPT_S
+    memory.keep("b", REQUEST, [3])
+    assert memory.kept("a", REQUEST) == [1, 2]
+    now[0] += 1.0
+    memory.keep("c", REQUEST, [4])
+    assert [memory.kept(name, REQUEST) for name in "abc"] == [[], [3], [4]]
+    assert memory.epoch("a") == 2
