@@ -33,8 +33,8 @@ class EngineConfig:
     remembered_sessions: int = 65_536
     """The most ended sessions whose greatest epoch is remembered."""
     remembered_tokens: int = 4_000_000
-    """The most tokens of ended sessions that are kept, for ten minutes, for devices that have not received them; 4 bytes
-    each."""
+    """The most tokens of ended sessions that are kept, for some minutes, for devices that have not received them; 4
+    bytes each."""
 
     def __post_init__(self) -> None:
         for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "stall_timeout_s", "record_top"):
