@@ -207,7 +207,6 @@ class VerifierProcess:
         )
 
     def _further_fronts(self, ready: engine_pb2.EngineReady, address: str) -> FurtherFronts:
-        digest = ready.target.tokenizer_hash
         return FurtherFronts(
             self._config,
             live=self._live_sessions,
@@ -219,8 +218,7 @@ class VerifierProcess:
                 "engine": str(self._engine_path),
                 "address": address,
                 "verifier_id": self._id,
-                "tokenizer_hash": digest,
-                "vocabulary_hash": digest.removeprefix("sha256:"),
+                "tokenizer_hash": ready.target.tokenizer_hash,
             },
         )
 

@@ -107,8 +107,11 @@ class EngineEnd:
         fronts = (self._first, *list(self._others.values()))
         come = [(pb.EngineRequest.FromString(body), front) for front in fronts for body in _bodies(front.buffer)]
         # A place that one front has freed may have been taken at another one, whose request must not come first.
-        freed = [one for one in come if one[0].HasField("stop") and self._owns(*one)]
-        for request, front in (*freed, *(one for one in come if one not in freed)):
+        freed: list[tuple[pb.EngineRequest, _Front]] = []
+        others: list[tuple[pb.EngineRequest, _Front]] = []
+        for one in come:
+            (freed if one[0].HasField("stop") and self._owns(*one) else others).append(one)
+        for request, front in (*freed, *others):
             if self._owned(request, front):
                 yield request
 

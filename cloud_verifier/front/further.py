@@ -123,10 +123,7 @@ class FurtherFronts:
 
     async def ended(self) -> None:
         """Return when fronts have ended so often that the verifier should end, too."""
-        if self._running:
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.Event().wait()
+        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
 
     def serve(self) -> None:
         """Have the fronts tell health checks that they take sessions."""

@@ -1,6 +1,8 @@
 """Serve devices in a further front process. The verifier's process starts it; it is no command for users.
 
-python -m cloud_verifier.front.further_process FD OPTIONS_JSON
+    python -m cloud_verifier.front.further_process FD OPTIONS_JSON
+
+FD is the socket to the verifier's process, and the options are those that `FurtherFronts` was given.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class SharedSessions(LiveSessions):
                 recorded=recorded_to_json(recorded),
             )
         except BaseException as error:
-            del self._admitted[claims.session_id, epoch]
+            self._admitted.pop((claims.session_id, epoch), None)
             if isinstance(error, asyncio.CancelledError):  # the device has gone meanwhile
                 self._link.tell("left", session_id=claims.session_id, epoch=epoch)
             raise
@@ -108,7 +110,7 @@ class FurtherFront:
         self._link = ControlLink(
             {
                 "directive": self._direct,
-                "announce": self._announce,
+                "announce": lambda serial: self._live.announce(serial),
                 "fail": self._fail,
                 "serve": lambda: set_serving(self._health),
                 "drain": self._health.enter_graceful_shutdown,
@@ -145,7 +147,7 @@ class FurtherFront:
             ready,
             catalogue,
             verifier_id=self._options["verifier_id"],
-            vocabulary_hash=bytes.fromhex(self._options["vocabulary_hash"]),
+            vocabulary_hash=bytes.fromhex(ready.target.tokenizer_hash.removeprefix("sha256:")),
             authorise=self._authorise,
             on_first_rtt=self._tell,
             live=self._live,
@@ -187,9 +189,6 @@ class FurtherFront:
     def _direct(self, session_id: str, epoch: int, directive: str) -> None:
         message = codecs.built(Directive, session_pb2.Directive.FromString(bytes.fromhex(directive)))
         self._live.on_stream(session_id, epoch, lambda stream: stream.set_directive(message))
-
-    def _announce(self, serial: int) -> None:
-        self._live.announce(serial)
 
     def _fail(self, session_id: str, epoch: int, failure: dict[str, Any]) -> None:
         self._live.on_stream(session_id, epoch, lambda stream: stream.fail(error_of(failure)))

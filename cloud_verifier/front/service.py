@@ -197,13 +197,12 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             self.counters.ended[how] += 1
             log.info("stream of epoch %d ended: %s%s", stream.epoch, how, " (lossy)" if stream.lossy else "")
 
-    def _begin(self, attach: session_pb2.Attach, claims: Claims) -> SessionStream:
+    def _begin(self, attach: session_pb2.Attach, claims: Claims, record: bool) -> SessionStream:
         """Start an admitted session in the engine, and return its stream. Raises Fenced or Unavailable."""
         logs.note(session=claims.session_id)
         size, salt = self._ready.vocabulary_size, self._salt(claims)
         if self._ready.chains_only:
             claims = replace(claims, limits=replace(claims.limits, children=1))
-        record = self._recorded(attach, claims) is not None
         try:
             stream = SessionStream(
                 self._host, self._config, attach, claims, size, self.counters, salt=salt, record=record
@@ -234,8 +233,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
         )
 
-    async def _admit(self, requests: Requests, ticket: bytes, peer: str) -> tuple[session_pb2.Attach, Claims]:
-        """Return the Attach, checked, and what the ticket allows. Raises OutriderError to refuse the stream.
+    async def _admit(self, requests: Requests, ticket: bytes, peer: str) -> tuple[session_pb2.Attach, Claims, bool]:
+        """Return the Attach, checked, what the ticket allows, and whether the session is recorded. Raises OutriderError
+        to refuse the stream.
 
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
@@ -273,9 +273,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"attach.epoch is {opening.attach.epoch}, must be between {claims.epoch_first} and"
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
-        attach = first.open.attach
-        await self.live.take(claims, attach.epoch, self._recorded(attach, claims))
-        return attach, claims
+        attach, recorded = first.open.attach, self._recorded(first.open.attach, claims)
+        await self.live.take(claims, attach.epoch, recorded)
+        return attach, claims, recorded is not None
 
     @contextlib.asynccontextmanager
     async def _awaiting_open(self, claims: Claims | None) -> AsyncIterator[None]:
