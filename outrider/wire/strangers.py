@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -214,18 +214,23 @@ def _connections(port: int) -> tuple[dict[str, int], float]:
     return found, time.thread_time() - began
 
 
+@contextlib.contextmanager
+def _as_socket(file: int) -> Iterator[socket.socket]:
+    """Yield one of gRPC's files as a socket, and leave it open. Raises OSError for a file that is none."""
+    found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=file)
+    try:
+        yield found
+    finally:
+        found.detach()
+
+
 def _peer(file: int, port: int) -> str | None:
     """Return the peer of a file that is a connection to the port, None of any other."""
     try:
-        of_file = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=file)
+        with _as_socket(file) as found:
+            own, other = found.getsockname(), found.getpeername()
     except OSError:
         return None
-    try:
-        own, other = of_file.getsockname(), of_file.getpeername()
-    except OSError:
-        return None
-    finally:
-        of_file.detach()  # the file is gRPC's
     if not isinstance(own, tuple) or own[1] != port:
         return None
     host = str(other[0]).removeprefix("::ffff:")
@@ -237,15 +242,10 @@ def _received(file: int) -> int:
     if not hasattr(socket, "TCP_INFO"):
         return 0
     try:
-        of_file = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=file)
+        with _as_socket(file) as found:
+            told = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return 0
-    try:
-        told = of_file.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return 0
-    finally:
-        of_file.detach()  # the file is gRPC's
     return int.from_bytes(told[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], sys.byteorder)
 
 
