@@ -137,8 +137,8 @@ async def _trial(lab: Lab, honest: float, hostile: Sequence[float]) -> tuple[str
     tenants = [HOSTILE, *OTHERS]
     async with lab.a_coordinator("--canary-share", "0.5", tenants=tenants, **secrets) as coordinator:
         trial = _Trial(coordinator, lab, random.Random(7))
-        await trial.begin()
         async with lab.under_attack():
+            await trial.begin()  # after the quiet time before it, in which a verifier that does not report is forgotten
             left = len(OTHERS) * rounds
             for _ in range(min(RUSH, left)):
                 await trial.batch(HOSTILE, *hostile)
