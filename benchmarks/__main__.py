@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks import results
-from benchmarks.catalogue import BENCHMARKS, SUITE, VLLM_PYTHON, Benchmark
+from benchmarks.catalogue import BENCHMARKS, PREVIOUS, SUITE, VLLM_PYTHON, Benchmark
 from benchmarks.results import Result
 from outrider.processes import tied_to_this_process
 
@@ -106,6 +106,8 @@ class Runner:
         if benchmark.needs is not None:
             option = "--engine-python" if "--engine" in benchmark.arguments else benchmark.needs
             needs = (option, str(self.given[benchmark.needs]))
+        elif benchmark.uses in self.given:
+            needs = (benchmark.uses, str(self.given[benchmark.uses]))
         return ("-m", f"benchmarks.{benchmark.program}", *benchmark.arguments, *needs, *size)
 
     def published(self, benchmark: Benchmark) -> tuple[str, ...]:
@@ -199,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="folder of the results (default: see above)")
     parser.add_argument("--again", action="store_true", help="run also what has a result of this code")
     parser.add_argument(SUITE, type=Path, help="a checkout of JSON-Schema-Test-Suite, which `json_schema` needs")
+    parser.add_argument(PREVIOUS, type=Path, help="a checkout of an earlier version, which `chaos` rolls back to")
     parser.add_argument(
         VLLM_PYTHON,
         type=Path,
@@ -212,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := {*options.names} - {"all", *(benchmark.name for benchmark in BENCHMARKS)}:
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; `python -m benchmarks` lists them")
     chosen = [benchmark for benchmark in BENCHMARKS if "all" in options.names or benchmark.name in options.names]
-    given = {SUITE: options.suite, VLLM_PYTHON: options.vllm_python}
+    given = {SUITE: options.suite, VLLM_PYTHON: options.vllm_python, PREVIOUS: options.previous}
     runner = Runner(
         options.size,
         options.folder or (results.RESULTS if options.size == FULL else OUT / options.size),

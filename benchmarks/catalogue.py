@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VLLM_PYTHON, SUITE = "--vllm-python", "--suite"
-"""Options of `python -m benchmarks` for what a benchmark may need that a checkout does not have."""
+VLLM_PYTHON, SUITE, PREVIOUS = "--vllm-python", "--suite", "--previous"
+"""Options of `python -m benchmarks` for what a benchmark may need or use that a checkout does not have."""
 
 AREAS = {
     "core": ("outrider/core", "outrider/wire"),
@@ -47,6 +47,8 @@ class Benchmark:
     arguments: tuple[str, ...] = ()
     needs: str | None = None
     """The option without which it is left out."""
+    uses: str | None = None
+    """An option that it is given as well where there is one."""
 
     @property
     def program(self) -> str:
@@ -66,7 +68,7 @@ BENCHMARKS = (
     Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 300, 4_000),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 180, 1_800),
     Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),
-    Benchmark("chaos", "faults one after another, under load", CLUSTER, 150, 1_300),
+    Benchmark("chaos", "faults one after another, under load", CLUSTER, 150, 1_300, uses=PREVIOUS),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 300, 600),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill"), 280, 1_500),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 90, 900),

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from benchmarks import __main__ as runner
 from benchmarks import results
 from benchmarks.__main__ import FULL, Runner
-from benchmarks.catalogue import BENCHMARKS, SUITE, VLLM_PYTHON, Benchmark
+from benchmarks.catalogue import BENCHMARKS, PREVIOUS, SUITE, VLLM_PYTHON, Benchmark
 from benchmarks.results import Machine, Result
 
 FOLDER = results.ROOT / "benchmarks"
@@ -190,9 +190,16 @@ def test_commands_of_results_name_no_folder_of_the_machine() -> None:
     assert given.published(vllm) == ("-m", "benchmarks.latency", *options)
 
 
+def test_an_earlier_version_is_passed_on_where_there_is_one() -> None:
+    chaos = next(benchmark for benchmark in BENCHMARKS if benchmark.name == "chaos")
+    assert Runner("full", Path("-"), {}).command(chaos) == ("-m", "benchmarks.chaos")
+    given = Runner("full", Path("-"), {PREVIOUS: Path("/somewhere/else")})
+    assert given.published(chaos) == ("-m", "benchmarks.chaos", PREVIOUS, "PATH")
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_the_command_of_a_benchmark_has_options_that_it_knows(benchmark: Benchmark) -> None:
-    command = Runner("quick", Path("-"), {VLLM_PYTHON: Path("/p"), SUITE: Path("/s")}).command(benchmark)
+    command = Runner("quick", Path("-"), {VLLM_PYTHON: Path("/p"), SUITE: Path("/s"), PREVIOUS: Path("/v")}).command(benchmark)
     folder = FOLDER / benchmark.program
     text = "".join(path.read_text() for path in (folder.rglob("*.py") if folder.is_dir() else [Path(f"{folder}.py")]))
     text += (FOLDER / "support" / "engine_options.py").read_text() if "engine_options" in text else ""
