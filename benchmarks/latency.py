@@ -231,11 +231,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
-    rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(2, 4, 96), full=(5, 18, 96))
-    to_quote = pair.encode(harness.prompts("quoting", options.size.pick(smoke=1, quick=4, full=12)))
+    rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(1, 4, 64), full=(5, 18, 96))
+    to_quote = pair.encode(harness.prompts("quoting", options.size.pick(smoke=1, quick=2, full=12)))
     cores = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))
-    warm_up = pair.encode(harness.prompts("tuning", options.size.pick(smoke=1, quick=4, full=4)))
+    warm_up = pair.encode(harness.prompts("tuning", options.size.pick(smoke=1, quick=2, full=4)))
     results: dict[str, SettingResult] = {}
     quoting: dict[str, SettingResult] = {}
     async with contextlib.AsyncExitStack() as stack:

@@ -75,7 +75,7 @@ def report(found: Mapping[str, Sequence[tuple[float, SessionOutcome]]]) -> dict[
 async def main(argv: Sequence[str] | None = None) -> None:
     options = harness.arguments("swarm", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
-    rounds, count, tokens = options.size.pick(smoke=(1, 1, 32), quick=(2, 4, 96), full=(5, 18, 96))
+    rounds, count, tokens = options.size.pick(smoke=(1, 1, 32), quick=(1, 4, 96), full=(5, 18, 96))
     _, device_core = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))
     async with harness.one_verifier(pair, prefix_cache=False) as cluster:
@@ -117,7 +117,7 @@ def _finish(found: Mapping[str, Mapping[str, float]], size: Size) -> None:
                 "none",
                 ", ".join(far) or "none",
                 not far,
-                enforced_from=Size.QUICK,
+                enforced_from=Size.FULL,
             ),
         ],
         size,

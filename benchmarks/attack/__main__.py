@@ -128,7 +128,9 @@ def finish(lines: Sequence[dict[str, Any]], size: Size) -> None:
             "neighbour_p99_ratio": max(ratios, default=None),
         },
         [
-            Criterion.bound("attacks against which the product held", held, at_least=len(lines)),
+            Criterion.bound(
+                "attacks against which the product held", held, at_least=len(lines), enforced_from=Size.QUICK
+            ),
             Criterion.none("attacks in which the neighbour's session was not as an undisturbed one", differing),
             Criterion.bound("the neighbour's p99 gap over the quiet one's", max(ratios, default=None), at_most=TIMES),
         ],

@@ -128,12 +128,12 @@ class Lab:
     @property
     def calm_s(self) -> float:
         """Return the seconds of quiet before each attack."""
-        return self.size.pick(smoke=0.5, quick=2.5, full=10.0)
+        return self.size.pick(smoke=0.5, quick=1.5, full=10.0)
 
     @property
     def least_s(self) -> float:
         """Return the least seconds of an attack: in a shorter one few gaps of the neighbour's show little."""
-        return self.size.pick(smoke=0.5, quick=4.0, full=10.0)
+        return self.size.pick(smoke=0.5, quick=2.5, full=10.0)
 
     @contextlib.asynccontextmanager
     async def under_attack(self) -> AsyncIterator[None]:

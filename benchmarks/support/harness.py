@@ -56,7 +56,7 @@ class Criterion:
     """State a condition that a run should meet, beside the value that was found.
 
     A run fails if it does not meet a criterion and its size is at least `enforced_from`; with None it never does, and
-    the criterion is only printed. That is the one place which decides what a smoke run enforces: correctness, which
+    the criterion is only printed. That is the one place which decides what a short run enforces: correctness, which
     holds however little is measured, and no figure that needs samples or a quiet machine.
     """
 
@@ -75,7 +75,7 @@ class Criterion:
         at_least: float | None = None,
         at_most: float | None = None,
         strict: bool = False,
-        enforced_from: Size | None = Size.QUICK,
+        enforced_from: Size | None = Size.FULL,
     ) -> Criterion:
         """Compare a figure with one bound or two. found: None if nothing was measured, which meets no bound.
 

@@ -91,4 +91,4 @@ def _wanted(name: str, found: float | None, **bounds: Any) -> Criterion:
 def valid(invalid: Sequence[str]) -> Criterion:
     """Return the criterion that everything was measured properly. invalid: descriptions of what was not."""
     found = "; ".join(invalid) or "nothing"
-    return Criterion("not measured properly", "nothing", found, not invalid, enforced_from=Size.QUICK)
+    return Criterion("not measured properly", "nothing", found, not invalid, enforced_from=Size.FULL)

@@ -199,7 +199,9 @@ def test_an_earlier_version_is_passed_on_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_the_command_of_a_benchmark_has_options_that_it_knows(benchmark: Benchmark) -> None:
-    command = Runner("quick", Path("-"), {VLLM_PYTHON: Path("/p"), SUITE: Path("/s"), PREVIOUS: Path("/v")}).command(benchmark)
+    command = Runner("quick", Path("-"), {VLLM_PYTHON: Path("/p"), SUITE: Path("/s"), PREVIOUS: Path("/v")}).command(
+        benchmark
+    )
     folder = FOLDER / benchmark.program
     text = "".join(path.read_text() for path in (folder.rglob("*.py") if folder.is_dir() else [Path(f"{folder}.py")]))
     text += (FOLDER / "support" / "engine_options.py").read_text() if "engine_options" in text else ""

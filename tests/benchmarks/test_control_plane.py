@@ -78,7 +78,7 @@ def test_the_worst_number_of_coordinators_decides() -> None:
 def test_a_figure_beyond_its_bound_fails_a_run(name: str, value: float | None) -> None:
     def failing(**changes: Any) -> list[str]:
         result = control_plane.result_of({1: figures(takeover_s=None), 2: figures(**changes)})
-        return [str(one) for one in control_plane.criteria(result) if one.fails(Size.QUICK)]
+        return [str(one) for one in control_plane.criteria(result) if one.fails(Size.FULL)]
 
     assert failing() == []
     assert len(failing(**{name: value})) == 1
