@@ -53,6 +53,9 @@ AGAIN_S = 0.05
 KNOWN_S, ONE_REGION_S = 1.0, 10.0
 """Seconds for which what was read of verifiers, a report a second, serves to compare regions, and to see that there are
 several."""
+PRIOR_S, MOST_PRIORS = 1.0, 1_024
+"""Seconds for which a prior that was read serves further sessions of its workload, and for how many workloads: reports
+change it by little each second."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -72,6 +75,8 @@ class Handlers:
         """When it was, by the monotonic clock."""
         self._known_read: placement.Known = {}
         self._known_read_at = -math.inf
+        self._priors_read: dict[WorkloadKey, tuple[float, Prior]] = {}
+        """Priors and when they were read, the longest ago first."""
         self._fleet_reading = asyncio.Lock()
         self._ownership = Ownership(store)
         self._reports: dict[str, tuple[float, Report]] = {}
@@ -343,10 +348,20 @@ class Handlers:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
         if not workload.draft:
             return Prior()
+        read_at, prior = self._priors_read.get(workload, (-math.inf, Prior()))
+        if time.monotonic() - read_at <= PRIOR_S:
+            return prior
+        begun = time.monotonic()
         try:
-            return (await self._windows.priors([workload])).get(workload, Prior())
+            found = (await self._windows.priors([workload])).get(workload)
         except Unavailable:
-            return Prior()
+            return prior
+        self._priors_read.pop(workload, None)
+        if found is not None:  # the first session of a workload makes its prior at once
+            self._priors_read[workload] = begun, found
+            if len(self._priors_read) > MOST_PRIORS:
+                self._priors_read.pop(next(iter(self._priors_read)))
+        return found or Prior()
 
     async def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
         """Return the claims of a ticket that proves that `tenant` owns the session."""

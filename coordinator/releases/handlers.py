@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from outrider.wire.manifest import Manifest, release_key, trusted_keys
 
 log = logging.getLogger(__name__)
 
+SERIAL_S = 0.25
+"""Seconds for which a serial that was read serves: every session that is opened or resumed is told it."""
 MAX_TARGETS = 4_096
 """Targets whose trials are remembered here."""
 
@@ -70,6 +73,7 @@ class ReleaseHandlers:
         self._anonymous = anonymous
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
+        self._serial_read, self._serial_read_at = 0, -math.inf
         self._trials: dict[str, tuple[int, dict[str, CanaryTrial]]] = {}
         """Weights hash of a target -> serial, its trials by the key of their track."""
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
@@ -154,11 +158,15 @@ class ReleaseHandlers:
         return serial
 
     async def serial(self) -> int:
-        """Return the store's serial of releases; 0 if it is not known."""
-        try:
-            return await self._releases.serial()
-        except OutriderError:
-            return 0
+        """Return the store's serial of releases as it was at most SERIAL_S ago; 0 if it is not known."""
+        if time.monotonic() - self._serial_read_at > SERIAL_S:
+            begun = time.monotonic()
+            try:
+                self._serial_read = await self._releases.serial()
+            except OutriderError:
+                return 0
+            self._serial_read_at = begun
+        return self._serial_read
 
     async def tend(self) -> None:
         """Put back what the store has lost, copy what it has, and decide trials. Raises Unavailable."""
@@ -214,7 +222,8 @@ class ReleaseHandlers:
 
     async def _keep(self) -> None:
         """Copy a decision at once: it must not be lost in the second until the next look."""
-        _, stored = await self._releases.tracks()
+        self._serial_read, stored = await self._releases.tracks()
+        self._serial_read_at = time.monotonic()
         await self._backup.keep(stored)
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:

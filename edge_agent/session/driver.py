@@ -20,7 +20,7 @@ from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Received, ReleaseNotice, VerifierSilent, VerifierStream
-from outrider.core.errors import InternalError, OutriderError, ProtocolViolation
+from outrider.core.errors import Damaged, InternalError, OutriderError, ProtocolViolation
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.core.text import short_id
@@ -52,7 +52,7 @@ class DriverOptions:
     on_release_notice: Callable[[int], None] = lambda _: None
     """Receives the serial of a ReleaseNotice."""
     on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
-    """Receives the channel of an attach that ended with VerifierSilent."""
+    """Receives the channel of an attach that ended with VerifierSilent or Damaged."""
     checksum: bool = True
     padding: Literal["auto", "off", "buckets", "constant"] = "auto"
     """How messages are padded; auto: in buckets, except on this machine."""
@@ -142,7 +142,7 @@ class SessionDriver:
                 return
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
             self._statistics.attach_failure = str(error)
-            if isinstance(error, VerifierSilent):
+            if isinstance(error, VerifierSilent | Damaged):  # HTTP/2 repeats headers of before, changed ones too
                 self._options.on_silence(link)
             self._route.failed(error, progressed=self._session.progress > before)
         finally:

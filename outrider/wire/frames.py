@@ -63,13 +63,16 @@ class Framing:
 
 
 def framing_of(metadata: Any) -> Framing:
-    """Return what a call's metadata asks for. Raises BadRequest for a checksum or a padding that is not known."""
+    """Return what a call's metadata asks for.
+
+    Raises Damaged for a checksum or a padding that is not known: no device asks for one, so it was changed on the way.
+    """
     values = dict(metadata or ())
     checksum, padding = values.get(CHECKSUM_KEY, ""), values.get(PADDING_KEY, "off")
     if checksum not in ("", CHECKSUM):
-        raise BadRequest.bound(CHECKSUM_KEY, repr(checksum), f"{CHECKSUM}, or left out")
+        raise Damaged(f"{CHECKSUM_KEY} is {checksum!r}, must be {CHECKSUM} or left out: changed on the way? Attach again")
     if padding not in ("off", "buckets", "constant"):
-        raise BadRequest.bound(PADDING_KEY, repr(padding), "off, buckets or constant")
+        raise Damaged(f"{PADDING_KEY} is {padding!r}, must be off, buckets or constant: changed on the way? Attach again")
     return Framing(bool(checksum), padding)
 
 
@@ -174,7 +177,7 @@ def add_verifier(servicer: session_pb2_grpc.VerifierServicer, to: grpc.aio.Serve
     async def session(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         try:
             frames = Frames(pb.ClientMessage, framing_of(context.invocation_metadata()))
-        except BadRequest as error:
+        except Damaged as error:
             await abort(context, error)
         messages: AsyncGenerator[pb.ServerMessage | bytes, None] = serve(_decoded(requests, frames), context)
         async with contextlib.aclosing(messages):

@@ -22,6 +22,7 @@ from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
 from outrider.core.protocol.device import DeviceSession
+from outrider.wire.frames import Framing
 
 PROMPT = (1, 2, 3)
 FAR_S = 4.0
@@ -91,6 +92,18 @@ async def test_changed_and_lost_bytes_change_no_token_and_end_no_session(
                 getattr(proxy, fault)(up=up)
         assert got == continuation(PROMPT, 240)
         assert proxy.tampered >= 8 and session.statistics.attaches > 4
+
+
+async def test_a_header_that_was_changed_on_the_way_costs_another_attach_over_another_connection(
+    channels: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, asked = [(("outrider-checksum", 'crc3"'),)], Framing.metadata
+    monkeypatch.setattr(Framing, "metadata", lambda framing: changed.pop() if changed else asked(framing))
+    async with behind_a_proxy(Script(target, step_s=0.01)) as proxy:
+        session = Session(proxy, channels, tokens=20)
+        assert [token async for token in session.tokens()] == continuation(PROMPT, 20)
+    [failure] = session.failures  # for which the connection is given up: it repeats the headers that it has had
+    assert "outrider-checksum is" in failure
 
 
 async def test_a_verifier_that_hears_nothing_is_left_within_three_seconds_although_its_messages_come(

@@ -153,5 +153,5 @@ def test_the_metadata_of_a_call_says_what_is_asked_for() -> None:
 
 @pytest.mark.parametrize("metadata", [(("outrider-checksum", "md5"),), (("outrider-padding", "much"),)])
 def test_a_framing_that_is_not_known_is_refused(metadata: tuple[tuple[str, str], ...]) -> None:
-    with pytest.raises(BadRequest, match="must be"):
+    with pytest.raises(Damaged, match="must be"):
         framing_of(metadata)
