@@ -70,9 +70,13 @@ def framing_of(metadata: Any) -> Framing:
     values = dict(metadata or ())
     checksum, padding = values.get(CHECKSUM_KEY, ""), values.get(PADDING_KEY, "off")
     if checksum not in ("", CHECKSUM):
-        raise Damaged(f"{CHECKSUM_KEY} is {checksum!r}, must be {CHECKSUM} or left out: changed on the way? Attach again")
+        raise Damaged(
+            f"{CHECKSUM_KEY} is {checksum!r}, must be {CHECKSUM} or left out: changed on the way? Attach again"
+        )
     if padding not in ("off", "buckets", "constant"):
-        raise Damaged(f"{PADDING_KEY} is {padding!r}, must be off, buckets or constant: changed on the way? Attach again")
+        raise Damaged(
+            f"{PADDING_KEY} is {padding!r}, must be off, buckets or constant: changed on the way? Attach again"
+        )
     return Framing(bool(checksum), padding)
 
 
