@@ -53,7 +53,7 @@ class VerifierProcess:
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._counters = FrontCounters()
         self._startup = StartupService()
-        self._strangers = Strangers(config.host_connections)
+        self._strangers = Strangers(config.host_connections, config.max_connections)
         self._shared = config.front_processes > 1
         self._stack = contextlib.ExitStack()
         """Holds what further fronts connect to."""

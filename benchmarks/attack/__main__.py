@@ -33,6 +33,7 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "unfinished_at_coordinator": ("1.2", floods.unfinished_at_coordinator),
     "unfinished_at_verifier": ("1.2", floods.unfinished_at_verifier),
     "unfinished_health_checks": ("1.2", floods.unfinished_health_checks),
+    "health_checks": ("1.1", floods.health_checks),
     "unfinished_from_many_connections": ("1.2", floods.unfinished_from_many_connections),
     "two_tenants": ("1.1", floods.two_tenants),
     "refusals": ("1.11", floods.refusals),

@@ -37,6 +37,8 @@ MANY, FLOOD = 40, 20
 """Connections."""
 ATTACKER = "127.0.0.2"
 """The host of an attacker that is not everybody else's."""
+CHECKING, CHECKS = 3, 256
+"""Connections over which the health is checked, and checks at once on each."""
 TENANT_CALLS = 400
 """Calls on a connection: four of these fill the coordinator for each tenant."""
 DOWNLOADS = 64
@@ -103,6 +105,30 @@ async def unfinished_from_many_connections(lab: Lab) -> Finding:
 async def refusals(lab: Lab) -> Finding:
     """Make calls without a credential over 20 connections of one host, another one for each that is refused."""
     return await _leave_unfinished(lab, lab.coordinator, wire.OPEN_SESSION, FLOOD, again=True)
+
+
+async def health_checks(lab: Lab) -> Finding:
+    """Check the health of the coordinator over 3 connections, 256 checks at a time on each, and again after each."""
+    seconds = lab.size.pick(smoke=1.0, quick=5.0, full=15.0)
+    ended: Counter[str] = Counter()
+
+    async def forever(link: grpc.aio.Channel) -> None:
+        check = health_pb2_grpc.HealthStub(link).Check
+        while True:
+            try:
+                await check(health_pb2.HealthCheckRequest())
+                ended["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                ended[error.code().name] += 1
+                await asyncio.sleep(0.01)  # where the connection is closed, the next answer comes without it
+
+    async with lab.under_attack(), _asking(lab, TRIES) as answers, contextlib.AsyncExitStack() as held:
+        links = [await held.enter_async_context(channel(lab.coordinator.address)) for _ in range(CHECKING)]
+        checking = [asyncio.create_task(forever(link)) for link in links for _ in range(CHECKS)]
+        await asyncio.sleep(seconds)
+        await wire.stop(checking)
+    measured = {"checks": dict(ended), **_shares(answers)}
+    return Finding(_all_served(answers), measured, "everybody else answered")
 
 
 async def two_tenants(lab: Lab) -> Finding:

@@ -139,7 +139,7 @@ class FurtherFront:
         sock.connect(self._options["engine"])
         ready = await self._engine.connect(sock)
         ready.target.tokenizer_hash = self._options["tokenizer_hash"]
-        strangers = Strangers(self._config.host_connections)
+        strangers = Strangers(self._config.host_connections, self._config.max_connections)
         startup = StartupService()
         startup.service = VerifierService(
             self._config,

@@ -27,6 +27,8 @@ TOLD_S = 3.0
 """Seconds for which what the coordinator last said of tenants holds."""
 RECENT_S = 10.0
 """Seconds after its stream in which a session may come back although tenants wait: its place is kept for as long."""
+MOST_RETURNS = 32
+"""Times in a row that it may come back so: otherwise its tenant could generate without end by one place."""
 
 
 class LiveStream(Protocol):
@@ -74,8 +76,11 @@ class LiveSessions:
         self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
         """Whether sessions of all tenants, and of which, attach only with a place that is kept for them, and when the
         coordinator last said so, by the monotonic clock and by that of its store."""
-        self._ended: OrderedDict[str, float] = OrderedDict()
-        """session id -> when its stream ended (monotonic clock), of those of the last `RECENT_S`, the earliest first"""
+        self._ended: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """session id -> when its stream ended (monotonic clock), and how many have ended in a row, of those of the last
+        `RECENT_S`, the earliest first"""
+        self._in_a_row: dict[str, int] = {}
+        """session id -> how many of its streams ended before the live one, each `RECENT_S` at most before the next"""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
@@ -104,15 +109,16 @@ class LiveSessions:
         """Admit an epoch of a session without waiting, as `take` does with its errors."""
         self.refuse_early(claims.session_id)
         live = self.streams.get(claims.session_id)
-        if live is None:
-            self._refuse_beyond_share(claims)
-        elif live.epoch >= epoch:
+        if live is not None and live.epoch >= epoch:
             raise fenced(claims.session_id, epoch, live.epoch)
+        if live is None or self._returns(claims.session_id) > MOST_RETURNS:
+            self._refuse_beyond_share(claims)
         if self.recorder is not None and recorded is not None:
             self.recorder.begin(recorded, epoch)
 
     def begun(self, stream: LiveStream) -> None:
         """Note that an epoch that was admitted is live."""
+        self._in_a_row[stream.session_id] = self._returns(stream.session_id)
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
@@ -123,9 +129,10 @@ class LiveSessions:
         stream = self.streams.get(session_id)
         if stream is not None and stream.epoch == epoch:
             del self.streams[session_id]
+            now = time.monotonic()
             self._ended.pop(session_id, None)
-            self._ended[session_id] = now = time.monotonic()
-            while next(iter(self._ended.values())) < now - RECENT_S:
+            self._ended[session_id] = now, self._in_a_row.pop(session_id, 0) + 1
+            while next(iter(self._ended.values()))[0] < now - RECENT_S:
                 self._ended.popitem(last=False)
             self._left.set()
 
@@ -187,11 +194,20 @@ class LiveSessions:
             self._left.clear()
             await self._left.wait()
 
+    def _returns(self, session_id: str) -> int:
+        """Return how many streams of a session have ended in a row, the last one a moment ago or by its next; 0 if none
+        has."""
+        if session_id in self.streams:
+            return self._in_a_row[session_id] + 1
+        ended_at, returns = self._ended.get(session_id, (-math.inf, 0))
+        return returns if ended_at > time.monotonic() - RECENT_S else 0
+
     def _refuse_beyond_share(self, claims: Claims) -> None:
         """Raise Overloaded for a stream beyond its tenant's limit, and for a session whose place was given back while
         its tenant may have no new one. A session that was live a moment ago may attach again."""
         tenant, most = claims.tenant, claims.max_streams
-        if most and sum(stream.claims.tenant == tenant for stream in self.streams.values()) >= most:
+        others = (stream for stream in self.streams.values() if stream.session_id != claims.session_id)
+        if most and sum(stream.claims.tenant == tenant for stream in others) >= most:
             raise Overloaded(
                 f"tenant {tenant} has all the {most} streams that it may have at one verifier; try again once one has"
                 " ended",
@@ -201,7 +217,7 @@ class LiveSessions:
         passed_s = now - told_at
         if passed_s >= TOLD_S or not (everybody or tenant in tenants):
             return
-        recent = self._ended.get(claims.session_id, -math.inf) > now - RECENT_S
+        recent = 0 < self._returns(claims.session_id) <= MOST_RETURNS
         if not recent and claims.place_until_unix < store_unix + passed_s:
             why = "tenants wait for places" if everybody else f"tenant {tenant} has used its tokens up"
             raise Overloaded(

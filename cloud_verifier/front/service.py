@@ -259,6 +259,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
+        if claims is not None:  # revoked, perhaps, while its Open was awaited
+            await self._authorise(ticket)
         claims = claims or self._claims_without_ticket(opening)
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {short_id(opening.session_id)!r}")
@@ -306,7 +308,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 self._strangers.refused(peer)
             await asyncio.sleep(REFUSAL_S)
             raise
-        self._strangers.admitted(peer)
+        self._strangers.admitted(peer, claims.tenant if claims and claims.api_key_id else "")
         return claims
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:

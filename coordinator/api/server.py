@@ -46,7 +46,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config, keyring)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(handlers, releases, tenants, embedded)
-        strangers = Strangers(config.host_connections)
+        strangers = Strangers(config.host_connections, config.max_connections)
         server = channels.server(
             max_rpcs=config.max_rpcs,
             max_connections=config.max_connections,

@@ -26,6 +26,8 @@ USE_MS = 7_200_000
 RUNNING_MS = 60_000
 """A session that was reported so lately may move to another verifier, whatever its tenant has used: longer than all
 verifiers take to restart."""
+MOST_MOVES = 16
+"""Moves after which a session is taken for a new one: otherwise its tenant could generate with it without end."""
 WAIT_MS = 3_000
 """A tenant that got no place is told to ask again in a second; so long it is taken to wait for one."""
 MOST_WAITING = 64

@@ -61,20 +61,22 @@ class SessionStore:
         placement.candidates, of each batch that is asked after another.
         """
         if not claims.api_key_id:
-            return await self._place(claims, request, among, config, TenantLimits(), {})
+            return await self._place(claims, request, among, config, TenantLimits(), {}, quotas.RUNNING_MS)
         tenant, first = claims.tenant, among[0][0] if among else ""
         commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), _waiting(first)]
         if claims.epoch_last and request.weights:
-            commands += [("HGET", keys.session(request.weights[0], claims.session_id), "live"), ("TIME",)]
+            commands += [("HMGET", keys.session(request.weights[0], claims.session_id), "live", "moves"), ("TIME",)]
         [own], names, *moved = await self._store.call("placing", commands)
         limits, waiting = quotas.limits_from(own, config.tenant_limits), {first: names}
-        # A session that a verifier has reported a moment ago is not opened, but moves.
-        if moved and 1000 * int(moved[1][0]) - int(moved[0] or 0) < quotas.RUNNING_MS:
-            return await self._place(claims, request, among, config, limits, waiting)
+        if moved:  # a session that a verifier has reported a moment ago is not opened, but moves
+            (live, moves), (now_s, _) = moved
+            moves_on = int(moves or 0) < quotas.MOST_MOVES
+            if moves_on and 1000 * int(now_s) - int(live or 0) < quotas.RUNNING_MS:
+                return await self._place(claims, request, among, config, limits, waiting, quotas.RUNNING_MS)
         await quotas.count_open(self._store, tenant, limits)
         placed: Placement | int = 0
         try:
-            placed = await self._place(claims, request, among, config, limits, waiting)
+            placed = await self._place(claims, request, among, config, limits, waiting, 0)
             return placed
         finally:
             if isinstance(placed, int):
@@ -88,15 +90,22 @@ class SessionStore:
         config: CoordinatorConfig,
         limits: TenantLimits,
         waiting: dict[str, list[str]],
+        running_ms: int,
     ) -> Placement | int:
-        """Place the session; waiting: tenants that have asked for a place last, by target, as far as they are read."""
+        """Place the session.
+
+        waiting: tenants that have asked for a place last, by target, as far as they are read. running_ms: time after
+        its last report in which the session moves, and does not begin.
+        """
         alive = 0
         for number, (weights, those) in enumerate(among):
             last = not any(weights == other for other, _ in among[number + 1 :])
             if claims.api_key_id and weights not in waiting:
                 [waiting[weights]] = await self._store.call("waiting", [_waiting(weights)])
             ahead = [name for name in waiting.get(weights, ()) if name != claims.tenant]
-            placed = await self._place_at(claims, request, weights, those, config, limits, ahead, last=last)
+            placed = await self._place_at(
+                claims, request, weights, those, config, limits, ahead, running_ms=running_ms, last=last
+            )
             if not isinstance(placed, int):
                 return placed
             alive += placed
@@ -112,6 +121,7 @@ class SessionStore:
         limits: TenantLimits,
         waiting: Sequence[str],
         *,
+        running_ms: int,
         last: bool,
     ) -> Placement | int:
         """Place the session on a verifier of one target; last: whether no others of it are asked after these."""
@@ -127,7 +137,7 @@ class SessionStore:
         arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
         arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, tokenizer, weights]
         arguments += [request.numerics_class, request.draft, request.traffic]
-        arguments += [int(shares), limits.max_places, elsewhere, quotas.RUNNING_MS, int(last), quotas.WAIT_MS]
+        arguments += [int(shares), limits.max_places, elsewhere, running_ms, int(last), quotas.WAIT_MS]
         arguments += [*request.device_ids, len(waiting), *waiting]
         for verifier_id, empty_ms, full_ms, failed, rank, region in among:
             touched += [key(weights, verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]

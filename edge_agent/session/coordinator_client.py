@@ -15,7 +15,16 @@ import grpc
 
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.errors import Damaged, OutriderError, Overloaded, Unavailable
+from outrider.core.errors import (
+    BadRequest,
+    Damaged,
+    NotFound,
+    OutriderError,
+    Overloaded,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from outrider.telemetry.traces import call_metadata
 from outrider.wire.status import error_on_the_way
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -27,6 +36,8 @@ RECONNECT_TIMEOUT_S = 2.8
 """How long a coordinator that may be restarting is waited for: over twice the longest back-off of a channel
 (wire.channels), and not so long that those who ask for text take it for a hang."""
 _LEAST_DELAY_S = 0.1
+_DOUBTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
+"""What a call may end with whose headers were changed on the way: HTTP/2 repeats them in every later call."""
 _ADVICE = (
     "start it, for example with `outrider up`, or give the address of one that runs with --coordinator or"
     " OUTRIDER_EDGE_COORDINATOR"
@@ -72,8 +83,8 @@ class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
     dial: returns the channel for the next call. in_background: starts a coroutine without waiting for it, and ignores
-    its core errors. address: the coordinator's, for messages. on_timeout: called with a channel over which no answer
-    has come in time.
+    its core errors. address: the coordinator's, for messages. give_up: called with a channel over which no answer
+    has come in time, or a call was refused.
     """
 
     def __init__(
@@ -83,10 +94,10 @@ class CoordinatorClient:
         in_background: Callable[[Coroutine[Any, Any, None]], None],
         address: str = "",
         timeout: AdaptiveTimeout | None = None,
-        on_timeout: Callable[[grpc.aio.Channel], None] = lambda _: None,
+        give_up: Callable[[grpc.aio.Channel], None] = lambda _: None,
     ) -> None:
         self._dial = dial
-        self._on_timeout = on_timeout
+        self._give_up = give_up
         self._timeout = timeout or AdaptiveTimeout()
         self._in_background = in_background
         self._peer = f"the coordinator at {address} (--coordinator)" if address else "the coordinator"
@@ -177,7 +188,11 @@ class CoordinatorClient:
             last_epoch=last_epoch,
             round_trips=round_trips,
         )
-        return _grants(await self._call("ResumeSession", request))
+        try:
+            return _grants(await self._call("ResumeSession", request))
+        except (BadRequest, NotFound, PermissionDenied, Unauthenticated):
+            # The session was there before: the request or its headers may have been changed on the way.
+            return _grants(await self._call("ResumeSession", request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Close the session, which frees its capacity before its lease expires."""
@@ -236,9 +251,11 @@ class CoordinatorClient:
         try:
             answer = await getattr(stub, method)(request, **{**defaults, **options})
         except grpc.RpcError as error:
-            if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
+            code = getattr(error, "code", lambda: None)()
+            if expired := code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
                 self._timeout.expired(_TIMEOUT_S, allowed_s)
-                self._on_timeout(channel)
+            if expired or code in _DOUBTED:
+                self._give_up(channel)
             raise error_on_the_way(error, self._peer, _ADVICE) from error
         self._timeout.answered(time.monotonic() - begun)
         if answer is None:  # from gRPC, for bytes that are no message

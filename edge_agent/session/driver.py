@@ -20,7 +20,14 @@ from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Received, ReleaseNotice, VerifierSilent, VerifierStream
-from outrider.core.errors import Damaged, InternalError, OutriderError, ProtocolViolation
+from outrider.core.errors import (
+    Damaged,
+    InternalError,
+    OutriderError,
+    PermissionDenied,
+    ProtocolViolation,
+    Unauthenticated,
+)
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.core.text import short_id
@@ -28,6 +35,7 @@ from outrider.telemetry import logs, traces
 from outrider.wire.channels import is_loopback
 from outrider.wire.codecs import Open, Opened, Ping
 from outrider.wire.frames import Framing
+from outrider.wire.status import unserved
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +60,7 @@ class DriverOptions:
     on_release_notice: Callable[[int], None] = lambda _: None
     """Receives the serial of a ReleaseNotice."""
     on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
-    """Receives the channel of an attach that ended with VerifierSilent or Damaged."""
+    """Receives the channel of an attach that ended with VerifierSilent or Damaged, or whose ticket was refused."""
     checksum: bool = True
     padding: Literal["auto", "off", "buckets", "constant"] = "auto"
     """How messages are padded; auto: in buckets, except on this machine."""
@@ -82,6 +90,8 @@ class SessionDriver:
         self._stream: VerifierStream | None = None
         self._announced = ""
         """The release that the verifier knows to propose the nodes."""
+        self._doubted = False
+        """Whether an attach has ended since a verifier does not know its method, which may have been changed."""
         self.winding_down: asyncio.Task[None] | None = None
         """The rest of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
         draft.vocabulary_size = options.vocabulary_size
@@ -142,9 +152,12 @@ class SessionDriver:
                 return
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
             self._statistics.attach_failure = str(error)
-            if isinstance(error, VerifierSilent | Damaged):  # HTTP/2 repeats headers of before, changed ones too
-                self._options.on_silence(link)
-            self._route.failed(error, progressed=self._session.progress > before)
+            progressed = self._session.progress > before
+            if unserved(error) and not self._doubted:
+                self._doubted, error = True, Damaged(str(error))
+            if isinstance(error, VerifierSilent | Damaged | Unauthenticated | PermissionDenied):
+                self._options.on_silence(link)  # HTTP/2 repeats headers of before, changed ones too
+            self._route.failed(error, progressed=progressed)
         finally:
             self._stream = None
             self._pacing.close()

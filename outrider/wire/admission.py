@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from outrider.core.errors import BadRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from outrider.wire.channels import PUBLIC_REQUESTS
 from outrider.wire.status import aborting
-from outrider.wire.strangers import Strangers
+from outrider.wire.strangers import CHECKS_S, Strangers
 
 Metadata = Iterable[tuple[str, str | bytes]]
 Admit = Callable[[str, Metadata], Awaitable[str | None]]
@@ -35,6 +35,7 @@ READS = 16
 """Requests of one tenant that are waited for at once, of up to MAX_MESSAGE_BYTES each; its others stay unread."""
 REFLECTION_S = 60.0
 """Seconds that a call of reflection may take."""
+_CHECK = "/grpc.health.v1.Health/Check"
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/"
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -94,13 +95,16 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
 
     async def _admitted(self, method: str, context: _Context) -> str | None:
         """Return the tenant of a call as `admit` does, and note whether its peer has a credential."""
+        if method == _CHECK and self._strangers.check_refused(context.peer()):
+            self._strangers.refused(context.peer())
+            raise Overloaded("too many health checks come from your address; try again", retry_after_s=CHECKS_S)
         try:
             tenant = await self._admit(method, context.invocation_metadata() or ())
         except (Unauthenticated, PermissionDenied):
             self._strangers.refused(context.peer())
             raise
         if not method.startswith(_HEALTH):
-            self._strangers.admitted(context.peer())
+            self._strangers.admitted(context.peer(), tenant or "")
         return tenant
 
     async def _read_public(self, requests: AsyncIterator[bytes]) -> bytes:

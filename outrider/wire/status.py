@@ -134,9 +134,23 @@ def error_on_the_way(error: grpc.RpcError, peer: str = "the peer", advice: str =
     """Return what `error_from_rpc` does, and Damaged for what gRPC itself finds wrong with a message: the peer did not
     send it so."""
     core = error_from_rpc(error, peer, advice)
-    named = ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
-    unserved = getattr(error, "code", lambda: None)() is Code.UNIMPLEMENTED
-    return errors.Damaged(f"gRPC: {core}") if isinstance(core, errors.BadRequest) and not (named or unserved) else core
+    changed = isinstance(core, errors.BadRequest) and not (_named(error) or _unserved(error))
+    return errors.Damaged(f"gRPC: {core}") if changed else core
+
+
+def unserved(error: OutriderError) -> bool:
+    """Return whether an error of `error_on_the_way` says that the peer does not have the method, as gRPC itself does:
+    another program listens there, or the name of the method was changed on the way."""
+    return isinstance(error.__cause__, grpc.RpcError) and _unserved(error.__cause__) and not _named(error.__cause__)
+
+
+def _unserved(error: BaseException) -> bool:
+    return getattr(error, "code", lambda: None)() is Code.UNIMPLEMENTED
+
+
+def _named(error: BaseException) -> bool:
+    """Return whether the peer's own code has named the error."""
+    return ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
 
 
 def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:

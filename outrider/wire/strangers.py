@@ -3,7 +3,7 @@ all.
 
 gRPC tells a connection only by a call's peer, so a server's connections are found among the files that this process has
 open, and one beyond a bound is shut down, which gRPC takes for its end. Connections with a call that had a credential
-are never closed here.
+are closed only where a tenant has so many that few are left for others, or has call after call refused over them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import os
 import socket
 import sys
@@ -20,6 +21,8 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
+
+from outrider.wire.channels import MAX_CONNECTIONS
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,12 @@ REFUSALS = 16
 """Calls of one host that may be refused in REFUSALS_S, for their credential or since too many are there that need none.
 At each further one its connections without a credential are closed of which a call was refused, or much has come."""
 REFUSALS_S = 10.0
+CHECKS, CHECKS_S = 500, 10.0
+"""Health checks of one host in CHECKS_S; further ones are refused."""
+KNOWN_REFUSALS = 10 * REFUSALS
+"""Refused calls in REFUSALS_S of a connection that has shown a credential before, which then counts as one without."""
+CROWDED = 0.75
+"""Share of the server's connections from which on the tenants that have most lose those beyond their share."""
 LOOK_S, HURRIED_S = 0.25, 0.05
 """Seconds between two looks at the connections, and between two while calls are refused beyond the rate."""
 REFUSED_BYTES = 4_096
@@ -70,11 +79,18 @@ def host_of(peer: str) -> str:
 class Strangers:
     """Knows which peers have shown no credential, and closes their connections beyond the bounds."""
 
-    def __init__(self, per_host: int = PER_HOST) -> None:
-        """per_host: connections; 0 is no bound by host, for servers behind a proxy, whose address all peers have."""
+    def __init__(self, per_host: int = PER_HOST, most: int = MAX_CONNECTIONS) -> None:
+        """per_host: connections; 0 is no bound by host, for servers behind a proxy, whose address all peers have. most:
+        connections of the server."""
         self._per_host = per_host
-        self._known: set[str] = set()
-        """Peers of which a call had a credential."""
+        self._crowded = int(CROWDED * most)
+        self._known: dict[str, str] = {}
+        """Peers of which a call had a credential, and the tenant of the first one, empty for nobody's."""
+        self._known_refused: Counter[str] = Counter()
+        """Refused calls by such peers, of the last REFUSALS_S at most."""
+        self._checks: Counter[str] = Counter()
+        """Health checks by host since `_checks_from`."""
+        self._checks_from = -math.inf
         self._since: dict[str, float] = {}
         """The others: when they were first seen, the earliest first."""
         self._refused: Counter[str] = Counter()
@@ -90,18 +106,33 @@ class Strangers:
         self._closed = 0
         """Connections since the last warning."""
 
-    def admitted(self, peer: str) -> None:
-        """Note that a call of this peer, as gRPC names it, had a credential."""
-        self._known.add(unquote(peer))
+    def admitted(self, peer: str, tenant: str = "") -> None:
+        """Note that a call of this peer, as gRPC names it, had a credential. tenant: whose; empty for nobody's."""
+        self._known.setdefault(unquote(peer), tenant)
+
+    def check_refused(self, peer: str) -> bool:
+        """Count a health check of this peer's host, and return whether it is one too many."""
+        if not self._per_host:
+            return False
+        if (now := time.monotonic()) - self._checks_from >= CHECKS_S:
+            self._checks.clear()
+            self._checks_from = now
+        self._checks[host := host_of(peer)] += 1
+        return self._checks[host] > CHECKS
 
     def refused(self, peer: str) -> None:
         """Note that a call of this peer had none that is valid, or needs none and was one too many."""
         if not self._per_host:
             return
         self._refused[host := host_of(peer)] += 1
-        if self._refused[host] <= REFUSALS or unquote(peer) in self._known:
+        if self._refused[host] <= REFUSALS:
             return
-        self._abusive.add(unquote(peer))
+        if (name := unquote(peer)) in self._known:
+            self._known_refused[name] += 1
+            if self._known_refused[name] <= KNOWN_REFUSALS:
+                return
+            del self._known[name]
+        self._abusive.add(name)
         if self._port is not None and (now := time.monotonic()) >= self._next_look:
             self._close_abusive(self._port, now)  # here and now: a flood leaves other tasks of this loop little time
 
@@ -111,7 +142,7 @@ class Strangers:
         self._next_look = now + max(HURRIED_S, LOOK_SHARE * took_s)
         self._flooding = {host: until for host, until in self._flooding.items() if until > now}
         closing: dict[str, list[str]] = defaultdict(list)
-        for peer in peers.keys() - self._known:
+        for peer in peers.keys() - self._known.keys():
             host = host_of(peer)
             if (
                 host in self._flooding
@@ -131,8 +162,7 @@ class Strangers:
         Those that have shown no credential for long go first, then those that came last, since the others are about to
         show theirs; if all have too many, those of the hosts that have most. now: seconds.
         """
-        present = set(peers)
-        strangers = present - self._known
+        strangers = set(peers) - self._known.keys()
         self._since = {peer: at for peer, at in self._since.items() if peer in strangers}
         self._since.update((peer, now) for peer in peers if peer in strangers and peer not in self._since)
         closing: set[str] = set()
@@ -148,6 +178,19 @@ class Strangers:
             closing.update(held[: max(0, len(held) - each, beyond)])
         left = [peer for peer in ordered if peer not in closing]
         return [*closing, *left[: max(0, len(left) - IN_ALL)]]
+
+    def crowding(self, peers: Collection[str]) -> list[str]:
+        """Return which of all open connections are those of tenants beyond their share, the last of each, if few are
+        left for others."""
+        if len(peers) <= self._crowded:
+            return []
+        by_tenant: dict[str, list[str]] = defaultdict(list)
+        for peer, tenant in self._known.items():
+            if tenant and peer in peers:
+                by_tenant[tenant].append(peer)
+        held = sum(map(len, by_tenant.values()))
+        each = _fair(map(len, by_tenant.values()), max(1, self._crowded - (len(peers) - held)))
+        return [peer for of_tenant in by_tenant.values() for peer in of_tenant[each:]]
 
     @contextlib.asynccontextmanager
     async def bounded(self, port: int) -> AsyncIterator[None]:
@@ -169,6 +212,7 @@ class Strangers:
             await asyncio.sleep(HURRIED_S if self._flooding else LOOK_S)
             if (now := time.monotonic()) - counted >= REFUSALS_S:
                 self._refused.clear()
+                self._known_refused.clear()
                 counted = now
             try:
                 if self._flooding and now >= self._next_look:
@@ -178,7 +222,13 @@ class Strangers:
                     continue
                 cleaned, before = now, set(self._known)
                 peers, took_s = await asyncio.to_thread(_connections, port)
-                self._known -= before - peers.keys()  # not who has come and shown a credential meanwhile
+                for gone in before - peers.keys():  # not who has come and shown a credential meanwhile
+                    self._known.pop(gone, None)
+                for peer in (crowding := self.crowding(peers)):
+                    self._known.pop(peer, None)
+                if crowding:
+                    log.warning("closing %d connections of tenants that leave others few", len(crowding))
+                    await asyncio.to_thread(_shut_down, crowding, peers, (), port)
                 if closing := self.to_close(peers, now):
                     self._closed += await asyncio.to_thread(_shut_down, closing, peers, self._known, port)
                 if self._closed and now - warned >= WARN_S:

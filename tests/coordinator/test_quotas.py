@@ -155,12 +155,36 @@ async def test_a_running_session_moves_whatever_its_tenant_has_used(tenants, ref
     await refused(tenants.open("bobs"))
     reports = [SessionTelemetry(session_id=one.session_id, tenant="acme") for one in running]
     await tenants.coordinator.report("v1", reports)
-    await tenants.limit("acme", max_places=1, opens_per_minute=1, tokens_per_minute=1)
+    await tenants.limit("acme", max_places=4, opens_per_minute=1, tokens_per_minute=1)
     await tenants.coordinator.registry.Report(report_of({"acme": 10_000}, reports))
     await tenants.coordinator.join("v1", capacity=8, instance=2)  # the verifier was started anew: nobody has a place
     for one in running:
         assert (await tenants.resume("acme", one)).session_id == one.session_id
     assert isinstance(await refused(tenants.open("acme")), Overloaded)
+
+
+async def test_sessions_that_were_left_and_come_back_take_no_places_beyond_the_limit(start, redis, refused):
+    coordinator = await start(tenant_keys=KEYS, tenant_max_places=2, lease_ms=1_000, report_interval_ms=200)
+    await coordinator.join("v1")
+    tenants = Tenants(coordinator, redis)
+    left = [await tenants.open("acme") for _ in range(2)]
+    await coordinator.report("v1", [SessionTelemetry(session_id=one.session_id, tenant="acme") for one in left])
+    await asyncio.sleep(1.1)
+    await coordinator.join("v1", instance=2)
+    further = [await tenants.open("acme") for _ in range(2)]
+    assert "all the 2 places" in str(await refused(tenants.resume("acme", left[0])))
+    await tenants.close("acme", further[0])
+    await tenants.resume("acme", left[0])
+
+
+async def test_a_session_that_moves_again_and_again_is_taken_for_a_new_one(tenants, refused, monkeypatch):
+    monkeypatch.setattr(quotas, "MOST_MOVES", 3)
+    opened = await tenants.open("acme")
+    await tenants.limit("acme", opens_per_minute=1)
+    for _ in range(3):
+        await tenants.coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
+        await tenants.resume("acme", opened)
+    assert "more than its 1 sessions per minute" in str(await refused(tenants.resume("acme", opened)))
 
 
 async def test_a_running_session_that_moves_is_not_opened_anew(tenants, refused):

@@ -18,6 +18,7 @@ def test_every_promise_has_its_row() -> None:
     assert [int(number) for number, *_ in ROWS] == list(range(1, 24))
     assert {number for number, _ in PROOFS} == {number for number, *_ in ROWS}
     assert "MEASURED" not in PAGE
+    assert all(measured.strip() for *_, measured in ROWS)
 
 
 @pytest.mark.parametrize(("number", "proof"), PROOFS)

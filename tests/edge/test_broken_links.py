@@ -21,6 +21,7 @@ from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
+from outrider.core.errors import BadRequest
 from outrider.core.protocol.device import DeviceSession
 from outrider.wire.frames import Framing
 
@@ -35,6 +36,7 @@ class Session:
     def __init__(self, proxy: FaultyProxy, channels: Channels, tokens: int, *, silence_s: float = 1.0) -> None:
         self.statistics = Statistics()
         self.failures: list[str] = []
+        self.on_failure: Callable[[], None] = lambda: None
         session = DeviceSession(PROMPT, max_tokens=tokens)
         options = DriverOptions(
             "session", silence_s=silence_s, on_silence=self._on_silence, padding="buckets", timeout=channels.timeout
@@ -51,6 +53,7 @@ class Session:
 
     def _on_silence(self, link: grpc.aio.Channel) -> None:
         self.failures.append(self.statistics.attach_failure)
+        self.on_failure()
         self._channels.retire(link)
 
     async def tokens(self) -> AsyncIterator[int]:
@@ -104,6 +107,22 @@ async def test_a_header_that_was_changed_on_the_way_costs_another_attach_over_an
         assert [token async for token in session.tokens()] == continuation(PROMPT, 20)
     [failure] = session.failures  # for which the connection is given up: it repeats the headers that it has had
     assert "outrider-checksum is" in failure
+
+
+async def test_a_verifier_that_does_not_know_the_method_is_asked_once_more(
+    channels: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "METHOD", stream.METHOD[:-1] + "o")
+    async with behind_a_proxy(Script(target, step_s=0.01)) as proxy:
+        session = Session(proxy, channels, tokens=20)
+        session.on_failure = monkeypatch.undo
+        assert [token async for token in session.tokens()] == continuation(PROMPT, 20)
+        assert len(session.failures) == 1
+        monkeypatch.setattr(stream, "METHOD", stream.METHOD[:-1] + "o")
+        stranger = Session(proxy, channels, tokens=20)
+        with pytest.raises(BadRequest):
+            await anext(stranger.tokens())
+        assert stranger.statistics.attaches == 2
 
 
 async def test_a_verifier_that_hears_nothing_is_left_within_three_seconds_although_its_messages_come(

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import re
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.stream import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
-from outrider.core.errors import Damaged, Overloaded, Unavailable
+from outrider.core.errors import Damaged, OutriderError, Overloaded, Unavailable
 from outrider.wire import channels
 from outrider.wire.status import abort
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -193,7 +194,7 @@ async def test_a_coordinator_that_is_far_away_is_waited_for_longer_the_next_time
     async with DelayProxy(f"127.0.0.1:{port}", rtt_ms=500.0) as proxy:
 
         async def opened() -> str:
-            client = CoordinatorClient(dial, None, ensure, timeout=pool.timeout, on_timeout=pool.retire)
+            client = CoordinatorClient(dial, None, ensure, timeout=pool.timeout, give_up=pool.retire)
             return (await client.open("")).session_id
 
         def dial() -> grpc.aio.Channel:
@@ -217,13 +218,18 @@ async def garbling(first: int) -> tuple[grpc.aio.Server, int, list[bytes]]:
         asked.append(request)
         return b"\xff" if len(asked) <= first else pb.OpenSessionResponse(session_id="s").SerializeToString()
 
+    return *await answering(answer), asked
+
+
+async def answering(answer: Any) -> tuple[grpc.aio.Server, int]:
+    """Serve a coordinator that opens and resumes sessions so."""
     handlers = {name: grpc.unary_unary_rpc_method_handler(answer) for name in ("OpenSession", "ResumeSession")}
     server = channels.server()
     service = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = channels.bind(server, "127.0.0.1:0")
     await server.start()
-    return server, port, asked
+    return server, port
 
 
 async def test_an_answer_that_was_changed_on_the_way_is_asked_for_again():
@@ -231,6 +237,27 @@ async def test_an_answer_that_was_changed_on_the_way_is_asked_for_again():
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         assert (await CoordinatorClient(lambda: channel, None, ensure).open("")).session_id == "s"
     assert len(asked) == 2
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.NOT_FOUND])
+async def test_a_resume_that_is_refused_is_asked_for_once_more_over_another_connection(status):
+    asked, given_up = [], []
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        asked.append(request)
+        if len(asked) != 2:
+            await context.abort(status, "refused")
+        return pb.OpenSessionResponse(primary=pb.Grant(verifier_id="v")).SerializeToString()
+
+    server, port = await answering(answer)
+    async with channels.channel(f"127.0.0.1:{port}") as channel:
+        client = CoordinatorClient(lambda: channel, None, ensure, give_up=given_up.append)
+        assert [grant.verifier_id for grant in await client.resume("s", b"", (), 1)] == ["v"]
+        assert len(given_up) == (status is grpc.StatusCode.UNAUTHENTICATED)
+        with pytest.raises(OutriderError, match="refused"):
+            await client.open("")  # nothing is lost yet, so that a refusal is believed
+    assert len(asked) == 3
     await server.stop(0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from types import SimpleNamespace
 
 import grpc
@@ -187,6 +188,44 @@ def test_of_a_host_with_many_such_connections_all_without_a_credential_are_close
     for peer in flood:
         looking.strangers.admitted(peer)
     assert looking.refuse(1, "ipv4:10.0.0.1:99") == []
+
+
+def test_a_connection_that_has_shown_a_credential_is_closed_if_call_after_call_is_refused(monkeypatch):
+    known, other = peers_of("10.0.0.1", 2)
+    looking = Looking(monkeypatch, {known: 0, other: 0})
+    looking.strangers.admitted(known, "acme")
+    looking.strangers.admitted(other, "acme")
+    assert looking.refuse(strangers.REFUSALS + strangers.KNOWN_REFUSALS, known) == []
+    assert looking.refuse(1, known) == [known]
+
+
+def test_where_connections_run_out_the_tenants_that_have_most_lose_their_last_ones():
+    first, second, nobody = peers_of("10.0.0.1", 50), peers_of("10.0.0.2", 20), peers_of("10.0.0.3", 10)
+    bounded = Strangers(most=100)  # crowded from 76 on
+    for tenant, peers in (("acme", first), ("bobs", second), ("", nobody)):
+        for peer in peers:
+            bounded.admitted(peer, tenant)
+    assert bounded.crowding([*first, *second]) == []
+    assert bounded.crowding([*first, *second, *nobody]) == first[45:]
+    assert bounded.crowding([*first[:45], *second, *nobody]) == []
+
+
+async def test_health_checks_beyond_a_rate_are_refused_and_then_cost_their_connection(monkeypatch):
+    monkeypatch.setattr(strangers, "CHECKS", 20)
+    address = (serving := Serving()).address
+    async with serving, channels.channel(address) as link, channels.channel(address) as own:
+        assert await own.unary_unary(METHOD)(b"1", metadata=(("name", "acme"),)) == b"1"
+        check = health_pb2_grpc.HealthStub(link).Check
+        ended: Counter[str] = Counter()
+        while not ended["UNAVAILABLE"]:
+            try:
+                await check(health_pb2.HealthCheckRequest())
+                ended["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                ended[error.code().name] += 1
+        assert ended["OK"] == 20
+        assert ended["RESOURCE_EXHAUSTED"] >= strangers.REFUSALS
+        assert await own.unary_unary(METHOD)(b"1", metadata=(("name", "acme"),)) == b"1"
 
 
 async def test_the_system_tells_what_has_come_over_a_connection():

@@ -8,7 +8,7 @@
 --       8 target name ('' any), 9 tokenizer hash ('' any), 10 weights hash, 11 preferred numerics class ('' none),
 --       12 draft release and 13 traffic class ('' leaves what is known of them), 14 whether the tenant shares places with
 --       others (0/1), 15 its limit of places (0 none), 16 places that it has at other targets, 17 ms after its last
---       report in which a session is running, 18 whether these are the last candidates (0/1), 19 ms for which who gets no
+--       report in which a session is running (0 where it is taken for a new one), 18 whether these are the last candidates (0/1), 19 ms for which who gets no
 --       place is taken to wait, ids by which the device is drawn for trials 20 of drafts and 21 of stores ('' leaves what
 --       is known of them), 22 number of tenants that wait, then these, then for each candidate: verifier id, cost while
 --       it is empty, what it costs more while it is full, failed (0/1), rank of its region, the region ('' where they are
@@ -31,7 +31,7 @@ if known[1] then return {0, known[1] == 'killed' and -1 or -2} end
 
 local tenant, shares, places = ARGV[2], ARGV[14] == '1', 0
 local reported = tonumber(known[2] or '0')
-local running = reported > 0 and now - reported < tonumber(ARGV[17]) -- it may move whatever its tenant has used
+local running = reported > 0 and now - reported < tonumber(ARGV[17]) -- it may move whatever its tenant has generated
 
 local function refusal(which, value)
   return {0, -3, which, value, ASK_MS}
@@ -41,7 +41,7 @@ if shares then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_text)
   places = redis.call('ZCARD', KEYS[3]) - (redis.call('ZSCORE', KEYS[3], ARGV[1]) and 1 or 0)
   local limit = tonumber(ARGV[15])
-  if not running and limit > 0 and places + tonumber(ARGV[16]) >= limit then return refusal('places', limit) end
+  if limit > 0 and places + tonumber(ARGV[16]) >= limit then return refusal('places', limit) end
 end
 
 local alive = 0
@@ -153,6 +153,7 @@ end
 if ARGV[20] ~= '' or ARGV[21] ~= '' then
   redis.call('HSET', KEYS[1], 'device', ARGV[20], 'store_device', ARGV[21])
 end
+if reported > 0 then redis.call('HINCRBY', KEYS[1], 'moves', 1) end
 if reported == 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[6]) -- reports prolong it
 end
