@@ -67,6 +67,7 @@ BENCHMARKS = (
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 60, 1_300),
     Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 300, 4_000),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 180, 1_800),
+    Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 45, 750),
     Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),
     Benchmark("chaos", "faults one after another, under load", CLUSTER, 150, 1_300, uses=PREVIOUS),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 300, 600),

@@ -30,6 +30,7 @@ from benchmarks import (
     footprint,
     front,
     latency,
+    long_context,
     lossless,
     overhead,
     overload,
@@ -287,6 +288,24 @@ async def test_capacity_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     for figure in last["vllm"].values():
         assert list(figure) == ["1"]
         assert figure["1"] > 0
+
+
+@in_shared_loop
+async def test_long_context(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    await long_context.main(SMOKE)
+    torch.set_num_threads(threads)
+    last = last_line(capsys)
+    assert last.keys() == {"positions", "contexts", "short_agreement", "ties", "mismatches"}
+    assert last["mismatches"] == 0
+    assert last["contexts"].keys() == {str(tokens) for tokens in long_context.SMOKE.contexts}
+    for context in last["contexts"].values():
+        assert min(context["first_request_s"].values()) > 0
+        assert tuple(context["arms"]) == long_context.ARMS
+        for groups in context["arms"].values():
+            assert sum(group["texts"] for group in groups.values()) == 2
+        streamed = [group["tokens_per_step"] for group in context["arms"][long_context.STREAMING].values()]
+        assert set(streamed) <= {1.0, None}
 
 
 @in_shared_loop
