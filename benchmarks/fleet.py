@@ -6,9 +6,15 @@ session it sees what a verifier reports: the acceptance history of its last posi
 
 There are two loads. Crowded: every device has a session open, about 100 to a verifier. Light: one device in five has
 one, about 20 to a verifier. Every fourth verifier is judged once, right after its second decision (the first one has no
-former window to keep), with five sets of windows: one static window for all; the controller's; the controller's if it
-maximised goodput alone, which shows the cost of slowing nobody down; and the optimum of either
-(benchmarks.support.fleet_simulation.optimum), which shares nothing with the controller and knows the true acceptances.
+former window to keep), with six sets of windows: one static window for all; the controller's; the controller's if it
+maximised goodput alone, which shows the cost of slowing nobody down; those of UCB-SpecStop
+(benchmarks.support.ucb_specstop); and the optimum of either (benchmarks.support.fleet_simulation.optimum), which shares
+nothing with the controller and knows the true acceptances.
+
+UCB-SpecStop has a bandit for each session, which has chosen once a second for as long as the session is old, a minute
+at most, from the tokens of that second. It chooses k; the depth follows by the controller's rule. Before a session's
+time streaming stands in its place. It promises nobody anything, so its share is of the optimum of goodput alone.
+
 The same module judges the long run of each text; the streaming model's figure for the next second of text, which the
 controller has not seen, is reported beside it. The whole fleet, whose windows are decided every few seconds, shows
 fairness and stability over time.
@@ -19,6 +25,8 @@ the optimum, and better than one window for everybody if a thousand sessions dif
 
 from __future__ import annotations
 
+import copy
+import math
 import multiprocessing
 import os
 import resource
@@ -31,9 +39,16 @@ from typing import Any
 
 from benchmarks.support import harness
 from benchmarks.support.fleet_simulation.optimum import StaticRequest
-from benchmarks.support.fleet_simulation.world import STREAMING, FleetSize, SimulatedFleet, SimulatedVerifier
+from benchmarks.support.fleet_simulation.world import (
+    NODES_PER_LEVEL,
+    STREAMING,
+    FleetSize,
+    SimulatedFleet,
+    SimulatedVerifier,
+)
+from benchmarks.support.ucb_specstop import UcbSpecStop
 from coordinator.records import Window, WindowDecision
-from coordinator.window.controller import TOLERANCE, decide
+from coordinator.window.controller import SPARE, TOLERANCE, decide
 
 STATIC = Window(6, 24, nodes_per_level=1.6)
 """A static window for everybody, chosen for a near device with a good draft."""
@@ -43,11 +58,28 @@ JUDGED = 4
 """One verifier of so many is judged."""
 LOADS = {"crowded": 1.0, "light": 0.2}
 """Share of the devices that have a session open at once."""
-KEYS = ("simulated", "devices", "seconds", "vs_optimum", "vs_optimum_by_load", "cpu_s", "by_load")
+UCB = "UCB-SpecStop"
+LEARNED_S = 60
+"""Most seconds that a session's bandit has learned for: three in four sessions are younger."""
+KEYS = (
+    "simulated",
+    "devices",
+    "seconds",
+    "vs_optimum",
+    "vs_optimum_by_load",
+    "vs_optimum_alone",
+    "slowest_over_streaming",
+    "promise_broken",
+    "cpu_s",
+    "by_load",
+)
 """Keys of the last line."""
-FLEETS = ("static", "controller", "goodput alone")
-BOUNDS = {"controller": "optimum", "goodput alone": "optimum alone"}
+COMPARED = ("controller", UCB)
+"""Fleets whose slowest sessions stand in the last line."""
+FLEETS = ("static", "controller", "goodput alone", UCB)
+BOUNDS = {"controller": "optimum", "goodput alone": "optimum alone", UCB: "optimum alone"}
 """Fleet -> the optimum that bounds it."""
+OPTIMA = ("optimum", "optimum alone")
 
 
 @dataclass(frozen=True)
@@ -66,6 +98,7 @@ class JudgedVerifier:
             "static": [STATIC] * len(verifier.sessions),
             "controller": [decisions[session.name].window for session in verifier.sessions],
             "goodput alone": [greedy[session.name].window for session in verifier.sessions],
+            UCB: learned_windows(verifier),
         }
         truth = verifier.truth
         outcomes = {name: truth.outcome([StaticRequest(w.k, w.depth) for w in each]) for name, each in windows.items()}
@@ -110,7 +143,39 @@ class FleetTally:
         return sum(streaming * share for streaming, share in each) / sum(one.streaming for one in self.judged)
 
     def vs_optimum(self, name: str = "controller") -> float:
+        """Return the goodput over that of the optimum that bounds it."""
         return self.goodput(name) / self.goodput(BOUNDS[name])
+
+    def promise_broken(self, name: str) -> float:
+        """Return the share of sessions that are slower than streaming by more than the controller allows."""
+        shares = self.shares(name)
+        return sum(share < 1.0 - TOLERANCE for share in shares) / len(shares)
+
+
+def learned_windows(verifier: SimulatedVerifier, most_s: int = LEARNED_S) -> list[Window]:
+    """Return the windows that UCB-SpecStop gives the sessions now, if it has had each since it was opened.
+
+    most_s: seconds that are simulated for it, on a copy of the verifier.
+    """
+    played = copy.deepcopy(verifier)
+    plain_s = played.cost.seconds(len(played.sessions), len(played.sessions))
+    ages_s = [min(most_s, session.lived_s) for session in played.sessions]
+    ahead = [math.ceil(session.device.rtt_s / plain_s) + SPARE for session in played.sessions]
+    bandits = [UcbSpecStop() for _ in played.sessions]
+
+    def chosen(left_s: int) -> list[Window]:
+        each = zip(bandits, ahead, ages_s, strict=True)
+        levels = ((bandit.choose(), more) if age_s >= left_s else (0, 0) for bandit, more, age_s in each)
+        return [Window(k, k + more, 0.0, NODES_PER_LEVEL) if k else STREAMING for k, more in levels]
+
+    for left_s in range(max(ages_s), 0, -1):
+        windows = chosen(left_s)
+        speeds = played.second(windows)
+        played.live(speeds)
+        for bandit, window, speed in zip(bandits, windows, speeds, strict=True):
+            if window.k:
+                bandit.observe(window.k, 1.0, speed, round(1.0 / plain_s))
+    return chosen(0)
 
 
 def simulate(fleet: SimulatedFleet) -> FleetTally:
@@ -153,17 +218,19 @@ def report(load: str, tally: FleetTally) -> dict[str, Any]:
         f"\n{load}: {len(tally.judged)} of {tally.verifiers} verifiers judged once, {count} sessions; over streaming:"
     )
     print(
-        f"{'':<15}{'goodput':>8}{'slowest':>8}{'p1':>6}{'p50':>6}{'p95':>6}{'<0.97':>7}   next second: goodput, <0.97"
+        f"{'':<15}{'goodput':>8}{'slowest':>8}{'p1':>6}{'p50':>6}{'p95':>6}{'<0.97':>7}{'<0.98':>7}"
+        "   next second: goodput, <0.97"
     )
-    for name in (*FLEETS, *BOUNDS.values()):
+    for name in (*FLEETS, *OPTIMA):
         shares = tally.shares(name)
         p1, p50, p95 = (shares[int(part * len(shares))] for part in (0.01, 0.5, 0.95))
         line = f"{name:<15}{tally.goodput(name):>7.3f}x{shares[0]:>8.2f}{p1:>6.2f}{p50:>6.2f}{p95:>6.2f}"
-        line += f"{_slow(shares):>7.1%}"
+        line += f"{_slow(shares):>7.1%}{tally.promise_broken(name):>7.1%}"
         if name in FLEETS:
             then = tally.shares(name, "next_second")
             line += f"{tally.goodput(name, 'next_second'):>14.3f}x{_slow(then):>14.1%}"
         print(line)
+    print("of its optimum: " + ", ".join(f"{n} {tally.vs_optimum(n):.3f} of the {of}" for n, of in BOUNDS.items()))
     changes = tally.changes / (len(tally.over_streaming) / 60.0)
     cost_s = statistics.median(tally.decided_s)
     print(
@@ -176,9 +243,11 @@ def report(load: str, tally: FleetTally) -> dict[str, Any]:
     return {
         "vs_optimum": round(tally.vs_optimum(), 4),
         "vs_optimum_alone": round(tally.vs_optimum("goodput alone"), 4),
+        "ucb_vs_optimum_alone": round(tally.vs_optimum(UCB), 4),
+        "promise_broken": {n: round(tally.promise_broken(n), 4) for n in COMPARED},
         "judged": len(tally.judged),
-        "goodput_over_streaming": {n: round(tally.goodput(n), 3) for n in (*FLEETS, *BOUNDS.values())},
-        "slowest_over_streaming": {n: round(tally.shares(n)[0], 3) for n in (*FLEETS, *BOUNDS.values())},
+        "goodput_over_streaming": {n: round(tally.goodput(n), 3) for n in (*FLEETS, *OPTIMA)},
+        "slowest_over_streaming": {n: round(tally.shares(n)[0], 3) for n in (*FLEETS, *OPTIMA)},
         "k_changes_per_minute": round(changes, 2),
         "decide_s_p50": round(cost_s, 4),
     }
@@ -218,12 +287,18 @@ def run(scale: FleetSize, workers: int = 2) -> dict[str, Any]:
         for i, load in enumerate(LOADS)
     }
     vs_optimum = {load: found["vs_optimum"] for load, found in by_load.items()}
+    alone = {"goodput alone": "vs_optimum_alone", UCB: "ucb_vs_optimum_alone"}
     return {
         "simulated": True,
         "devices": scale.devices,
         "seconds": round(time.perf_counter() - begun, 1),
         "vs_optimum": min(vs_optimum.values()),
         "vs_optimum_by_load": vs_optimum,
+        "vs_optimum_alone": {name: min(found[key] for found in by_load.values()) for name, key in alone.items()},
+        "slowest_over_streaming": {
+            name: min(found["slowest_over_streaming"][name] for found in by_load.values()) for name in COMPARED
+        },
+        "promise_broken": {name: max(found["promise_broken"][name] for found in by_load.values()) for name in COMPARED},
         "cpu_s": round(_cpu_s() - cpu_s, 1),
         "by_load": by_load,
     }

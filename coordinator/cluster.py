@@ -178,6 +178,8 @@ class Cluster:
 
     verifier_module = "cloud_verifier.app"
     """Module that a verifier's process runs with `python -m`; a benchmark puts one of its own here."""
+    coordinator_module = "coordinator.app"
+    """The same of the coordinator's process."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class Cluster:
         return self.coordinator.address if self.coordinator else ""
 
     async def start_coordinator(self, *arguments: str, cores: Sequence[int] = ()) -> Child:
-        command = [sys.executable, "-m", "coordinator.app", *arguments]
+        command = [sys.executable, "-m", self.coordinator_module, *arguments]
         self.coordinator = await self._start("coordinator", command, cores)
         return self.coordinator
 

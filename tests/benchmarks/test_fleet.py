@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fleet
-from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, FleetTally
+from benchmarks.fleet import BOUNDS, DECIDED_EVERY, FLEETS, LOADS, UCB, FleetTally, learned_windows
 from benchmarks.support.fleet_simulation.world import PASSAGE, STREAMING, FleetSize, SimulatedFleet, SimulatedText
 from coordinator.records import WindowDecision
 from coordinator.window.controller import TOLERANCE, VerifierView, decide
@@ -49,6 +49,27 @@ def test_the_optimum_keeps_the_promise_and_the_other_one_brings_no_less(
     assert tally.goodput("optimum alone") >= tally.goodput("optimum") - 1e-4
 
 
+def test_ucb_specstop_gains_less_than_the_optimum_and_makes_no_promise(
+    lived: tuple[SimulatedFleet, FleetTally],
+) -> None:
+    tally = lived[1]
+    assert 1.0 < tally.goodput(UCB) <= tally.goodput("optimum alone") * 1.001
+    crowd = fleet.simulate(SimulatedFleet(FleetSize(devices=150, verifiers=1, regions=1), seed=4))
+    assert crowd.promise_broken(UCB) > 0.1 > crowd.promise_broken("controller")
+
+
+def test_a_bandit_has_learned_for_as_long_as_its_session_is_old_and_leaves_the_fleet_as_it_was() -> None:
+    world = SimulatedFleet(SMALL, seed=6)
+    verifier = world.verifiers[0]
+    for age_s, session in enumerate(verifier.sessions):
+        session.lived_s = min(age_s, 9)
+    before = [(session.seen, session.text.ahead(300), session.lived_s) for session in verifier.sessions]
+    windows = learned_windows(verifier)
+    assert [window.k for window in windows] == [1 + min(age_s, 9) for age_s in range(len(windows))]
+    assert before == [(session.seen, session.text.ahead(300), session.lived_s) for session in verifier.sessions]
+    assert windows == learned_windows(verifier)
+
+
 def test_worse_windows_are_further_from_the_optimum(
     monkeypatch: pytest.MonkeyPatch, lived: tuple[SimulatedFleet, FleetTally]
 ) -> None:
@@ -81,6 +102,7 @@ def test_the_last_line_says_the_worse_of_the_loads() -> None:
     assert found["seconds"] > 0.0
     assert set(found["vs_optimum_by_load"]) == set(LOADS)
     assert found["vs_optimum"] == min(found["vs_optimum_by_load"].values())
+    assert set(found["slowest_over_streaming"]) == set(found["promise_broken"]) == set(fleet.COMPARED)
     assert tuple(found) == fleet.KEYS
 
 

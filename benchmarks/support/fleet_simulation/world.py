@@ -224,4 +224,6 @@ class SimulatedFleet:
 
     def _under_way(self, session: SimulatedSession) -> None:
         """Let a session have streamed for a while, since the simulation begins in the middle of a fleet's life."""
-        session.seen = session.text.take(min(RECENT, round(self._rng.expovariate(1.0 / LIFE_S) * 30.0)))
+        age_s = self._rng.expovariate(1.0 / LIFE_S)
+        session.lived_s = round(age_s)
+        session.seen = session.text.take(min(RECENT, round(age_s * 30.0)))
