@@ -179,7 +179,7 @@ class Cluster:
     verifier_module = "cloud_verifier.app"
     """Module that a verifier's process runs with `python -m`; a benchmark puts one of its own here."""
     coordinator_module = "coordinator.app"
-    """The same of the coordinator's process."""
+    """Module that the coordinator's process runs with `python -m`; a benchmark puts one of its own here."""
 
     def __init__(
         self,

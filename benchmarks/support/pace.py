@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-PASS_MS, ROW_MS, COUNTS = "PACED_PASS_MS", "PACED_ROW_MS", "PACED_COUNTS"
+PASS_MS, ROW_MS, COUNTS, WAITS = "PACED_PASS_MS", "PACED_ROW_MS", "PACED_COUNTS", "PACED_WAITS"
 """Environment variables of a paced verifier."""
 
 

@@ -12,6 +12,7 @@ windows. Both play the same prompts on the same verifier. Each part may be run a
     crowd        more sessions than speculation pays for (benchmarks.window.cells_part)
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
     arms         who proposes nodes: nobody, the device, the verifier, both (benchmarks.window.arms)
+    policies     the coordinator's windows, UCB-SpecStop and SpecEdge's scheme (benchmarks.window.policies)
     engines      our engine and vLLM, PACED alike (benchmarks.window.engines); with `--engine vllm` it is played alone
                  unless --only says otherwise
 
@@ -41,13 +42,14 @@ from benchmarks.window.context import RunContext
 from benchmarks.window.engines import play_engines
 from benchmarks.window.model import play_model
 from benchmarks.window.plan import MINUTES, QUICK, REAL, SMOKE, WindowPlan
+from benchmarks.window.policies import play_policies
 from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
 
-PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms")
+PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms", "policies")
 SHORT = ("cells", "calibration", "arms")
-"""Those of a quick run, unless `--only` names others."""
+"""Those of a quick run, unless `--only` names others; a smoke run has the policies too."""
 ENGINES = "engines"
 """A part that needs vLLM."""
 KEYS = (
@@ -65,6 +67,7 @@ KEYS = (
     "no_draft_vs_streaming",
     "arms",
     "arms_several",
+    "policies",
     ENGINES,
 )
 """Keys of the last line."""
@@ -122,6 +125,8 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
                 result |= cells_part.calibration(cells or await cells_part.calibrated(context))
             case "arms":
                 result |= await play_arms(context)
+            case "policies":
+                result |= await play_policies(context)
             case "engines":
                 result |= await play_engines(context)
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)
@@ -153,7 +158,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     plan = asked.size.pick(smoke=SMOKE, quick=QUICK, full=WindowPlan())
-    usual = asked.size.pick(smoke=SHORT, quick=SHORT, full=PARTS)
+    usual = asked.size.pick(smoke=(*SHORT, "policies"), quick=SHORT, full=PARTS)
     parts = asked.only or (usual if VLLM not in engines else (ENGINES,))
     pair = Pair.in_folder(asked.models)
     prompts, teaching = (pair.encode(harness.prompts(split)) for split in (asked.texts, "tuning"))

@@ -71,6 +71,7 @@ STATIC_CELLS = (
 )
 
 
+POLICY_RTTS_MS = (1.0, 50.0, 200.0)
 LONG_RTTS_MS = (20.0, 100.0)
 """Round trips of the cells with long prompts; on paced machines, which read at the CPU's speed, only the first."""
 MINUTES = {
@@ -82,6 +83,7 @@ MINUTES = {
     "crowd": 1.0,
     "engines": 3.0,
     "arms": 26.0,
+    "policies": 11.0,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
@@ -119,6 +121,11 @@ class WindowPlan:
     arm_rtts_ms: tuple[float, ...] = RTTS_MS
     arm_machines: tuple[VerifierMachine, ...] = (SIXTEEN, CROWD)
     """Machines with several sessions, on which nobody may be slower than streaming."""
+    policies: int = 8
+    """Prompts in each arm of the policies, one after the other."""
+    policy_tokens: int = 160
+    """Tokens of each: a policy that has to try what is best needs longer than a cell's sessions."""
+    policy_rtts_ms: tuple[float, ...] = POLICY_RTTS_MS
     statics: tuple[StaticWindow, ...] = STATICS
     static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
@@ -170,6 +177,8 @@ QUICK = WindowPlan(
     arm_lessons=2,
     arm_rtts_ms=(50.0,),
     arm_machines=(PACEDS,),
+    policies=2,
+    policy_rtts_ms=(50.0,),
     statics=STATICS[2:3],
     static_cells=((PACED, (("good", 50.0),)),),
     model_rtts_ms=(50.0,),
@@ -188,6 +197,7 @@ SMOKE = replace(
     arms=2,
     arm_lessons=1,
     arm_machines=(),
+    policy_tokens=24,
     static_cells=((REAL, (("good", 1.0),)),),
     only=frozenset({(REAL, 1.0)}),
     tokens=24,

@@ -31,13 +31,15 @@ from outrider.core.errors import BadRequest
 LONG_OUTPUT = 16
 ARMS = "arms"
 """Name of the recording, and of the part, that compares who proposes nodes."""
+POLICIES = "policies"
+"""Name of the recording, and of the part, that compares policies and schemes."""
 
 
 class RecordingLibrary:
     """Hold the draft recordings by name.
 
-    `good` and `narrow` are for the cells, each with the long prompts at its end; `near`, `changes` and `arms` are of
-    `good`.
+    `good` and `narrow` are for the cells, each with the long prompts at its end; `near`, `changes`, `arms` and
+    `policies` are of `good`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class RecordingLibrary:
         """Record the drafts that these parts of the benchmark need."""
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if {"model", ARMS} & set(parts) else (0.8,))
-        if not {"changes", "model", ARMS}.issuperset(parts):
+        if not {"changes", "model", ARMS, POLICIES}.issuperset(parts):
             requests, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
@@ -93,6 +95,9 @@ class RecordingLibrary:
         if "changes" in parts:
             requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
             await self._record("changes", "good", requests, ends)
+        if POLICIES in parts:
+            requests, ends = await calls(where, self._first(plan.policies), options(plan.policy_tokens))
+            await self._record(POLICIES, "good", requests, ends)
         if ARMS in parts:
             greedy = -(-plan.arms // 2)
             sampled = min(plan.arm_prompts, len(self._prompts) - greedy)

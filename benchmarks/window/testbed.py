@@ -21,12 +21,13 @@ from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, S
 from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.support.engine_options import TORCH, Engines, engines
 from benchmarks.support.harness import Pair
-from benchmarks.support.pace import COUNTS, Pace, PassCounts
+from benchmarks.support.pace import COUNTS, WAITS, Pace, PassCounts
 from coordinator.cluster import Cluster
 from outrider.core.protocol.messages import Directive
 
 OVERRAN = 0.02
 PACED_VERIFIER = "benchmarks.support.paced_verifier"
+UCB_COORDINATOR = "benchmarks.support.ucb_coordinator"
 REAL_PASS_MS = {1: 16.0, 8: 20.0}
 """Number of sessions -> approximate time of a plain step on a CPU core."""
 
@@ -114,23 +115,28 @@ class WindowTestbed:
         engine: str = TORCH,
         *,
         server_sources: bool = False,
+        ucb: bool = False,
     ) -> AsyncIterator[RunningVerifier]:
         """Run a verifier with this engine under a coordinator that decides the windows.
 
         server_sources: whether it has sources of nodes of its own, so that a device's are not the only ones.
+        ucb: whether UCB-SpecStop decides the windows.
         """
         options = (*self.engines[engine], *(self.pair.server_sources if server_sources else ()))
         async with (
-            self._cluster(cores, controlled=self._controlled) as cluster,
+            self._cluster(cores, controlled=self._controlled or ucb, ucb=ucb) as cluster,
             self._verifier(cluster, machine, cores, draft, {}, *options) as site,
         ):
             yield site
 
     @contextlib.asynccontextmanager
     async def static_site(
-        self, machine: VerifierMachine, cores: CorePair, directive: Directive
+        self, machine: VerifierMachine, cores: CorePair, directive: Directive, *, waits: bool = False
     ) -> AsyncIterator[RunningVerifier]:
-        """Run a verifier whose own directive holds from the first token on: its coordinator leaves windows alone."""
+        """Run a verifier whose own directive holds from the first token on: its coordinator leaves windows alone.
+
+        waits: whether a paced one waits for nodes as long as the directive says even if that gains nothing.
+        """
         own = {
             "WINDOW_NODES": directive.window_nodes,
             "WINDOW_DEPTH": directive.window_depth,
@@ -138,6 +144,7 @@ class WindowTestbed:
             "DRAFT_WAIT_MS": directive.draft_wait_ms,
         }
         environment = {f"OUTRIDER_VERIFIER_{name}": str(value) for name, value in own.items()}
+        environment |= {WAITS: "1"} if waits else {}
         async with (
             self._cluster(cores, controlled=False) as cluster,
             self._verifier(cluster, machine, cores, None, environment) as site,
@@ -145,8 +152,10 @@ class WindowTestbed:
             yield site
 
     @contextlib.asynccontextmanager
-    async def _cluster(self, cores: CorePair, *, controlled: bool) -> AsyncIterator[Cluster]:
+    async def _cluster(self, cores: CorePair, *, controlled: bool, ucb: bool = False) -> AsyncIterator[Cluster]:
         async with harness.cluster(prefix_cache=False) as cluster:
+            if ucb:
+                cluster.coordinator_module = UCB_COORDINATOR
             # Others may start meanwhile; a child has its environment when its process begins, in the task's first turn.
             async with self._starting:
                 with _environment({"OUTRIDER_COORDINATOR_WINDOW_CONTROL": str(controlled)}):

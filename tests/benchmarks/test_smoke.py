@@ -48,6 +48,7 @@ from benchmarks.support import engine_options, harness
 from benchmarks.support.draft_replay.client import ServiceAddress
 from benchmarks.support.harness import Pair
 from benchmarks.window import __main__ as window
+from benchmarks.window.plan import PACED
 from benchmarks.window.testbed import CorePair, RunningVerifier, VerifierMachine, WindowTestbed
 from cloud_verifier.engine.server_draft.head_models import HeadsFile, HeadsShape, new_heads, save_heads
 from coordinator.cluster import Cluster
@@ -314,16 +315,16 @@ async def test_window(
 ) -> None:
     @contextlib.asynccontextmanager
     async def site(
-        testbed: WindowTestbed, machine: VerifierMachine, lane: CorePair, *arguments: Any, server_sources: bool = False
+        testbed: WindowTestbed, machine: VerifierMachine, lane: CorePair, *arguments: Any, **options: bool
     ) -> AsyncIterator[RunningVerifier]:
-        if server_sources:
-            async with with_sources(testbed, machine, lane, *arguments, server_sources=True) as started:
+        if any(options.values()):
+            async with started_anew(testbed, machine, lane, *arguments, **options) as started:
                 yield started
         else:
             where = ServiceAddress(coordinated.verifiers[0].address, coordinated.address)
             yield RunningVerifier(machine, lane, where, coordinated)
 
-    with_sources = WindowTestbed.site
+    started_anew = WindowTestbed.site
 
     monkeypatch.setattr(WindowTestbed, "site", site)
     await window.main(SMOKE)
@@ -339,6 +340,11 @@ async def test_window(
     for found in texts.values():
         assert found["tokens_per_step"]["streaming"] == 1.0
         assert min(found["over_streaming"].values()) > 0
+    [policies] = last["policies"]
+    assert set(policies["over_streaming"]) == {"outrider", "ucb windows", "ucb rounds", "specedge"}
+    assert min(low for _, low, _ in policies["over_streaming"].values()) > 0
+    assert policies["tokens_per_step"]["streaming"] == 1.0 < policies["tokens_per_step"]["specedge"]
+    assert min(policies["step_ms"][arm] for arm in ("ucb rounds", "specedge")) >= policies["rtt_ms"] + PACED.pass_ms
 
 
 @in_shared_loop

@@ -14,10 +14,12 @@ from outcomes import outcome
 
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
+from benchmarks.support.pace import WAITS
 from benchmarks.window.cells import Cell, CellKey, ObservedWindow
 from benchmarks.window.draft_recordings import long_prompts, match_rate, nearest
 from benchmarks.window.model import against, predicted, windows
 from benchmarks.window.plan import PACED, PACEDS, STATICS, StaticWindow, WindowPlan
+from benchmarks.window.policies import ARMS, not_in_rounds, trip_figures
 from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
 from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed, check, play
@@ -53,6 +55,26 @@ def test_every_prompt_is_an_arms_turn_alone_and_half_of_them_where_several_sessi
 
 def test_each_arm_comes_first_in_turn() -> None:
     assert [rotated(["a", "b", "c"], turn) for turn in (0, 1, 3)] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c"]]
+
+
+def test_policies_are_compared_text_by_text_with_streaming_and_with_the_product() -> None:
+    seconds = {"streaming": 4.0, "outrider": 2.0, "ucb windows": 2.5, "ucb rounds": 4.0, "specedge": 3.0}
+    found = trip_figures(50.0, {name: [outcome(each), outcome(2 * each)] for name, each in seconds.items()})
+    assert set(ARMS) == set(seconds)
+    assert found["texts"] == 2
+    assert found["over_streaming"] == {
+        name: [pytest.approx(4.0 / each, abs=1e-3)] * 3 for name, each in seconds.items() if name != "streaming"
+    }
+    assert found["outrider_over"] == {
+        name: [pytest.approx(seconds[name] / 2.0, abs=1e-3)] * 3 for name in ("ucb windows", "ucb rounds", "specedge")
+    }
+
+
+def test_rounds_that_are_shorter_than_a_round_trip_and_a_pass_are_none() -> None:
+    slow, fast = ([outcome(each, tokens=41, first_token_s=0.0)] for each in (4.0, 2.0))
+    played = {name: fast if name == "specedge" else slow for name in ARMS}
+    assert not_in_rounds(50.0, played) == ["specedge, 50 ms: rounds of 50 ms"]
+    assert not_in_rounds(10.0, played) == []
 
 
 def test_the_best_single_static_is_best_over_all_cells_together() -> None:
@@ -209,7 +231,7 @@ async def test_a_static_window_reaches_the_verifier_by_settings_that_it_knows(mo
 
     class Testbed(WindowTestbed):
         @contextlib.asynccontextmanager
-        async def _cluster(self, cores: CorePair, *, controlled: bool) -> AsyncIterator[Any]:
+        async def _cluster(self, cores: CorePair, *, controlled: bool, ucb: bool = False) -> AsyncIterator[Any]:
             yield None
 
         @contextlib.asynccontextmanager
@@ -222,8 +244,8 @@ async def test_a_static_window_reaches_the_verifier_by_settings_that_it_knows(mo
         app.parse(["--model", "target"]).directive, window_nodes=7, window_depth=5, nodes_per_step=3, draft_wait_ms=11
     )
     testbed = Testbed(harness.Pair.in_folder(harness.ROOT / "models"))
-    async with testbed.static_site(VerifierMachine(sessions=1), CorePair(0, 0), directive):
-        pass
+    async with testbed.static_site(VerifierMachine(sessions=1), CorePair(0, 0), directive, waits=True):
+        assert given.pop(WAITS) == "1"
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert app.parse(["--model", "target"]).directive == directive

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fake_verifier import FakeVerifier, Script
@@ -14,7 +15,9 @@ from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
 from benchmarks.support.draft_replay.client import Player, ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recorder import DraftRecorder, generous
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.rounds import DIRECTIVE, NODES, RoundDrafter
 from benchmarks.support.draft_replay.source import ReplayedDrafts
+from benchmarks.support.ucb_specstop import UcbSpecStop
 from benchmarks.window.draft_recordings import acceptance_histories, match_rate
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
@@ -83,6 +86,78 @@ def test_a_prediction_is_the_one_that_was_sent() -> None:
     sent(drafter, 1)
     assert {node: drafter._open[node] for node in first if node in drafter._open}.items() <= first.items()
     assert {acceptance for acceptance, _ in drafter.settled} <= set(first.values())
+
+
+def in_rounds(source: ScriptedSource, bandit: UcbSpecStop | None = None) -> RoundDrafter:
+    drafter = RoundDrafter([CalibratedSource(source, Calibrator(), Calibrator(), WIDTHS)], trip_s=0.05, bandit=bandit)
+    drafter.begin(DraftTask(PROMPT, (), SAMPLED, TOKENS), SpeculationPlan.of(DIRECTIVE, SessionLimits()))
+    return drafter
+
+
+def requested(drafter: RoundDrafter, most_ahead: int = 8) -> tuple[list[int], list[int]]:
+    """Draft one round; return the tokens of the request and of the tree below it once the device has drafted on."""
+    request = drafter.harvest(moved=True)
+    while request is None:
+        request = drafter.harvest(moved=drafter.step())
+    for _ in range(most_ahead):
+        assert drafter.harvest(moved=drafter.step()) is None
+    sent = {node.id for node in request.nodes}
+    return [node.token for node in request.nodes], [n.token for n in drafter._tree if n.id not in sent]
+
+
+def test_a_round_is_one_request_and_what_is_drafted_meanwhile_is_below_one_token_after_the_likeliest_path() -> None:
+    drafter = in_rounds(ScriptedSource(quality=1.0))
+    request, ahead = requested(drafter)
+    assert 0 < len(request) <= NODES
+    assert ahead
+    path = drafter._tree.path(drafter._head)
+    grandparents = {drafter._tree[n.parent].parent for n in drafter._tree if n.id != drafter._head and n.parent != 0}
+    assert tuple(path) == OUTPUT[: len(path)]
+    children = list(drafter._tree.children(drafter._head).values())
+    assert sum(bool(drafter._tree.children(child)) for child in children) == 1
+    assert drafter._head in grandparents
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_was_drafted_meanwhile_is_part_of_the_next_request_if_the_answer_was_guessed(right: bool) -> None:
+    drafter = in_rounds(ScriptedSource(quality=1.0))
+    requested(drafter)
+    accepted = len(drafter._tree.path(drafter._head))
+    drafter.advance(OUTPUT[: accepted + 1] if right else (*OUTPUT[:accepted], OUTPUT[accepted] + 1))
+    kept = {node.token for node in drafter._tree}
+    assert bool(kept) is right
+    request, _ = requested(drafter)
+    assert kept <= set(request)
+
+
+def test_by_a_bandit_each_round_has_the_levels_that_it_chose_and_nothing_is_drafted_meanwhile() -> None:
+    drafter = in_rounds(ScriptedSource(quality=1.0), UcbSpecStop(most=3))
+    at = 0
+    for levels in (1, 1, 2, 3):  # the round that waits for the prompt is not counted
+        _, ahead = requested(drafter)
+        assert max(item.depth for item in drafter._ranked()) == levels
+        assert not ahead
+        drafter.advance(OUTPUT[at : at + levels + 1])
+        at += levels + 1
+
+
+def test_tokens_that_come_before_the_answer_do_not_begin_a_round() -> None:
+    drafter = in_rounds(ScriptedSource(quality=1.0))
+    requested(drafter)
+    drafter.advance(OUTPUT[:1])  # what the prompt alone brought
+    assert [drafter.harvest(moved=drafter.step()) for _ in range(4)] == [None] * 4
+    drafter.advance(OUTPUT[1:40])
+    assert requested(drafter)[0]
+
+
+@pytest.mark.parametrize("scheme", ["specedge", "ucb"])
+async def test_a_session_in_rounds_delivers_the_recorded_output(
+    tmp_path: Path, scheme: Literal["specedge", "ucb"]
+) -> None:
+    (outcome,) = await played(record_draft(0.8), tmp_path, SessionJob(0, rounds=scheme, rtt_ms=10.0))
+    assert (outcome.wrong, outcome.error, outcome.tokens) == (0, "", TOKENS)
+    assert outcome.accepted > 0
+    assert outcome.appends <= outcome.steps + 2
 
 
 async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.rounds import RoundDrafter
 from benchmarks.support.draft_replay.source import ReplayedDrafts, WrongSpanSource
 from benchmarks.support.network_link import Link
 from benchmarks.support.network_proxy import MAX_RTT_MS, DelayProxy
+from benchmarks.support.ucb_specstop import UcbSpecStop
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
@@ -54,6 +58,8 @@ class SessionJob:
     """Time since its beginning after which the next tokens cancel it; None for no limit."""
     ngram_only: bool = False
     """Whether a client that drafts has no model, and proposes by n-grams alone."""
+    rounds: Literal["", "specedge", "ucb"] = ""
+    """Scheme of a client that drafts in rounds (benchmarks.support.draft_replay.rounds)."""
 
 
 @dataclass
@@ -193,6 +199,8 @@ class Player:
         self._where = where
         self._settings = EdgeSettings(resume_budget_s=where.wait_s, open_budget_s=where.wait_s, cache_dir=scratch)
         self._bundle: TargetBundle | None = None
+        self._bandits: defaultdict[float, UcbSpecStop] = defaultdict(UcbSpecStop)
+        """Round trip in ms -> the bandit of devices that choose their rounds by one; it learns over all sessions."""
 
     async def __aenter__(self) -> Player:
         where = self._where  # only with a ticket of its coordinator's does a verifier describe its target
@@ -227,6 +235,11 @@ class Player:
         return outcome
 
     def _drafts(self, job: SessionJob) -> ReplayedDrafts:
+        if job.rounds:
+            rtt_ms = self._where.rtt_ms if job.rtt_ms is None else job.rtt_ms
+            bandit = self._bandits[rtt_ms] if job.rounds == "ucb" else None
+            drafter = partial(RoundDrafter, trip_s=rtt_ms / 1e3, bandit=bandit)
+            return ReplayedDrafts(self._recorded, self._taught, release=self._release, drafter=drafter)
         if not any(job.wrong_span):
             return ReplayedDrafts(self._recorded, self._taught, release=self._release, ngram_only=job.ngram_only)
         output, vocabulary = self._recorded.recordings[job.recording].call.output, self._recorded.vocabulary

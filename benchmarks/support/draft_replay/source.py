@@ -143,6 +143,7 @@ class ReplayedDrafts(DraftPool):
     wrap: wraps each source, for instance to make it worse.
     release: as in DraftPool; two drafts that share one share what the coordinator expects of them.
     ngram_only: whether the recorded model is left out, and n-grams alone propose.
+    drafter: makes the drafter of these sources, for one that does not draft as the product does.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class ReplayedDrafts(DraftPool):
         wrap: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
         ngram_only: bool = False,
+        drafter: Callable[[Sequence[CalibratedSource]], ProbedDrafter] = ProbedDrafter,
     ) -> None:
         release = f"{release}-ngram" if ngram_only else release
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
@@ -161,6 +163,7 @@ class ReplayedDrafts(DraftPool):
         greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
         self._model_calibrators, self._ngram_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
         self._wrap = wrap
+        self._drafter = drafter
         self.sources: list[ReplayedSource] = []
         self.drafters: list[ProbedDrafter] = []
 
@@ -175,6 +178,6 @@ class ReplayedDrafts(DraftPool):
         widths = DecodeLatency(self._recorded.widths)
         model = CalibratedSource(self._wrap(source), *self._model_calibrators, widths)
         ngram = CalibratedSource(self._wrap(NgramSource()), *self._ngram_calibrators)
-        drafter = ProbedDrafter([ngram] if self._ngram_only else [model, ngram])
+        drafter = self._drafter([ngram] if self._ngram_only else [model, ngram])
         self.drafters.append(drafter)
         return DraftWorker(lambda: drafter)
