@@ -253,6 +253,7 @@ def report(
         "worst_pause_s_by_kind": findings.by_kind(),
         "pauses_over_5_s": len(long),
         "pauses_over_5_s_with_verifier": sum(1 for pause in long if pause.fault is None or pause.fault.leaves_verifier),
+        "pauses_unexplained": sum(pause.fault is None for pause in long),
         "faults_that_struck_nothing": sum(fault.missed for fault in findings.faults),
         "seed": options.seed,
         "minutes": round(seconds / 60.0, 1),

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -44,6 +45,8 @@ START_S = 90.0
 HEALTH_EVERY_S, HEALTH_S = 0.5, 1.0
 CLOCK = Path(__file__).with_name("clock")
 VOCABULARY = 8_192
+TENANTS = 8
+"""At least as many as there are devices."""
 
 
 def tiny_target(folder: Path, tokenizer: Path) -> Path:
@@ -275,12 +278,16 @@ class ChaosCluster:
         self._store = Balancer([self.redis.address, self.replica.address], self._primary, link=Link())
         addresses = [f"127.0.0.1:{port}" for port in ports]
         common = ("--log-format", "json")
+        self.keys = [secrets.token_hex(16) for _ in range(TENANTS)]
+        """API keys; each device is a tenant of its own."""
+        tenants = scratch / "tenants.toml"
+        tenants.write_text("[tenants]\n" + "".join(f'tenant-{n} = "{key}"\n' for n, key in enumerate(self.keys)))
         run = (sys.executable, "-m")
         self.coordinators = []
         options: tuple[str, ...]
         command: tuple[str, ...]
         for number, address in enumerate(addresses[:2], start=1):
-            options = ("--listen", address, "--recording-share", "1.0")
+            options = ("--listen", address, "--recording-share", "1.0", "--tenants", str(tenants))
             state = ("--state-dir", str(scratch / f"state-{number}"))
             command = (*run, "coordinator.app", *options, *state, *tls, *common)
             self.coordinators.append(Server(f"coordinator-{number}", address, command, scratch, journal))

@@ -93,6 +93,7 @@ async def run(options: dict[str, Any]) -> None:
     """Serve until the input ends. options: as `Device.start` of benchmarks.chaos.sessions gives them."""
     async with AsyncClient(
         coordinator=options["coordinator"],
+        api_key=options["api_key"],
         reroute=options["reroute"],
         tls=ClientTls(Path(options["ca"])),
         cache_dir=options["cache"],

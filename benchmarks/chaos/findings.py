@@ -17,7 +17,7 @@ AGAIN_S = 3.0
 """Time after which sessions can be opened again once the control plane is back: a verifier's report, and a retry."""
 LAST_S = 0.5
 """What was in force so long before an error explains it."""
-MOST_MINUTES = 30.0
+MOST_MINUTES, LEAST_FAULTS = 30.0, 300
 
 
 @dataclass(frozen=True)
@@ -186,5 +186,7 @@ def criteria(result: Mapping[str, Any], minutes: float) -> Iterator[Criterion]:
         ("error_lines", "kinds of lines logged at ERROR"),
     ):
         yield Criterion.none(name, result[key])
+    yield Criterion.none("pauses of more than 5 s that no fault explains", result["pauses_unexplained"])
+    yield Criterion.bound("faults that struck something", result["faults"], at_least=LEAST_FAULTS)
     yield Criterion.bound("looks at them", result["looks"], at_least=1, enforced_from=Size.SMOKE)
     yield Criterion.bound("minutes", minutes, at_most=MOST_MINUTES, enforced_from=None)

@@ -89,6 +89,7 @@ class Device:
             shutil.rmtree(cache, ignore_errors=True)
         options = {
             "coordinator": self.front.address,
+            "api_key": self._cluster.keys[self.number],
             "reroute": {server.address: self.links[server.name].address for server in verifiers},
             "ca": str(self._cluster.ca),
             "cache": str(cache),
