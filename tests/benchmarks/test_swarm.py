@@ -148,6 +148,13 @@ async def test_a_client_that_is_far_away_waits_both_ways_and_gets_the_same(
     assert outcome.first_token_s >= 0.12, "half a round trip until the connection is there, a whole one for the token"
 
 
+async def test_a_live_job_without_the_drafts_file_is_refused(
+    verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
+) -> None:
+    with pytest.raises(BadRequest, match="needs the draft's file"):
+        await played(verifier, recorded, tmp_path, SessionJob(0, live=True))
+
+
 async def test_without_a_draft_every_step_brings_one_token(
     verifier: FakeVerifier, recorded: DraftRecording, tmp_path: Path
 ) -> None:

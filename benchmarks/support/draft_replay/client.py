@@ -1,4 +1,4 @@
-"""Provide light clients: the SDK's own client with a draft that is replayed from a recording.
+"""Provide light clients: the SDK's own client with a draft that is replayed from a recording, or with the draft itself.
 
 The rest is what a device does: tokens come through the real stream, what was drafted ahead survives as far as it was
 right, and what was rejected is dropped and drafted anew.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from benchmarks.support.network_link import Link
 from benchmarks.support.network_proxy import MAX_RTT_MS, DelayProxy
 from benchmarks.support.ucb_specstop import UcbSpecStop
 from edge_agent.config import EdgeSettings
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.sessions import Sessions
@@ -30,6 +32,7 @@ from edge_agent.sdk.types import Options
 from edge_agent.session.coordinator_client import Placement
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.target.bundle import TargetBundle
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest, OutriderError, Overloaded
 
 Ending = Literal["finish", "cancel", "drop", "silence"]
@@ -60,6 +63,8 @@ class SessionJob:
     """Whether a client that drafts has no model, and proposes by n-grams alone."""
     rounds: Literal["", "specedge", "ucb"] = ""
     """Scheme of a client that drafts in rounds (benchmarks.support.draft_replay.rounds)."""
+    live: bool = False
+    """Whether a client that drafts computes the draft's passes instead of replaying them."""
 
 
 @dataclass
@@ -151,6 +156,33 @@ class LightClient(AsyncClient):
         return self._ready_bundle
 
 
+class LiveDrafts(DraftPool):
+    """Draft with the model itself."""
+
+    def teach(self, taught: Sequence[Calibrator]) -> None:
+        """Begin with the observations of a recording, as its replay does. taught: `DraftRecording.calibrators()`."""
+        greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught))
+        self._models[0].calibrators = (greedy, sampled)
+        self._ngram_calibrators = (ngram_greedy, ngram_sampled)
+
+
+class LiveClient(LightClient):
+    """Load a draft as any client does, and draft with it."""
+
+    def __init__(self, bundle: TargetBundle, draft: Path, taught: Sequence[Calibrator], **options: Any) -> None:
+        super().__init__(bundle, **options)
+        self._file = draft
+        self._taught = taught
+
+    async def _load_from_verifiers(self) -> TargetBundle:
+        bundle = self._ready_bundle
+        options = replace(self._draft_options, positions=bundle.description.max_sequence)
+        drafts = await LiveDrafts.load(self._file, self._file.name, bundle.tokenizer.table, options)
+        drafts.teach(self._taught)
+        await drafts.warm_up()
+        return replace(bundle, drafts=drafts)
+
+
 class _Watched:
     """Measure how long the route takes to refuse."""
 
@@ -187,14 +219,20 @@ class ServiceAddress:
 class Player:
     """Run any number of jobs of one recording at once. Use it as an async context manager.
 
-    release: of the draft, as in DraftPool.
+    release: of the draft, as in DraftPool. draft: the file of the recorded draft, for live jobs.
     """
 
     def __init__(
-        self, recorded: DraftRecording, where: ServiceAddress, scratch: Path, release: str = "recorded"
+        self,
+        recorded: DraftRecording,
+        where: ServiceAddress,
+        scratch: Path,
+        release: str = "recorded",
+        draft: Path | None = None,
     ) -> None:
         self._recorded = recorded
         self._release = release
+        self._draft = draft
         self._taught = recorded.calibrators()
         self._where = where
         self._settings = EdgeSettings(resume_budget_s=where.wait_s, open_budget_s=where.wait_s, cache_dir=scratch)
@@ -215,14 +253,19 @@ class Player:
         self._bundle = None
 
     async def play(self, job: SessionJob) -> SessionOutcome:
-        """Run a job and return its outcome, errors included. Raises BadRequest for an unknown recording."""
+        """Run a job and return its outcome, errors included.
+
+        Raises BadRequest for an unknown recording, and for a live job without the draft's file.
+        """
         if not 0 <= job.recording < len(self._recorded.recordings):
             raise BadRequest.bound("recording", job.recording, f"less than {len(self._recorded.recordings)}")
-        drafts = self._drafts(job) if job.drafted else None
+        if job.live and self._draft is None:
+            raise BadRequest("a live job needs the draft's file", field="draft")
+        drafts = self._drafts(job) if job.drafted and not job.live else None
         outcome = SessionOutcome()
         async with contextlib.AsyncExitStack() as stack:
             proxy = await self._proxy(stack, job)
-            client = await stack.enter_async_context(self._client(drafts, proxy))
+            client = await stack.enter_async_context(self._client(job, drafts, proxy))
             await self._run(client, job, outcome, proxy)
             outcome.refused_s, outcome.session_id = client.sessions.refused_s, client.sessions.session_id
             outcome.wire_up, outcome.wire_down = (proxy.bytes_up, proxy.bytes_down) if proxy else (0, 0)
@@ -249,17 +292,19 @@ class Player:
 
         return ReplayedDrafts(self._recorded, self._taught, wrap=wrap, release=self._release)
 
-    def _client(self, drafts: ReplayedDrafts | None, proxy: DelayProxy | None) -> LightClient:
+    def _client(self, job: SessionJob, drafts: ReplayedDrafts | None, proxy: DelayProxy | None) -> LightClient:
         if self._bundle is None:
             raise BadRequest("the player is not open; use it as a context manager")
         where = self._where
-        return LightClient(
-            replace(self._bundle, drafts=drafts),
-            coordinator=where.coordinator or None,
-            verifier=None if where.coordinator else where.verifier,
-            reroute={where.verifier: proxy.address} if proxy else None,
-            settings=self._settings,
-        )
+        options: dict[str, Any] = {
+            "coordinator": where.coordinator or None,
+            "verifier": None if where.coordinator else where.verifier,
+            "reroute": {where.verifier: proxy.address} if proxy else None,
+            "settings": self._settings,
+        }
+        if job.drafted and job.live and self._draft is not None:
+            return LiveClient(self._bundle, self._draft, self._taught, **options)
+        return LightClient(replace(self._bundle, drafts=drafts), **options)
 
     async def _proxy(self, stack: contextlib.AsyncExitStack, job: SessionJob) -> DelayProxy | None:
         """Return a link of the session's own if it is delayed or will be cut, else None."""
@@ -275,6 +320,7 @@ class Player:
         self, client: LightClient, job: SessionJob, outcome: SessionOutcome, proxy: DelayProxy | None
     ) -> None:
         call = self._recorded.recordings[job.recording].call
+        await client.prepare()  # a draft is loaded before the request
         began = last = time.monotonic()
         stream = await client.stream(call.prompt, **options_of(call))
         got: list[int] = []
@@ -301,6 +347,8 @@ class Player:
         outcome.seconds = last - began
         outcome.wrong = differing(got, call.output, whole=outcome.finished)
         measured = stream.statistics
+        if job.live and (measured.draft_failure or measured.draft_busy):
+            outcome.error = outcome.error or f"the live draft did not draft: {measured.draft_failure or 'it was busy'}"
         outcome.tokens, outcome.steps, outcome.first_token_s = measured.tokens, measured.steps, measured.first_token_s
         outcome.evaluated, outcome.accepted = measured.evaluated, measured.accepted
         outcome.appends = measured.appends

@@ -93,11 +93,20 @@ def record(pair: Pair, calls: Sequence[RecordedRequest], ends: Sequence[int]) ->
 class Swarm:
     """Run processes of light clients that replay one recording. Use it as an async context manager.
 
-    file: of the DraftRecording. cores: CPUs to pin the processes to; all of them if empty.
+    file: of the DraftRecording. cores: CPUs to pin the processes to; all of them if empty. draft: the file of the
+    recorded draft, for live jobs.
     """
 
-    def __init__(self, file: Path, where: ServiceAddress, *, processes: int = 1, cores: Sequence[int] = ()) -> None:
-        self._arguments = (str(file), json.dumps(asdict(where)))
+    def __init__(
+        self,
+        file: Path,
+        where: ServiceAddress,
+        *,
+        processes: int = 1,
+        cores: Sequence[int] = (),
+        draft: Path | None = None,
+    ) -> None:
+        self._arguments = (str(file), json.dumps(asdict(where)), *(("--draft", str(draft)) if draft else ()))
         self._cores = cores
         self._processes = processes
         self._workers: list[JsonWorker] = []

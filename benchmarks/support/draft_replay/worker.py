@@ -48,10 +48,12 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.support.draft_replay.worker", description=__doc__)
     parser.add_argument("recorded", type=Path)
     parser.add_argument("where", type=json.loads, help="fields of replay.Where, as JSON")
+    parser.add_argument("--draft", type=Path, help="the draft's file, for live jobs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="outrider-swarm-") as scratch:
         recorded, where = DraftRecording.load(options.recorded), ServiceAddress(**options.where)
-        async with Player(recorded, where, Path(scratch), release=f"recorded-{options.recorded.stem}") as player:
+        release = f"recorded-{options.recorded.stem}"
+        async with Player(recorded, where, Path(scratch), release, options.draft) as player:
             await serve(player)
 
 
