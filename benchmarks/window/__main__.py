@@ -1,6 +1,8 @@
 """Compare adaptive windows with streaming, static windows and the model, by distance, draft, sessions and verifier.
 
-A coordinator, a verifier and recorded devices (benchmarks.support.draft_replay) run behind an emulated link.
+A coordinator, a verifier and recorded devices (benchmarks.support.draft_replay) run behind an emulated link. Recorded
+devices wait for the draft's passes and compute none, so drafting takes no CPU time from anybody; the part `live` plays
+devices that compute them beside.
 `streaming` runs no drafter. `adaptive` is the product as it comes: devices draft, and the coordinator decides the
 windows. Both play the same prompts on the same verifier. Each part may be run alone with --only:
 
@@ -13,6 +15,7 @@ windows. Both play the same prompts on the same verifier. Each part may be run a
     calibration  devices' estimates against what became of them; from the cells, or alone from one of them
     arms         who proposes nodes: nobody, the device, the verifier, both (benchmarks.window.arms)
     policies     the coordinator's windows, UCB-SpecStop and SpecEdge's scheme (benchmarks.window.policies)
+    live         devices that compute their draft beside recorded ones (benchmarks.window.live)
     engines      our engine and vLLM, PACED alike (benchmarks.window.engines); with `--engine vllm` it is played alone
                  unless --only says otherwise
 
@@ -40,6 +43,7 @@ from benchmarks.window.cells import Cell, CellKey, figures
 from benchmarks.window.changing_links import play_transitions
 from benchmarks.window.context import RunContext
 from benchmarks.window.engines import play_engines
+from benchmarks.window.live import play_live
 from benchmarks.window.model import play_model
 from benchmarks.window.plan import MINUTES, QUICK, REAL, SMOKE, WindowPlan
 from benchmarks.window.policies import play_policies
@@ -47,8 +51,8 @@ from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.statics import play_statics
 from benchmarks.window.testbed import CorePair, WindowTestbed
 
-PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms", "policies")
-SHORT = ("cells", "calibration", "arms")
+PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms", "policies", "live")
+SHORT = ("cells", "calibration", "arms", "live")
 """Those of a quick run, unless `--only` names others; a smoke run has the policies too."""
 ENGINES = "engines"
 """A part that needs vLLM."""
@@ -68,6 +72,7 @@ KEYS = (
     "arms",
     "arms_several",
     "policies",
+    "live",
     ENGINES,
 )
 """Keys of the last line."""
@@ -77,8 +82,13 @@ CELL_KEYS = (
     "sessions",
     "verifier",
     "vs_streaming",
+    "vs_streaming_lower95",
     "vs_streaming_upper95",
     "ttft_ratio",
+    "gap_ms_p50",
+    "gap_ms_p99",
+    "streaming_gap_ms_p50",
+    "streaming_gap_ms_p99",
     "p99_gap_ratio",
     "vs_best_static",
     "k_median",
@@ -127,6 +137,8 @@ async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> di
                 result |= await play_arms(context)
             case "policies":
                 result |= await play_policies(context)
+            case "live":
+                result |= await play_live(context)
             case "engines":
                 result |= await play_engines(context)
         print(f"--- {part}: {time.monotonic() - begun:.0f} s", flush=True)

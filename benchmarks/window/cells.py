@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.support.draft_replay.client import SessionOutcome
-from benchmarks.support.harness import quantile
+from benchmarks.support.harness import quantile, rounded
 from benchmarks.window.testbed import VerifierMachine
 
 DRAWS = 1_000
@@ -74,11 +74,7 @@ class Cell:
     @property
     def ratios(self) -> dict[int, list[float]]:
         """Return prompt -> adaptive over streaming, one ratio for each round."""
-        found: dict[int, list[float]] = {}
-        for slow, fast in zip(self.streaming, self.adaptive, strict=True):
-            for number, (a, b) in enumerate(zip(slow, fast, strict=True)):
-                found.setdefault(number, []).append(speed(b) / speed(a))
-        return found
+        return over(self.adaptive, self.streaming)
 
     @property
     def played(self) -> list[SessionOutcome]:
@@ -108,9 +104,31 @@ def interval(ratios: Mapping[int, Sequence[float]]) -> tuple[float, float, float
     return statistics.median(each), draws[int(0.025 * DRAWS)], draws[int(0.975 * DRAWS)]
 
 
-def gaps_s(outcomes: Iterable[SessionOutcome]) -> list[float]:
-    """Return the seconds between each token and the one before; 0 within a delivery."""
-    return [b - a for outcome in outcomes for a, b in itertools.pairwise(outcome.delivered_s)]
+def over(
+    above: Sequence[Sequence[SessionOutcome]], below: Sequence[Sequence[SessionOutcome]]
+) -> dict[int, list[float]]:
+    """Return prompt -> the ratio of the speeds of its sessions, one for each round."""
+    found: dict[int, list[float]] = {}
+    for fast, slow in zip(above, below, strict=True):
+        for number, (a, b) in enumerate(zip(fast, slow, strict=True)):
+            found.setdefault(number, []).append(speed(a) / speed(b))
+    return found
+
+
+def gap_figures(played: Iterable[SessionOutcome], streamed: Iterable[SessionOutcome]) -> dict[str, float | None]:
+    """Return quantiles of the milliseconds between deliveries, which a streamed session has for each of its tokens.
+
+    The ratio is that of the 99th percentiles; None if nothing was delivered after a first delivery.
+    """
+    above, below = ([gap for outcome in outcomes for gap in outcome.gaps_ms] for outcomes in (played, streamed))
+    high, low = quantile(above, 0.99), quantile(below, 0.99)
+    return {
+        "gap_ms_p50": rounded(quantile(above, 0.5)),
+        "gap_ms_p99": rounded(high),
+        "streaming_gap_ms_p50": rounded(quantile(below, 0.5)),
+        "streaming_gap_ms_p99": rounded(low),
+        "p99_gap_ratio": round(high / low, 3) if high is not None and low else None,
+    }
 
 
 def predicted_over_measured(cell: Cell) -> list[float]:
@@ -149,7 +167,7 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
         "vs_streaming": round(middle, 3),
         "vs_streaming_upper95": round(high, 3),
         "ttft_ratio": round(statistics.median(fast / slow for slow, fast in firsts), 3) if firsts else None,
-        "p99_gap_ratio": _p99_ratio(gaps_s(played), gaps_s(cell.streamed)),
+        **gap_figures(played, cell.streamed),
         "vs_best_static": None,
         "k_median": statistics.median(each.k for each in decided) if decided else None,
         # A step brings a token besides; what a node carried that came too late to be evaluated is no hit.
@@ -158,7 +176,6 @@ def figures(key: CellKey, cell: Cell) -> dict[str, Any]:
         "bytes_down_per_token": round(sum(outcome.wire_down for outcome in played) / tokens, 1),
         "vs_streaming_lower95": round(low, 3),
         "slowest": round(min(statistics.median(values) for values in cell.ratios.values()), 3),
-        "p99_delivery_gap_ratio": _p99_ratio(_deliveries_ms(played), _deliveries_ms(cell.streamed)),
         "tokens_per_step": round(tokens / steps, 3),
         "messages_per_s": round(sum(o.appends for o in played) / sum(o.seconds for o in played), 1),
         "ttft_streaming_s": round(statistics.median(slow for slow, _ in firsts), 3) if firsts else None,
@@ -176,17 +193,6 @@ def _first_tokens(cell: Cell) -> list[tuple[float, float]]:
     return [(slow, fast) for slow, fast in each if slow is not None and fast is not None]
 
 
-def _deliveries_ms(outcomes: Iterable[SessionOutcome]) -> list[float]:
-    """Return the milliseconds between deliveries."""
-    return [gap for outcome in outcomes for gap in outcome.gaps_ms]
-
-
-def _p99_ratio(above: Sequence[float], below: Sequence[float]) -> float | None:
-    """Return the ratio of two 99th percentiles; None if one of them is not known."""
-    high, low = quantile(above, 0.99), quantile(below, 0.99)
-    return round(high / low, 3) if high is not None and low else None
-
-
 def line(key: CellKey, found: Mapping[str, Any]) -> str:
     """Format the figures of a cell as a line of text."""
     low, high = found["vs_streaming_lower95"], found["vs_streaming_upper95"]
@@ -196,7 +202,8 @@ def line(key: CellKey, found: Mapping[str, Any]) -> str:
         f"{key.machine!s:<34}{key.draft:<7}{key.rtt_ms:>5.0f} ms  {found['vs_streaming']:.2f}x"
         f" [{low:.2f} .. {high:.2f}], slowest {found['slowest']:.2f};"
         f" {found['tokens_per_step']:.2f} tokens a step; first token {shown['ttft_ratio']}x{read},"
-        f" p99 gap {shown['p99_gap_ratio']}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
+        f" deliveries {shown['gap_ms_p50']} ms apart at p50, {shown['gap_ms_p99']} at p99,"
+        f" {shown['p99_gap_ratio']}x; {found['bytes_up_per_token']:.0f} bytes up a token,"
         f" {found['bytes_down_per_token']:.0f} down, {found['messages_per_s']:.0f} Appends up/s;"
         f" k {shown['k_median']}, {shown['hit_rate']} of the nodes accepted, predicted {shown['predicted']}x"
     )

@@ -20,7 +20,15 @@ from benchmarks.window.testbed import RunningVerifier
 CALIBRATED = CellKey(PACED, "good", 50.0)
 """The cell that calibration plays if it runs alone."""
 BINS = 10
-CROWD_KEYS = ("slowest", "vs_streaming", "vs_streaming_upper95", "k_median", "min_acceptance", "predicted")
+CROWD_KEYS = (
+    "slowest",
+    "vs_streaming",
+    "vs_streaming_lower95",
+    "vs_streaming_upper95",
+    "k_median",
+    "min_acceptance",
+    "predicted",
+)
 
 
 async def grid(context: RunContext) -> dict[CellKey, Cell]:

@@ -15,7 +15,7 @@ from benchmarks.support.draft_replay.client import SessionOutcome
 from benchmarks.support.draft_replay.swarm import repeated
 from benchmarks.support.engine_options import TORCH, VLLM
 from benchmarks.window.cell_player import CellPlayer
-from benchmarks.window.cells import Cell, CellKey, figures, interval, line, speed
+from benchmarks.window.cells import Cell, CellKey, figures, interval, line, over
 from benchmarks.window.context import RunContext
 from benchmarks.window.plan import PACED
 from benchmarks.window.testbed import RunningVerifier
@@ -80,15 +80,6 @@ def compared(rtt_ms: float, ours: Cell, theirs: Cell) -> dict[str, Any]:
         "vllm_over_torch_95": [round(low, 3), round(high, 3)],
         "streaming_over_torch": round(streaming, 3),
     }
-
-
-def over(above: list[list[SessionOutcome]], below: list[list[SessionOutcome]]) -> dict[int, list[float]]:
-    """Return prompt -> the ratio of the speeds of its sessions, one for each round."""
-    found: dict[int, list[float]] = {}
-    for fast, slow in zip(above, below, strict=True):
-        for number, (a, b) in enumerate(zip(fast, slow, strict=True)):
-            found.setdefault(number, []).append(speed(a) / speed(b))
-    return found
 
 
 def step_ms(streamed: list[SessionOutcome]) -> float:

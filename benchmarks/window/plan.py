@@ -71,19 +71,20 @@ STATIC_CELLS = (
 )
 
 
-POLICY_RTTS_MS = (1.0, 50.0, 200.0)
+THREE_RTTS_MS = (1.0, 50.0, 200.0)
 LONG_RTTS_MS = (20.0, 100.0)
 """Round trips of the cells with long prompts; on paced machines, which read at the CPU's speed, only the first."""
 MINUTES = {
     "recordings": 1.5,
-    "cells": 16.5,
+    "cells": 18.5,
     "statics": 16.0,
     "model": 3.5,
     "changes": 1.5,
     "crowd": 1.0,
-    "engines": 3.0,
+    "engines": 3.5,
     "arms": 26.0,
-    "policies": 11.0,
+    "policies": 7.0,
+    "live": 4.5,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
 
@@ -97,7 +98,7 @@ class WindowPlan:
     """Recorded prompts, beside the long ones."""
     several: int = 12
     """Prompts of a cell with several sessions."""
-    singles: int = 6
+    singles: int = 8
     """Prompts of a cell with one session, played one after the other."""
     rounds: int = 1
     long: int = 4
@@ -121,11 +122,15 @@ class WindowPlan:
     arm_rtts_ms: tuple[float, ...] = RTTS_MS
     arm_machines: tuple[VerifierMachine, ...] = (SIXTEEN, CROWD)
     """Machines with several sessions, on which nobody may be slower than streaming."""
-    policies: int = 8
+    policies: int = 5
     """Prompts in each arm of the policies, one after the other."""
     policy_tokens: int = 160
     """Tokens of each: a policy that has to try what is best needs longer than a cell's sessions."""
-    policy_rtts_ms: tuple[float, ...] = POLICY_RTTS_MS
+    policy_rtts_ms: tuple[float, ...] = THREE_RTTS_MS
+    live: int = 6
+    """Prompts that devices play live beside their recording."""
+    live_rtts_ms: tuple[float, ...] = THREE_RTTS_MS
+    live_machines: tuple[VerifierMachine, ...] = (REAL, PACED)
     statics: tuple[StaticWindow, ...] = STATICS
     static_cells: tuple[tuple[VerifierMachine, tuple[tuple[str, float], ...]], ...] = STATIC_CELLS
     model_rtts_ms: tuple[float, ...] = RTTS_MS
@@ -179,6 +184,9 @@ QUICK = WindowPlan(
     arm_machines=(PACEDS,),
     policies=2,
     policy_rtts_ms=(50.0,),
+    live=2,
+    live_rtts_ms=(50.0,),
+    live_machines=(REAL,),
     statics=STATICS[2:3],
     static_cells=((PACED, (("good", 50.0),)),),
     model_rtts_ms=(50.0,),

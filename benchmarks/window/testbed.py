@@ -80,10 +80,15 @@ class RunningVerifier:
     """The pass counts of a paced verifier."""
 
     @contextlib.asynccontextmanager
-    async def swarm(self, recorded: Path, changes: tuple[tuple[float, float], ...] = ()) -> AsyncIterator[Swarm]:
-        """Run devices that replay this recording here. Jobs without an RTT of their own have 1 ms."""
+    async def swarm(
+        self, recorded: Path, changes: tuple[tuple[float, float], ...] = (), draft: Path | None = None
+    ) -> AsyncIterator[Swarm]:
+        """Run devices that replay this recording here. Jobs without an RTT of their own have 1 ms.
+
+        draft: the file of the recorded draft, for live jobs.
+        """
         where = replace(self.where, rtt_ms=1.0, changes=changes)
-        async with Swarm(recorded, where, processes=1, cores=[self.cores.devices]) as swarm:
+        async with Swarm(recorded, where, processes=1, cores=[self.cores.devices], draft=draft) as swarm:
             yield swarm
 
     @property

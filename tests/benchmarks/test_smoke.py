@@ -334,6 +334,10 @@ async def test_window(
     assert tuple(cell) == window.CELL_KEYS
     assert cell["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
+    [live] = last["live"]
+    assert (live["rtt_ms"], live["texts"]) == (50.0, 2)
+    assert min(live["live_vs_streaming"], live["replayed_vs_streaming"]) > 0
+    assert live["tokens_per_step"]["streaming"] == 1.0 <= live["tokens_per_step"]["live"]
     [arms] = last["arms"]
     texts = {group: found for group, found in arms.items() if group != "rtt_ms"}
     assert sum(found["texts"] for found in texts.values()) == 3
