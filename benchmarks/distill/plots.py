@@ -6,16 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-try:
-    import matplotlib
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("the plots need matplotlib: pip install 'outrider[dev]'") from error
-
 from benchmarks.distill.answer import DeviceAnswer
 from benchmarks.distill.run_log import RunEvent
-
-matplotlib.use("Agg")
+from benchmarks.support.plotting import new_figure, save
 
 BIN_S = 10.0
 
@@ -24,7 +17,7 @@ def acceptance(
     answers: Sequence[DeviceAnswer], events: Sequence[RunEvent], names: Mapping[str, str], begun: float, path: Path
 ) -> Path:
     """Draw the share of tokens that devices had proposed, in bins of `BIN_S`, by release (see `names`) and kind."""
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    figure = new_figure(12, 7)
     axes = figure.subplots()
     for (release, kind), points in sorted(binned(answers, begun).items()):
         label = f"{names.get(release, release[:12] or 'no draft')}, {kind}"
@@ -36,13 +29,12 @@ def acceptance(
     axes.set(xlabel="seconds", ylabel="share of tokens that the device had proposed", ylim=(0.0, 1.1))
     axes.legend(loc="upper left", ncols=4)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
-    return path
+    return save(figure, path)
 
 
 def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draw the overlap of draft and target during training: of the batches, and of validation text by class."""
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = new_figure(10, 6)
     axes = figure.subplots()
     stepped = [line for line in lines if line.get("validation_overlap") is None]
     axes.plot([line["step"] for line in stepped], [line["overlap"] for line in stepped], alpha=0.5, label="batches")
@@ -53,8 +45,7 @@ def training(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     axes.set(xlabel="steps", ylabel="overlap with the target, sum min(p, q)")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
-    return path
+    return save(figure, path)
 
 
 def binned(answers: Sequence[DeviceAnswer], begun: float) -> dict[tuple[str, str], list[tuple[float, float]]]:

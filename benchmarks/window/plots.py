@@ -9,14 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-try:
-    import matplotlib
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("the plots need matplotlib: pip install 'outrider[dev]'") from error
-
-matplotlib.use("Agg")
+from benchmarks.support.plotting import Axes, Figure, log_ticks, new_figure, save
 
 Row = Mapping[str, Any]
 COLOURS = {"good": "tab:blue", "narrow": "tab:orange"}
@@ -35,10 +28,9 @@ def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
     }
     for name, (needed, picture) in pictures.items():
         if result.get(needed):
-            figure = Figure(figsize=(11, 7), layout="constrained")
+            figure = new_figure()
             picture(result[needed], figure)
-            made.append(folder / f"window_{name}.png")
-            figure.savefig(made[-1], dpi=100)
+            made.append(save(figure, folder / f"window_{name}.png"))
     return made
 
 
@@ -53,12 +45,8 @@ def _panels(cells: Sequence[Row], figure: Figure, each: Callable[[Axes, str, Seq
         axes.set_title(
             f"{'PACED' if verifier == 'paced' else verifier}, {sessions} session{'s' if sessions > 1 else ''} at once"
         )
-        axes.set_xscale("log")
-        ticks = sorted({float(cell["rtt_ms"]) for cell in cells})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        log_ticks(axes, sorted({float(cell["rtt_ms"]) for cell in cells}))
         axes.set_xlabel("round trip, ms")
-        axes.grid(alpha=0.3)
         found.append(axes)
     return found
 

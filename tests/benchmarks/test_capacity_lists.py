@@ -1,4 +1,4 @@
-"""Test that all configurations of the capacity benchmark play the same texts, greedy and sampled ones in turn."""
+"""Test which texts the configurations of the capacity benchmark play, and how they are compared and drawn."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import asyncio
 import itertools
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import capacity
-from benchmarks.capacity import CapacitySize, ServingSetup, ask, in_turn, measure
+from benchmarks.capacity import (
+    CapacitySize,
+    LoadWindow,
+    MeasuredCell,
+    ServingSetup,
+    ask,
+    draw_plot,
+    in_turn,
+    measure,
+    report,
+)
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 
 GREEDY = (True, True, False, False, False, False, False)
@@ -93,3 +104,44 @@ async def test_every_list_is_one_of_its_own_for_all_configurations() -> None:
     assert slow[:3] == fast[:3] == [0, 2, 1]
     assert slow[-3:] == fast[-3:], "the second round's"
     assert slow[:3] != slow[-3:]
+
+
+SPEEDS = {
+    "autoregression": (50.0, 400.0),
+    "device": (90.0, 380.0),
+    "device, controlled": (100.0, 410.0),
+    "server draft 2": (80.0, 300.0),
+    "co-located 2": (60.0, 320.0),
+    "co-located 4": (75.0, 200.0),
+    "both": (120.0, 360.0),
+    "both, controlled": (110.0, 400.0),
+}
+"""Configuration -> tokens per second of one session and of 32."""
+
+
+def cells() -> capacity.Cells:
+    parts_ms = {"draft": 1.0, "verify": 4.0}
+    return {
+        (name, level): MeasuredCell([LoadWindow(speed, speed, speed, 1.5, 0.1, parts_ms)] * 3)
+        for name, each in SPEEDS.items()
+        for level, speed in zip((1, 32), each, strict=True)
+    }
+
+
+def test_devices_are_held_against_the_better_of_server_side_drafting_and_streaming() -> None:
+    found = report("a draft", cells(), (1, 32))
+    assert found["vs_without_devices"] == {"1": 1.125, "32": 0.95}, "over a server's draft, then over streaming"
+    assert found["controlled_vs_without_devices"] == {"1": 1.25, "32": 1.025}
+    assert found["both_vs_without_devices"] == {"1": 1.5, "32": 0.9}
+    assert found["both_controlled_vs_without_devices"] == {"1": 1.375, "32": 1.0}
+    assert found["vs_server_draft"] == {"1": 1.125, "32": 1.188}
+    assert found["both_over_best"] == {"1": 1.2, "32": 0.878}, "over the coordinator's windows"
+    assert found["server_draft_bound"] == {"1": 1.125, "32": 1.125}
+    assert found["tokens_per_s"]["co-located 4"] == {"1": 75.0, "32": 200.0}
+
+
+def test_there_is_a_plot_of_every_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw_plot(report("a draft", cells(), (1, 32)), "a draft", tmp_path / "new", "heavy_draft")
+    assert drawn == tmp_path / "new" / "capacity_heavy_draft.png"
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -271,10 +271,12 @@ async def test_capacity(
     await capacity.main(SMOKE)
     last = last_line(capsys)
     ratios = ("vs_autoregression", "controlled_vs_autoregression", "vs_server_draft", "server_draft_bound")
-    for ratio in (*ratios, "both_over_best"):
+    ratios += ("vs_without_devices", "controlled_vs_without_devices", "both_vs_without_devices")
+    for ratio in (*ratios, "both_over_best", "both_controlled_vs_without_devices"):
         assert list(last[ratio]) == ["1"]
         assert last[ratio]["1"] > 0
     assert last.keys() >= {"draft_over_target", "gpu"}
+    assert all(speed["1"] > 0 for speed in last["tokens_per_s"].values())
 
 
 @in_shared_loop
