@@ -347,8 +347,9 @@ class Player:
         outcome.seconds = last - began
         outcome.wrong = differing(got, call.output, whole=outcome.finished)
         measured = stream.statistics
-        if job.live and (measured.draft_failure or measured.draft_busy):
-            outcome.error = outcome.error or f"the live draft did not draft: {measured.draft_failure or 'it was busy'}"
+        if job.drafted and job.live and self._draft is not None and measured.draft != self._draft.name:
+            why = f"drafted with {measured.draft or 'nothing'} at the end: {measured.draft_failure}"
+            outcome.error = outcome.error or why
         outcome.tokens, outcome.steps, outcome.first_token_s = measured.tokens, measured.steps, measured.first_token_s
         outcome.evaluated, outcome.accepted = measured.evaluated, measured.accepted
         outcome.appends = measured.appends
