@@ -65,7 +65,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 40, 900),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 60, 1_300),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 300, 4_400),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 120, 4_800),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 180, 1_800),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 45, 750),
     Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),

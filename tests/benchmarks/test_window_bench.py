@@ -207,14 +207,14 @@ def test_what_was_to_be_measured_and_was_not_is_short_and_skill_must_be_above_no
         "cells": [figures(KEY, without), figures(KEY, unmeasured)],
         "transition": {"settle_s": None, "vs_streaming": 1.0, "changes": 0},
         "brier_skill": 0.0,
-        "minutes": 76.0,
+        "minutes": 81.0,
     }
     assert [str(each) for each in criteria(result) if not each.met] == [
         "PACED, 8 at once, good, 50 ms, first token over streaming's (prompts read at this CPU's speed):"
         " nothing, wanted at most 1.05, NOT MET",
         "brier_skill: 0, wanted above 0, NOT MET",
         "PACED, transition, seconds until the worst session settled: nothing, wanted at most 3, NOT MET",
-        "minutes of the full run: 76, wanted at most 75, NOT MET",
+        "minutes of the full run: 81, wanted at most 80, NOT MET",
     ]
 
 
@@ -236,7 +236,7 @@ def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
 
 
 def test_a_full_run_plays_parts_that_are_expected_to_take_no_longer_than_they_may() -> None:
-    assert sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *PARTS)) <= 75
+    assert sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *PARTS)) <= 80
 
 
 def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
