@@ -281,13 +281,17 @@ class ChaosCluster:
         self.keys = [secrets.token_hex(16) for _ in range(TENANTS)]
         """API keys; each device is a tenant of its own."""
         tenants = scratch / "tenants.toml"
-        tenants.write_text("[tenants]\n" + "".join(f'tenant-{n} = "{key}"\n' for n, key in enumerate(self.keys)))
+        tenants.write_text(
+            "[tenants]\n"
+            + "".join(f'tenant-{n} = "{key}"\n' for n, key in enumerate(self.keys))
+            + "".join(f"[recording.tenant-{n}]\nshare = 1.0\nkeep_days = 30\n" for n in range(TENANTS))
+        )
         run = (sys.executable, "-m")
         self.coordinators = []
         options: tuple[str, ...]
         command: tuple[str, ...]
         for number, address in enumerate(addresses[:2], start=1):
-            options = ("--listen", address, "--recording-share", "1.0", "--tenants", str(tenants))
+            options = ("--listen", address, "--tenants", str(tenants))
             state = ("--state-dir", str(scratch / f"state-{number}"))
             command = (*run, "coordinator.app", *options, *state, *tls, *common)
             self.coordinators.append(Server(f"coordinator-{number}", address, command, scratch, journal))
