@@ -56,6 +56,8 @@ REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
+AUTHORISED_S = 1.0
+"""Seconds for which the check of a ticket holds while its Open is awaited: revocations are told once a second."""
 MIN_OPENING = 64
 """Streams of one tenant whose Open is awaited at once, at least; otherwise twice as many as there are places."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
@@ -240,6 +242,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
         claims = await self._authorised(ticket, peer)
+        shown_at = time.monotonic()
         async with self._awaiting_open(claims):
             try:
                 first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
@@ -259,7 +262,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
-        if claims is not None:  # revoked, perhaps, while its Open was awaited
+        if claims is not None and time.monotonic() - shown_at > AUTHORISED_S:
             await self._authorise(ticket)
         claims = claims or self._claims_without_ticket(opening)
         if claims.session_id != opening.session_id:

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from scripted_engine import TARGET, Front, front, until
 
-from cloud_verifier.front import live_sessions
+from cloud_verifier.front import live_sessions, service
 from cloud_verifier.front.artifacts import CHUNK_BYTES, WAIT_S, Catalogue, Downloads
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
-from outrider.core.errors import Overloaded, Unavailable
+from outrider.core.errors import Overloaded, PermissionDenied, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, ticket_metadata
@@ -109,6 +109,28 @@ async def test_a_session_that_was_here_a_moment_ago_comes_back_although_tenants_
     await until(lambda: "a" not in verifier.tenants)
     monkeypatch.setattr(live_sessions, "RECENT_S", 0.0)
     await refusal(verifier, "a", shown)
+
+
+async def test_a_ticket_that_is_revoked_while_its_open_is_awaited_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[bytes] = []
+
+    async def authorise(ticket: bytes) -> Claims:
+        shown.append(ticket)
+        if len(shown) > 2:
+            raise PermissionDenied("revoked")
+        return claims(ticket)
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    settings = {"catalogue": Catalogue.of_target(tmp_path, None), "coordinator": "127.0.0.1:1"}
+    async with front(tmp_path, authorise=authorise, **settings) as verifier:
+        await verifier.open("a", ticket=ticket("acme", "a"))
+        assert len(shown) == 1  # its Open came at once
+        monkeypatch.setattr(service, "AUTHORISED_S", 0.0)
+        late = await verifier.open("b", epoch=2, wait=False, ticket=ticket("acme", "b"))
+        assert isinstance(await late.refusal(), PermissionDenied)
+        assert len(shown) == 3
 
 
 @pytest.mark.parametrize("after_its_end", [True, False])
