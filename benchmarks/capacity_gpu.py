@@ -145,7 +145,7 @@ def measure(
         return None
     where = torch.device(device or "cuda")
     plan = plan or replace(workload(size), rate=rate)
-    pair = fitting([shape] if shape else ["8b", "3b", "1b"], draft, plan, where)
+    pair = fitting([shape] if shape else ["qwen3-8b", "3b", "qwen3-1.7b"], draft, plan, where)
     if pair is None:
         return None
     models = [random_model(one, where, attention=attention, seed=seed) for seed, one in enumerate(pair)]

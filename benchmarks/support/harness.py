@@ -286,11 +286,18 @@ def finish(result: dict[str, Any], criteria: Iterable[Criterion] = (), size: Siz
     criteria = list(criteria)
     for criterion in criteria:
         print(criterion)
-    print("versions:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in MACHINE_PACKAGES))
+    print("versions:", ", ".join(f"{name} {_version(name)}" for name in MACHINE_PACKAGES))
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}")
     print(json.dumps(result), flush=True)
     if failed := [str(criterion) for criterion in criteria if criterion.fails(size)]:
         sys.exit("\n".join(failed))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _cpu() -> str:

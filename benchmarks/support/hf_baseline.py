@@ -116,9 +116,11 @@ class ForwardTimestamps(StoppingCriteria):  # type: ignore[misc]
         self.lengths: list[int] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if input_ids.is_cuda:
+            torch.cuda.synchronize(input_ids.device)
         self.times.append(self._clock())
         self.lengths.append(input_ids.shape[1])
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 class HuggingFaceBaseline:
@@ -158,7 +160,7 @@ class HuggingFaceBaseline:
 
     @torch.inference_mode()
     def _generate(self, requests: Sequence[GenerateRequest], longest: int, **options: Any) -> TimedOutput:
-        ids, mask = padded([request.prompt for request in requests])
+        ids, mask = (one.to(self._target.device) for one in padded([request.prompt for request in requests]))
         marks = ForwardTimestamps(self._clock)
         began = self._clock()
         out = self._target.generate(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from cloud_verifier.engine.torch_backend.model import BACKENDS, TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
@@ -23,8 +23,9 @@ POSITIONS = 8_192
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Describe the shape of a Llama. The head always has weights of its own, also if the real model ties it to the
-    embedding: that takes memory and no time, because only the rows of a step's tokens are read of an embedding."""
+    """Describe the shape of a Llama, or of a Qwen3. The head always has weights of its own, also if the real model ties
+    it to the embedding: that takes memory and no time, because only the rows of a step's tokens are read of an
+    embedding."""
 
     name: str
     hidden: int
@@ -34,10 +35,11 @@ class ModelShape:
     head_dim: int
     inner: int
     vocabulary: int = 128_256
+    qwen3: bool = False
 
     @property
     def parameters(self) -> int:
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads) + 2 * self.head_dim * self.qwen3
         layer = attention + 3 * self.hidden * self.inner + 2 * self.hidden
         return 2 * self.vocabulary * self.hidden + self.layers * layer + self.hidden
 
@@ -46,8 +48,8 @@ class ModelShape:
         """Return how many numbers a token's keys and values are, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
-    def config(self) -> LlamaConfig:
-        return LlamaConfig(
+    def config(self) -> PreTrainedConfig:
+        return (Qwen3Config if self.qwen3 else LlamaConfig)(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
@@ -64,6 +66,10 @@ class ModelShape:
 SHAPES = {
     shape.name: shape
     for shape in (
+        ModelShape("qwen3-8b", 4096, 36, 32, 8, 128, 12_288, 151_936, qwen3=True),
+        ModelShape("qwen3-1.7b", 2048, 28, 16, 8, 128, 6_144, 151_936, qwen3=True),
+        ModelShape("qwen3-0.6b", 1024, 28, 16, 8, 128, 3_072, 151_936, qwen3=True),
+        ModelShape("qwen3-0.2b", 768, 8, 12, 4, 64, 2_048, 151_936, qwen3=True),
         ModelShape("8b", 4096, 32, 32, 8, 128, 14_336),
         ModelShape("3b", 3072, 28, 24, 8, 128, 8_192),
         ModelShape("1b", 2048, 16, 32, 8, 64, 8_192),
@@ -73,9 +79,16 @@ SHAPES = {
         ModelShape("tiniest", 32, 1, 2, 1, 16, 64, 512),
     )
 }
-"""The shapes of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary."""
-DRAFTS = {"8b": "0.5b", "3b": "0.5b", "1b": "0.2b", "tiny": "tiniest"}
-"""Target -> its draft, which has 7, 16 and 16% of its parameters."""
+"""The shapes of Qwen3 and of Llama 3.1 and 3.2; 0.5b is Qwen2.5's with Llama's vocabulary, and the 0.2b are ours."""
+DRAFTS = {
+    "qwen3-8b": "qwen3-0.6b",
+    "qwen3-1.7b": "qwen3-0.2b",
+    "8b": "0.5b",
+    "3b": "0.5b",
+    "1b": "0.2b",
+    "tiny": "tiniest",
+}
+"""Target -> its draft, which has 7 to 16% of its parameters."""
 
 
 def dtype_on(device: torch.device) -> torch.dtype:

@@ -22,6 +22,7 @@ from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Directive, SessionLimits
+from outrider.core.sampling import SamplingParams
 
 RATE = 0.8
 """Share of draft tokens accepted at each depth, once those above it are. The two shipped drafts were recorded at 0.893
@@ -30,6 +31,7 @@ BATCHES = (1, 4, 16, 32, 64, 128)
 NODES = (1, 2, 4, 8, 16)
 """Chains of 1, 2, 3, 6 and 11, with siblings beside their upper part from 4 on."""
 LIMITS = SessionLimits()
+GREEDY = SamplingParams()
 WARM = 3
 """Steps with all sessions in them that are not timed."""
 STRAGGLING = 32
@@ -87,6 +89,7 @@ class Case:
     prompt: tuple[int, ...]
     truth: tuple[int, ...] = ()
     """The target's continuation of the prompt."""
+    sampling: SamplingParams = GREEDY
 
 
 @dataclass
@@ -153,7 +156,7 @@ class SteppedEngine:
         return TimedRound(tuple([step for step in steps if step.full][WARM:]), diverged)
 
     def _device(self, case: Case, nodes: int = 0, seed: str = "") -> ScriptedDevice:
-        session = DeviceSession(case.prompt, max_tokens=self.plan.longest, ignore_eos=True)
+        session = DeviceSession(case.prompt, sampling=case.sampling, max_tokens=self.plan.longest, ignore_eos=True)
         return ScriptedDevice(session, case.truth, nodes, self.plan.rate, self.target.vocab_size, Random(seed))
 
     def _serve(

@@ -225,47 +225,51 @@ def profile(
     clock: Callable[[], float] = perf_counter,
 ) -> StepCost:
     """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
-    return measure_cost(_timed_steps(model, rows, clock), rows, limit_s=limit_s, clock=clock)
+    return measure_cost(timed_steps(model, rows, clock), rows, limit_s=limit_s, clock=clock)
 
 
 def compile_if_faster(model: TargetModel) -> str:
     """Compile the model's layers, and undo it unless steps get faster; return what was found, for the log.
 
     It takes up to a minute, and some seconds when the same model is compiled again on the same machine. Raises
-    ModelRefused for a model that is not on a CPU with attention sdpa, in one process.
+    ModelRefused for a model that is not on a CPU with attention sdpa or on CUDA with triton, in one process.
     """
-    if model.device.type != "cpu" or model.attention.name != "sdpa" or dist.is_initialized():
+    on_cuda = model.device.type == "cuda"
+    if model.attention.name != ("triton" if on_cuda else "sdpa") or dist.is_initialized():
         raise ModelRefused(
             f"{model.label} cannot be compiled with attention {model.attention.name} on {model.device.type}; compile is"
-            " for a CPU, attention sdpa and one rank: leave it out"
+            " for a CPU with attention sdpa, or CUDA with triton, and one rank: leave it out"
         )
-    # CPU time, which other work on the machine lengthens less.
-    seconds = _timed_steps(model, COMPILED_ROWS[-1] * SESSIONS, process_time)
+    # On a CPU its own time, which other work on the machine lengthens less.
+    seconds = timed_steps(model, COMPILED_ROWS[-1] * SESSIONS, perf_counter if on_cuda else process_time)
     # Only this process compiles: helpers would stay, and take memory, as long as the engine.
     torch._inductor.config.compile_threads = 1
     model.compile()
     best = {(compiled, rows): float("inf") for compiled in (True, False) for rows in COMPILED_ROWS}
+    # With CUDA graphs, each change captures all of them again.
+    turns = [key for key in best for _ in range(COMPILE_ROUNDS)] if on_cuda else COMPILE_ROUNDS * list(best)
     try:
         # A step of a single row, where it is not padded, has code of its own.
         for counts in ([1], *([rows] * SESSIONS for rows in COMPILED_ROWS)):
             seconds(counts)
-        for compiled, rows in COMPILE_ROUNDS * list(best):
-            model.compiled = compiled
+        for compiled, rows in turns:
+            if compiled != model.compiled:
+                model.run_compiled(compiled)
             best[compiled, rows] = min(best[compiled, rows], seconds([rows] * SESSIONS))
     except Exception as error:  # no C++ compiler, or code that torch cannot compile
         model.uncompile()
         return f"the target is not compiled: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
     share = fmean(best[True, rows] / best[False, rows] for rows in COMPILED_ROWS)
-    model.compiled = share < 1.0
-    if model.compiled:
+    if share < 1.0:
+        model.run_compiled(True)
         return f"the target is compiled: steps take {share:.2f} of the time"
     model.uncompile()
     return f"the target is not compiled: steps take {share:.2f} of the time with it"
 
 
-def _timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:
+def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:
     """Return a function that runs a step over as many sessions as numbers are given, with so many rows each, at most
-    `rows` together, and returns how many seconds it took."""
+    `rows` together, and returns how many seconds it took, without the capture of a graph."""
     length = min(PREFIX, model.max_sequence - 1)
     slots = SESSIONS * length + max(rows, SESSIONS)
     # Keys and values are zero, which take as long as real ones.
@@ -273,6 +277,7 @@ def _timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> C
     prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
 
     def seconds(counts: Sequence[int]) -> float:
+        recorded = model.graphs.recorded if model.graphs else 0
         begun = clock()
         last = model.max_sequence - 1
         segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
@@ -282,6 +287,8 @@ def _timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> C
         taken = clock() - begun
         for segment in segments:
             pool.release(segment.slots)
+        if model.graphs and model.graphs.recorded > recorded:
+            return seconds(counts)  # a graph is captured once, which takes as long as many steps
         return taken
 
     return seconds

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch._dynamo.config
 import torch.distributed as dist
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
@@ -99,7 +101,9 @@ class TargetModel:
         _install(module, self.label)
         fix_rope(module)
         # Several ranks keep the modules that transformers divided among them.
-        self._fused = fuse(module) if self.attention.name == "sdpa" and not dist.is_initialized() else 0
+        triton = self.attention.name == "triton"
+        fusible = (triton or self.attention.name == "sdpa") and not dist.is_initialized()
+        self._fused = fuse(module, triton=triton) if fusible else 0
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
@@ -271,21 +275,42 @@ class TargetModel:
 
         The attention and the packed linear layers are left as they are: torch's own code for them is no faster.
         """
-        base = self.module.base_model
-        plain = base.forward
-        compiled = torch.compile(plain, dynamic=True)
+        for part in self._compiled_parts():
+            part.forward = self._either(part.forward, torch.compile(part.forward, dynamic=True))
+        self.deviation = None
+        self.run_compiled(True)
 
+    def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            # The reference is never compiled.
-            return (compiled if self.compiled and _running.get(None) is not None else plain)(*args, **kwargs)
+            # The reference is never compiled, nor is a forward pass whose operators are watched.
+            use = self.compiled and _running.get(None) is not None and _get_current_dispatch_mode() is None
+            return (compiled if use else plain)(*args, **kwargs)
 
-        base.forward = forward
-        self.compiled, self.deviation = True, None
+        return forward
+
+    def run_compiled(self, compiled: bool) -> None:
+        """Choose whether forward passes run what `compile` has compiled."""
+        self.compiled = compiled
+        self.graphs = self._new_graphs()
 
     def uncompile(self) -> None:
         """Undo `compile`."""
-        del self.module.base_model.forward
-        self.compiled = False
+        for part in self._compiled_parts():
+            vars(part).pop("forward", None)
+        self.run_compiled(False)
+
+    def _compiled_parts(self) -> list[Any]:
+        """Return what is compiled: all layers as one, or with CUDA graphs each of them.
+
+        Layers of one kind then share their code, which takes seconds instead of minutes to make. To enter compiled code
+        takes time on the host, which only a graph saves: on a CPU, eight layers gain nothing by it.
+        """
+        base, count = self.module.base_model, int(self.config.num_hidden_layers)
+        if self.attention.name != "triton":
+            return [base]
+        torch._dynamo.config.allow_unspec_int_on_nn_module = True  # layer_idx then makes no layer a kind of its own
+        lists = (one for one in base.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count)
+        return list(next(lists, [base]))
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -401,7 +426,7 @@ def _attend(
 
 
 _attend_operator = operators.define(  # torch.compile cannot look into a plan
-    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, float? softcap,"
+    "attend(Tensor query, Tensor key, Tensor value, SymInt layer, float scale, int? window, float? softcap,"
     " Tensor? sinks) -> Tensor",
     lambda *arguments: _attend(*arguments).contiguous(),
     lambda query, key, value, *_: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]),

@@ -23,7 +23,7 @@ from outrider.core.errors import ModelRefused
 
 def steps_take(monkeypatch: pytest.MonkeyPatch, *, compiled: float) -> None:
     """Let steps run, but take 1 second, or `compiled` seconds once the model is compiled."""
-    timed_steps = executor._timed_steps
+    timed_steps = executor.timed_steps
 
     def timed(model: TargetModel, *arguments: Any) -> Any:
         run = timed_steps(model, *arguments)
@@ -34,7 +34,7 @@ def steps_take(monkeypatch: pytest.MonkeyPatch, *, compiled: float) -> None:
 
         return seconds
 
-    monkeypatch.setattr(executor, "_timed_steps", timed)
+    monkeypatch.setattr(executor, "timed_steps", timed)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -68,10 +68,11 @@ class Step:
         dim: int,
         dtype: torch.dtype = torch.float32,
         mix: Sequence[tuple[int, int, int]] = MIX,
+        slots: int = SLOTS,
     ) -> None:
         torch.manual_seed(0)
         rng = np.random.default_rng(0)
-        self.pool = KVPool([LayerShape(kv_heads, dim, dim)], SLOTS, dtype=dtype, device=DEVICE)
+        self.pool = KVPool([LayerShape(kv_heads, dim, dim)], slots, dtype=dtype, device=DEVICE)
         self.pool.keys[0].normal_()
         self.pool.values[0].normal_()
         self.segments = [random_segment(self.pool, *shape, rng) for shape in mix]
@@ -83,6 +84,15 @@ class Step:
     def attend(self, backend: AttentionBackend, scoring: Scoring) -> torch.Tensor:
         plan = backend.plan(self.segments, self.pool)
         return plan.attend(0, self.query, self.key, self.value, scoring)
+
+    def in_float32(self, scoring: Scoring) -> torch.Tensor:
+        """Return the reference's result for the same inputs in float32; the pool stays as it was."""
+        heads, dim = self.pool.keys[0].shape[1:]
+        pool = KVPool([LayerShape(heads, dim, dim)], self.pool.slots, dtype=torch.float32, device=DEVICE)
+        pool.keys[0].copy_(self.pool.keys[0])
+        pool.values[0].copy_(self.pool.values[0])
+        inputs = (x.float() for x in (self.query, self.key, self.value))
+        return SdpaBackend().plan(self.segments, pool).attend(0, *inputs, scoring)
 
     def forget(self) -> None:
         """Forget what the rows wrote."""
@@ -124,6 +134,31 @@ def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
     got = step.attend(TritonBackend(), scoring)
     assert got.dtype == dtype
     assert (got - expected).abs().max() < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "mix",
+    [
+        [(0, 1, 0), (1, 1, 1), (255, 1, 64), (47, 1, 16)],
+        pytest.param([(2_047, 1, 16), (4_000, 1, 7), (0, 1, 64)], marks=ON_GPU),
+        pytest.param([(32_768, 1, 64)], marks=ON_GPU),
+        pytest.param([(32_000, 256, 0), (8_191, 3, 33)], marks=ON_GPU),
+        pytest.param([(300, 1, 4)] * 200, marks=ON_GPU),
+    ],
+    ids=["small", "mixed", "long context", "long chunk", "many sessions"],
+)
+def test_heads_of_real_models_are_near_the_reference_in_float32(
+    mix: list[tuple[int, int, int]], dtype: torch.dtype
+) -> None:
+    step = Step(32, 8, 128, dtype, mix=mix, slots=sum(sum(part) for part in mix))
+    scoring = Scoring(128**-0.5)
+    expected = step.in_float32(scoring)
+    step.forget()
+    got = step.attend(TritonBackend(), scoring).float()
+    # The rounding of the inputs is the reference's, too; that of the weights and of the result is not.
+    error = float((got - expected).norm() / expected.norm())
+    assert error < {torch.bfloat16: 5e-3, torch.float16: 1e-3}[dtype]
 
 
 def test_few_programs_compute_many_items_and_padding_gives_nothing() -> None:

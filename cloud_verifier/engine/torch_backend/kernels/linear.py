@@ -172,17 +172,16 @@ def tile_linears(module: nn.Module, *others: type[nn.Module]) -> int:
     return _replace(module, depends_on_rows, TiledLinear)[1]
 
 
+def plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear one, and no more than that."""
+    # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
+    return type(layer) is nn.Linear and "forward" not in vars(layer)
+
+
 def packable(layer: nn.Module) -> bool:
-    """Return whether a layer is a linear one, and no more than that, on a CPU and of a dtype that can be packed."""
-    return (
-        type(layer) is nn.Linear
-        and _pack is not None
-        and _linear is not None
-        and layer.weight.dtype in _TOLERANCE
-        and layer.weight.device.type == "cpu"
-        # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
-        and "forward" not in vars(layer)
-    )
+    """Return whether a layer is a plain linear one on a CPU, of a dtype that can be packed."""
+    known = _pack is not None and _linear is not None
+    return plain(layer) and known and layer.weight.dtype in _TOLERANCE and layer.weight.device.type == "cpu"
 
 
 def _replace(
