@@ -20,8 +20,7 @@ round is not counted. `server_draft_bound` is the gain expected from drafting el
 time of the best server draft.
 
 With sdpa attention a step launches a kernel per session and layer, and with many sessions waits for those launches, in
-target and draft alike, so such ratios say little about a GPU. So far all of this has only been run on a CPU
-(`--device cpu --shape tiny`).
+target and draft alike, so such ratios say little about a GPU.
 """
 
 from __future__ import annotations
@@ -180,10 +179,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rate", type=float, default=RATE, help="share of draft tokens accepted at each depth")
     parser.add_argument("--batches", type=int, nargs="+", help="numbers of sessions")
+    parser.add_argument("--nodes", type=int, nargs="+", help="nodes of each session's tree")
     options = parser.parse_args(argv)
     plan = replace(workload(options.size), rate=options.rate)
     if options.batches:
         plan = replace(plan, batches=tuple(options.batches))
+    if options.nodes:
+        plan = replace(plan, nodes=tuple(options.nodes))
     if options.size is Size.SMOKE and not torch.cuda.is_available():
         print("no CUDA device: the smoke run uses the CPU and the tiny shape")
         options.device, options.shape = options.device or "cpu", options.shape or "tiny"

@@ -4,7 +4,7 @@ The target has random weights and the shape of Qwen3 with 8B parameters, or of 1
 tokens. Four parts, which `--only` chooses from:
 
 `rows`: milliseconds of a forward pass by the number of its rows, of up to 8 sessions behind 128 tokens each,
-plan and argmax included: with CUDA graphs, and without them.
+plan and argmax included: with CUDA graphs, without them, and with graphs of compiled layers (`--compile`).
 
 `steps`: the engine's step at several numbers of sessions, without trees and with trees of 4 nodes, greedy and with every
 row sampled (temperature 0.8, top-p 0.95). `forward` is the time that the GPU computes the target's forward pass, by
@@ -36,7 +36,7 @@ import torch
 
 from benchmarks.support import harness
 from benchmarks.support.engine_driver.configurations import DEVICE, PLAIN, Configuration
-from benchmarks.support.engine_driver.random_models import SHAPES, ModelShape, random_model
+from benchmarks.support.engine_driver.random_models import SHAPES, ModelShape, random_model, random_module
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
 from benchmarks.support.engine_driver.stepped_engine import Case, SteppedEngine, Workload
 from benchmarks.support.harness import Size
@@ -47,9 +47,10 @@ from cloud_verifier.engine.torch_backend.executor import timed_steps
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.torch_backend.model import TargetModel
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.sampling import SamplingParams
 
-PARTS = ("rows", "steps", "attention", "hf")
+PARTS = ("rows", "attention", "hf", "steps")
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 WARM = 2
 """Forward passes of each number of rows that are not timed; the first one captures a graph."""
@@ -63,8 +64,8 @@ class Plan:
     """Set how much is measured."""
 
     sessions: tuple[int, ...] = (1, 16, 64, 256)
-    steps: int = 12
-    rounds: int = 3
+    steps: int = 8
+    rounds: int = 2
     rows: tuple[int, ...] = (1, 4, 16, 32, 64, 128, 256, 512)
     repeats: int = 15
     """Forward passes of each number of rows."""
@@ -130,11 +131,13 @@ class ForwardTimer:
 
 
 def by_rows(model: TargetModel, plan: Plan) -> dict[str, dict[str, float]]:
-    """Return median milliseconds of a forward pass by rows, with CUDA graphs and without."""
+    """Return median milliseconds of a forward pass by rows: with CUDA graphs, without, and with compiled layers."""
     found: dict[str, dict[str, float]] = {}
     graphs = model.graphs
-    for name in ("graphs", "plain"):
+    for name in ("graphs", "plain", "compiled"):
         model.graphs = graphs if name == "graphs" else None
+        if name == "compiled":
+            model.compile()
         seconds = timed_steps(model, max(plan.rows), time.perf_counter)
         found[name] = {}
         for rows in plan.rows:
@@ -142,13 +145,14 @@ def by_rows(model: TargetModel, plan: Plan) -> dict[str, dict[str, float]]:
             taken = [seconds(counts) for _ in range(WARM + plan.repeats)][WARM:]
             found[name][str(rows)] = round(1e3 * statistics.median(taken), 3)
         print(f"{name}: ms by rows {found[name]}", flush=True)
-    model.graphs = graphs
+    model.uncompile()
+    check_numerics(model)
     return found
 
 
 def steps(model: TargetModel, draft: TargetModel, plan: Plan) -> dict[str, dict[str, list[float]]]:
     """Return, by configuration and sessions, milliseconds of a step, of its forward, and outside of it."""
-    work = Workload(plan.sessions, (TREE_NODES,), plan.rounds, plan.steps, plan.prompt, profile_s=0.2)
+    work = Workload(plan.sessions, (TREE_NODES,), plan.rounds, plan.steps, plan.prompt)
     bench = SteppedEngine(model, draft, work)
     found: dict[str, dict[str, list[float]]] = {}
     for sessions in plan.sessions:
@@ -178,24 +182,32 @@ def steps(model: TargetModel, draft: TargetModel, plan: Plan) -> dict[str, dict[
     return found
 
 
-def beside_hugging_face(model: TargetModel, draft: TargetModel, plan: Plan) -> dict[str, Any]:
-    """Return tokens per second of plain decoding, and the engine's over the better of Hugging Face's."""
-    work = Workload(plan.hf_sessions, (TREE_NODES,), plan.rounds, plan.hf_tokens, plan.prompt, profile_s=0.2)
-    bench = SteppedEngine(model, draft, work)
+def beside_hugging_face(model: TargetModel, draft: TargetModel, module: Any, plan: Plan) -> dict[str, Any]:
+    """Return tokens per second of plain decoding, and the engine's over the better of Hugging Face's.
+
+    module: the target as transformers made it.
+    """
+    work = Workload(plan.hf_sessions, (TREE_NODES,), plan.rounds, plan.hf_tokens, plan.prompt)
+    bench, hf = SteppedEngine(model, draft, work), HuggingFaceBaseline(module, clock=time.perf_counter)
     found: dict[str, Any] = {}
     for sessions in plan.hf_sessions:
         rng = Random(sessions)
         prompts = [tuple(rng.choices(range(model.vocab_size), k=plan.prompt)) for _ in range(sessions)]
         cases = [Case(prompt) for prompt in prompts]
         requests = [GenerateRequest(prompt, plan.hf_tokens) for prompt in prompts]
-        rates: dict[str, list[float]] = {"engine": [], "hf dynamic": [], "hf static": []}
+        arms: dict[str, Callable[[int], float]] = {
+            "engine": lambda number, cases=cases: (
+                bench.run(  # type: ignore[misc]
+                    cases, Configuration(PLAIN), f"hf {number}", TreeTally()
+                ).tokens_per_s
+            ),
+            "hf dynamic": lambda _, requests=requests: hf.batch(requests, static=False).decode_rate,  # type: ignore[misc]
+            "hf static": lambda _, requests=requests: hf.batch(requests, static=True).decode_rate,  # type: ignore[misc]
+        }
+        rates: dict[str, list[float]] = {name: [] for name in arms}
         for number in range(plan.rounds + 1):
-            for name in harness.rotated(list(rates), number):
-                rate = (
-                    bench.run(cases, Configuration(PLAIN), f"hf {number}", TreeTally()).tokens_per_s
-                    if name == "engine"
-                    else _generated(model, requests, static=name == "hf static")
-                )
+            for name in harness.rotated(list(arms), number):
+                rate = arms[name](number)
                 if number:  # the first round compiles and captures
                     rates[name].append(rate)
         figures = {name: round(statistics.median(values), 1) for name, values in rates.items()}
@@ -204,17 +216,6 @@ def beside_hugging_face(model: TargetModel, draft: TargetModel, plan: Plan) -> d
         found[str(sessions)] = figures | {"engine_vs_best_hf": round(ratio, 3)}
         print(f"{sessions} requests: {found[str(sessions)]}", flush=True)
     return found
-
-
-def _generated(model: TargetModel, requests: Sequence[GenerateRequest], *, static: bool) -> float:
-    """Return the tokens per second of Hugging Face's decoding on the target's own module."""
-    ours = model.config._attn_implementation
-    model.module.set_attn_implementation("sdpa")
-    try:
-        hf = HuggingFaceBaseline(model.module, clock=time.perf_counter)
-        return hf.batch(requests, static=static).decode_rate
-    finally:
-        model.module.set_attn_implementation(ours)
 
 
 def attention(model: TargetModel, shape: ModelShape, plan: Plan) -> dict[str, dict[str, float]]:
@@ -287,7 +288,7 @@ def measure(plan: Plan, *, device: str, shape: str, only: Sequence[str] = PARTS)
         "rows": lambda: by_rows(model, plan),
         "steps": lambda: steps(model, draft, plan),
         "attention": lambda: attention(model, pair[0], plan),
-        "hf": lambda: beside_hugging_face(model, draft, plan),
+        "hf": lambda: beside_hugging_face(model, draft, random_module(pair[0], where, seed=0), plan),
     }
     found = {part: parts[part]() for part in PARTS if part in only}
     off = model.graphs.off if model.graphs else "not on this device"

@@ -3,8 +3,6 @@
 A walk learns only by a row's token which row is next, so all rows are looked at, before any walk, and little more than
 a token of each is copied to the host. A token is taken only if it is certain to be what `Sampler.choose` returns. Other
 rows, among them those with both penalties and top-p or min-p alone, go to the host if a walk visits them.
-
-It runs in triton's interpreter and compiles for sm_80 and sm_90. It has never run on a GPU.
 """
 
 from __future__ import annotations

@@ -105,15 +105,21 @@ def backend_on(device: torch.device, attention: str = "auto") -> str:
 
 def random_model(shape: ModelShape, device: torch.device, *, attention: str = "auto", seed: int = 0) -> TargetModel:
     """Return a random model that is ready for an engine. Raises ModelRefused if the numerics check fails."""
+    backend = BACKENDS[backend_on(device, attention)]()
+    model = TargetModel(random_module(shape, device, seed=seed), name=shape.name, backend=backend)
+    check_numerics(model)
+    return model
+
+
+def random_module(shape: ModelShape, device: torch.device, *, seed: int = 0) -> Any:
+    """Return the transformers module of a random model; the same one for the same seed on the same device."""
     torch.manual_seed(seed)
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(
-            shape.config(), dtype=dtype_on(device), attn_implementation="eager"
+            shape.config(), dtype=dtype_on(device), attn_implementation="sdpa"
         ).requires_grad_(False)
     _make_definite(module)
-    model = TargetModel(module, name=shape.name, backend=BACKENDS[backend_on(device, attention)]())
-    check_numerics(model)
-    return model
+    return module
 
 
 @torch.no_grad()

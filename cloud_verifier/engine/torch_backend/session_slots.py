@@ -91,17 +91,19 @@ class SessionSlots:
         batch: None if no token follows the chain: then no logits are needed for one.
         """
         start = len(self.table)
-        tokens = self._tokens[start : start + chain]
-        nodes, depths, parents = (batch.tokens, batch.depths, batch.parents) if batch else ((), (), ())
-        last = start + chain - 1
-        positions = np.concatenate([np.arange(start, last + 1), last + np.asarray(depths, dtype=np.int64)])
-        self._step_slots = self._pool.allocate(chain + len(nodes))
-        return Segment(
-            tokens=np.asarray([*tokens, *nodes], dtype=np.int64),
-            chain=chain,
-            parents=np.asarray(parents, dtype=np.int64) + (chain - 1),
+        tokens, last, most = self._tokens[start : start + chain], start + chain - 1, self._last_position
+        positions, parents = list(range(start, start + chain)), []
+        if batch:
+            tokens += batch.tokens
             # A node beyond the last position is never accepted, and the model may have no such position.
-            positions=np.minimum(positions, self._last_position),
+            positions += [min(last + depth, most) for depth in batch.depths]
+            parents = [row + chain - 1 for row in batch.parents]
+        self._step_slots = self._pool.allocate(len(tokens))
+        return Segment(  # numpy's own functions take longer for so few numbers
+            tokens=np.array(tokens, dtype=np.int64),
+            chain=chain,
+            parents=np.array(parents, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
             prefix=self.table.slots,
             slots=self._step_slots,
             wants_logits=batch is not None,
@@ -112,11 +114,17 @@ class SessionSlots:
 
         accepted: rows of the segment's tree batch, in order of position.
         """
-        rows = [*range(segment.chain), *(segment.chain - 1 + row for row in accepted)]
-        self.table.extend(segment.slots[rows])
+        slots, chain = segment.slots, segment.chain
         self._step_slots = _NO_SLOTS
-        if len(rows) < segment.rows:
-            self._pool.release(np.delete(segment.slots, rows))
+        if chain + len(accepted) == len(slots):
+            self.table.extend(slots)
+            return
+        rows = [chain - 1 + row for row in accepted]
+        self.table.extend(slots[:chain])
+        self.table.extend(slots[rows])
+        others = np.ones(len(slots), dtype=np.bool_)
+        others[:chain] = others[rows] = False
+        self._pool.release(slots[others])
 
     def release(self) -> None:
         """Return every slot, the lease and the reservation."""

@@ -10,8 +10,8 @@ attention of a row does not depend on other sessions, nor, for prompts and for t
 were divided into steps. Logits still may: cuBLAS chooses its kernels, and with them a row's bits, by the number of
 rows. Only `exact` gives the same logits.
 
-The kernels were run in triton's interpreter, against `sdpa`, and compiled for sm_80 and sm_90. They have never run on a
-GPU, and nothing here is tuned. Triton builds its launchers with a C compiler when a kernel is first used.
+The kernels were run on an H100 and in triton's interpreter, against `sdpa`, and compiled for sm_80 and sm_90. Triton
+builds its launchers with a C compiler when a kernel is first used.
 """
 
 from __future__ import annotations
