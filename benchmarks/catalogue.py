@@ -90,6 +90,7 @@ BENCHMARKS = (
     Benchmark("swarm", "whether the light clients behave as live devices", ("core", "device"), 30, 300),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "models"), 60, 1_800),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", CLUSTER, 75, 3_700),
+    Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),
     Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),
     Benchmark("lossless-vllm", "the same on vLLM", CLUSTER, 120, 900, ("--only", "engines"), VLLM_PYTHON),

@@ -4,7 +4,8 @@ Logits of the shipped target on held-out prompts, in random compositions (chunks
 benchmarks.support.batch_invariance) and in steps as full as a verifier's may be, are compared with one-token decode, in
 float32 and bfloat16. `sdpa` in bfloat16 is the control: if none of its rows differs, the comparison shows nothing, and
 the run fails. Its argmax flips against exact decode are counted, too. The cost is the thread time of a step, exact over
-sdpa, each the median of interleaved steps; on a GPU, where cuBLAS chooses the kernels, it is the time by the wall clock.
+sdpa, each the median of interleaved steps. On a GPU (`--device cuda`) it is the wall clock's, and the run fails, since
+there exact attention does not hold.
 """
 
 from __future__ import annotations

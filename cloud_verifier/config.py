@@ -90,12 +90,12 @@ class VerifierConfig(BaseSettings):
     attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
     """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same
     bits in every batch, tree and chunk, at some cost in time; for one thread, and not for a mixture of experts. It was
-    shown on a CPU with AMX, and there with AVX-512 alone, and is refused if the numerics check finds a different bit in
-    steps of up to `token_budget` rows."""
+    shown on a CPU with AMX, and there with AVX-512 alone, and is refused on a GPU, and if the numerics check finds a
+    different bit in steps of up to `token_budget` rows."""
     compile: bool = False
-    """Whether torch compiles the target's layers at the start, on a CPU with attention sdpa and one rank. That takes up
-    to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of the time. It needs a
-    C++ compiler, and is undone if steps get no faster."""
+    """Whether torch compiles the target's layers at the start, in one rank: on a CPU with attention sdpa, on CUDA with
+    triton. That takes up to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of
+    the time. It needs a C++ compiler, and is undone if steps get no faster."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass in each rank."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)

@@ -78,10 +78,15 @@ class DeviceSampler:
         return cls(triton_race)
 
     def choose(self, logits: torch.Tensor, wanted: Wanted) -> list[int | None]:
-        """Return each row's token, None where it is not certain. logits: `[R, V]`. Never raises."""
+        """Return each row's token, None where it is not certain. logits: `[R, V]`.
+
+        Raises AcceleratorError if the device itself has failed, and nothing else.
+        """
         if self._kernels is not None:
             try:
                 return choose_ahead(self._kernels, logits, wanted)
+            except torch.AcceleratorError:
+                raise
             except Exception:
                 log.exception("tokens cannot be chosen on the device; they are chosen on the host")
                 self._kernels = None

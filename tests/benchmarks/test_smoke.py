@@ -24,6 +24,7 @@ from benchmarks import (
     counters,
     distill_losses,
     engine,
+    engine_gpu,
     exact,
     failover,
     fleet,
@@ -520,3 +521,17 @@ def test_capacity_gpu_measures_a_tiny_target_on_the_cpu_if_there_is_no_gpu(capsy
     for ratio in ("vs_autoregression", "vs_server_draft", "server_draft_bound"):
         assert list(gpu[ratio]) == ["2"]
         assert gpu[ratio]["2"] > 0
+
+
+def test_engine_gpu_measures_a_tiny_target_on_the_cpu_if_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    engine_gpu.main(SMOKE)
+    gpu = last_line(capsys)["gpu"]
+    assert gpu["rows"].keys() == {"graphs", "plain", "compiled"}
+    assert all(list(by_rows) == ["1", "16"] and min(by_rows.values()) > 0 for by_rows in gpu["rows"].values())
+    assert gpu["steps"].keys() == {f"{kind}, {what}" for kind in ("greedy", "sampled") for what in ("plain", "trees")}
+    for whole, forward, outside in (parts for by_sessions in gpu["steps"].values() for parts in by_sessions.values()):
+        assert 0 < forward < whole
+        assert outside > 0
+    assert set(gpu["hf"]["2"]) == {"engine", "hf dynamic", "hf static", "engine_vs_best_hf"}
+    assert min(gpu["hf"]["2"].values()) > 0
+    assert gpu["attention"]["2 x 16"].keys() == {"sdpa", "GB/s"}

@@ -35,7 +35,7 @@ GREEDY = SamplingParams()
 WARM = 3
 """Steps with all sessions in them that are not timed."""
 STRAGGLING = 32
-"""Most extra steps until all sessions are in; reading all prompts takes half as many."""
+"""Most extra steps until all sessions are in, beside those that read their prompts."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ class SteppedEngine:
         for place, (name, device) in enumerate(live.items()):
             self.engine.start(name, device.session.attach(1, LIMITS), LIMITS, directive)
             self.draft.begin(str(place), device.session.prompt)
-        most = STRAGGLING + max(self.plan.output, WARM + self.plan.steps)
+        reading = len(devices) * self.plan.prompt // max(1, self.plan.engine.token_budget // 4)  # prompts' least share
+        most = STRAGGLING + reading + max(self.plan.output, WARM + self.plan.steps)
         steps: list[TimedStep] = []
         while not enough(steps):
             if len(steps) == most:

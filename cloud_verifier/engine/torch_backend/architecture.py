@@ -74,6 +74,12 @@ EXACT_BITS = UnservedArchitecture(
     OTHER_ATTENTION,
     " with exact attention",
 )
+EXACT_GPU = UnservedArchitecture(
+    "a GPU's libraries choose their kernels, and with them a token's bits, by the shape of the whole step: on an H100"
+    " one row in eight had other bits than alone",
+    OTHER_ATTENTION,
+    " with exact attention",
+)
 
 
 def check_layers(module: Any, label: str) -> None:

@@ -23,7 +23,7 @@ from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
-from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded
+from outrider.core.errors import BadRequest, InternalError, ModelRefused, OutriderError, Overloaded, Unavailable
 from outrider.core.step_cost import KNOTS, StepCost
 from outrider.core.verification import TreeBatch, Verified
 
@@ -117,6 +117,13 @@ class TorchExecutor:
         self._segments[session] = replace(segment, scored=scored) if scored else segment
 
     def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
+        """Raises Unavailable if the device has failed: until the process ends, it computes nothing more."""
+        try:
+            return self._run(rows, lap)
+        except torch.AcceleratorError as error:
+            raise Unavailable(f"{self.model.hardware} has failed: {str(error).splitlines()[0]}") from error
+
+    def _run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
         packed = PackedBatch.pack([self._segments[one.session] for one in rows], self.model.device)
         lap()
         logits = self.model.forward(packed, self.model.attention.plan(packed.segments, self.pool))
@@ -183,6 +190,8 @@ class TorchExecutor:
             except BadRequest as error:
                 results.append(error)
                 continue
+            except torch.AcceleratorError:
+                raise
             except Exception as error:
                 results.append(InternalError(str(error)))
                 continue

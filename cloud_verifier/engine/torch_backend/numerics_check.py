@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cloud_verifier.engine.torch_backend.architecture import DEVIATING, EXACT_BITS, FAILING_TREES
+from cloud_verifier.engine.torch_backend.architecture import DEVIATING, EXACT_BITS, EXACT_GPU, FAILING_TREES
 from cloud_verifier.engine.torch_backend.batch import Ints, PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -48,6 +48,8 @@ def check_numerics(model: TargetModel, *, rows: int = 512, seed: int = 0) -> flo
 
     rows: the most that a step will have.
     """
+    if model.attention.name == "exact" and model.device.type != "cpu":
+        raise EXACT_GPU.of(model.label, model.hardware)  # the few steps below found no such row in bfloat16
     rng = np.random.default_rng(seed)
     pool = KVPool(model.layers, 256, dtype=model.torch_dtype, device=model.device)
     sequences = [_Sequence(model, pool, length, rng) for length in PROMPTS]

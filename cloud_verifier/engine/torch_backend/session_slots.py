@@ -91,7 +91,7 @@ class SessionSlots:
         batch: None if no token follows the chain: then no logits are needed for one.
         """
         start = len(self.table)
-        tokens, last, most = self._tokens[start : start + chain], start + chain - 1, self._last_position
+        tokens, last, most = [*self._tokens[start : start + chain]], start + chain - 1, self._last_position
         positions, parents = list(range(start, start + chain)), []
         if batch:
             tokens += batch.tokens

@@ -37,6 +37,7 @@ from outrider.core.errors import (
     OutriderError,
     Overloaded,
     ProtocolViolation,
+    Unavailable,
 )
 from outrider.core.protocol.messages import Append, Cancel, Finish
 from outrider.core.sampling import SamplingParams
@@ -309,6 +310,19 @@ def test_a_forward_that_raises_fails_the_sessions_in_it_and_no_later_one(
     rig.attach("s", one)
     rig.run()
     assert one.device.received == expected
+
+
+def test_a_device_that_has_failed_ends_the_engine_and_blames_no_session(
+    llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    rig = Rig(llama)
+    running(rig, reference)
+    monkeypatch.setattr(llama, "forward", broken)
+    with pytest.raises(Unavailable, match=r"has failed: CUDA error: an illegal memory access was encountered$"):
+        rig.run()
 
 
 def test_a_session_whose_rows_the_forward_cannot_take_fails_alone(

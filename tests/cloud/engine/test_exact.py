@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rig import Drafter, Rig, client, nothing, prompt_of, random_tree
-from tiny_targets import MIXTURES, TINY, WIDE
+from tiny_targets import MIXTURES, TINY, WIDE, make_tiny
 
 from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits
 from cloud_verifier.engine.config import EngineConfig
@@ -18,6 +18,7 @@ from cloud_verifier.engine.torch_backend import model as target_model
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels import linear as kernels
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
+from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
 from outrider.core.errors import ModelRefused
@@ -192,3 +193,11 @@ def test_a_model_that_does_not_keep_its_bits_is_refused(
         ModelRefused, match=r"cannot be served with exact attention: .* \(in a step of \d+ rows, in float32 on "
     ):
         check_numerics(model, rows=512)
+
+
+def test_it_is_refused_on_a_gpu_whatever_its_check_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TargetModel, "hardware", "a GPU")
+    model = TargetModel(make_tiny("llama"), name="tiny", backend=ExactBackend())
+    model.device = torch.device("cuda")
+    with pytest.raises(ModelRefused, match="with exact attention: a GPU's libraries choose their kernels"):
+        check_numerics(model)

@@ -185,7 +185,7 @@ def test_a_rows_partial_results_stand_in_order_of_position() -> None:
         assert first[row] % step_tables.TILE == row - mine[0][0]
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (16, 16), (17, 32), (512, 512), (513, 513)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (16, 16), (17, 32), (512, 512), (513, 768), (2049, 2049)])
 def test_rows_are_padded_to_the_next_width(rows: int, width: int) -> None:
     assert step_tables.width_of(rows) == width
 

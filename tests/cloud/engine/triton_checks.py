@@ -15,6 +15,9 @@ import pytest
 import torch
 from rig import Rig, adversary, client, prompt_of
 from tiny_targets import Reference
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from cloud_verifier.engine import triton_race
 from cloud_verifier.engine.config import EngineConfig
@@ -23,6 +26,7 @@ from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
+from cloud_verifier.engine.torch_backend.kernels.fusion import TritonRMSNorm, fuse
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, TritonPlan
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -212,6 +216,51 @@ def test_chunks_change_no_bit_of_a_prompt() -> None:
         plan = TritonBackend().plan([chunk], step.pool)
         inputs = (x[:, :, here] for x in (step.query, step.key, step.value))
         assert torch.equal(plan.attend(0, *inputs, scoring), expected[:, here])
+
+
+class Layers(torch.nn.Module):
+    """A norm of its own rounding, and two layers that read the same rows."""
+
+    def __init__(self, norm: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = norm.to(dtype)
+        self.gate_proj = torch.nn.Linear(24, 40, bias=False, dtype=dtype)
+        self.up_proj = torch.nn.Linear(24, 40, bias=False, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("norm", [LlamaRMSNorm, Gemma2RMSNorm, Olmo2RMSNorm])
+@torch.inference_mode()
+def test_fused_layers_compute_what_the_models_own_do(norm: type[torch.nn.Module], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = Layers(norm(24, eps=1e-5), dtype).to(DEVICE)
+    module.norm.weight.data.normal_()
+    # All heads of a row in one piece, cut out of a wider tensor; and rows that are not adjacent.
+    wide = torch.randn(1, 5, 4 * 24, device=DEVICE).to(dtype)
+    inputs = wide[..., 24:72].view(1, 5, 2, 24), wide[..., :24], wide.view(1, 5, 4, 24).transpose(1, 2)
+    expected = [(module.norm(x), module.gate_proj(x), module.up_proj(x)) for x in inputs]
+    assert fuse(module, triton=True) == 3
+    assert type(module.norm) is TritonRMSNorm
+    close = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for x, (normed, gate, up) in zip(inputs, expected, strict=True):
+        assert module.norm(x).is_contiguous()
+        torch.testing.assert_close(module.norm(x), normed, atol=close, rtol=close)
+        torch.testing.assert_close(module.gate_proj(x), gate, atol=close, rtol=close)
+        torch.testing.assert_close(module.up_proj(x), up, atol=close, rtol=close)
+
+
+def test_layers_of_one_kind_are_compiled_once(tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_verifier.engine.torch_backend.kernels.linear._pack", None)  # of a CPU, with numbers
+    model = TargetModel.load(tiny_directory("qwen3"), dtype="float32", device=str(DEVICE), attention="triton")
+    assert model.config.num_hidden_layers > 1
+    torch._dynamo.utils.counters.clear()
+    model.compile()
+    assert check_numerics(model) < FLOAT32_BOUND / 10
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert model.backend.endswith("+compiled")
+    model.uncompile()
+    assert check_numerics(model) < FLOAT32_BOUND / 10
+    assert not model.backend.endswith("+compiled")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])

@@ -10,8 +10,8 @@ A forward pass that reads values back to the host, as a loop over the experts th
 captured. It is detected by watching the first one; such a model runs without graphs, as do steps that fit no width. Any
 other failure turns graphs off, and the model runs without them.
 
-On an H100, a Qwen3 of 8B takes 10 ms as a graph and 40 ms without for any step of up to 64 rows, since its 1,000 kernels
-are launched one by one. Tests without a GPU run with a recorder that calls the forward pass again.
+On an H100, up to 128 rows of a Qwen3 of 8B take 11 ms as a graph. Without one they take 35 to 60 ms, in which the host
+launches 1,000 kernels one by one. Tests without a GPU run with a recorder that calls the forward pass again.
 """
 
 from __future__ import annotations
