@@ -22,6 +22,9 @@ log = logging.getLogger("coordinator")
 
 PROGRAM = "outrider-coordinator"
 INSTALL = "the coordinator needs: pip install 'outrider[coordinator]'"
+SWITCH_S = 5e-4
+"""Seconds until one thread of Python lets another go on. With Python's own 5 ms, each call waits for the thread that
+decides, several times."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator)
         trim_freed_memory()
+        sys.setswitchinterval(SWITCH_S)
         configure(config.log_format, "coordinator", config.log_level)
         asyncio.run(_serve(config))
     except (OutriderError, ImportError) as error:

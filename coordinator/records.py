@@ -135,6 +135,8 @@ class WindowDecision:
     """Share of these positions whose first proposal was accepted."""
     max_k: int = 0
     """Levels that the verifier may evaluate in a step where that pays; window.k is what was counted on."""
+    step_ms: float = 0.0
+    """Predicted length of the verifier's steps; 0 if not known."""
     verifier_id: str = ""
     """Verifier of the session; filled in by the store."""
 

@@ -194,6 +194,7 @@ def _evidence_to_proto(evidence: CanaryEvidence) -> pb.ReleaseEvidence:
 
 def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:
     fields = {**vars(decision), "window": _window_to_proto(decision.window)}  # fields have the same names in both
+    del fields["step_ms"]  # of the verifier, whose own telemetry is shown
     return pb.WindowDecision(**fields, bounds=_bounds_to_proto(bounds) if bounds else None)
 
 

@@ -36,7 +36,7 @@ from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
 from coordinator.window.decision_queue import STALE_S, WAIT_S, Dated, DecisionQueue
-from outrider.core.errors import BadRequest, OutriderError, PermissionDenied, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
 from outrider.telemetry import logs
@@ -56,6 +56,11 @@ several."""
 PRIOR_S, MOST_PRIORS = 1.0, 1_024
 """Seconds for which a prior that was read serves further sessions of its workload, and for how many workloads: reports
 change it by little each second."""
+PLACED_AT_ONCE, MOST_WAITING = 32, 512
+"""Sessions that are placed at once, so that reports, of which none waits, keep their share of a busy process; and how
+many more may wait for that. Devices give up an answer after seconds, and ask again."""
+BUSY_S = 1.0
+"""Seconds after which who was refused for that may ask again."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -78,6 +83,9 @@ class Handlers:
         self._priors_read: dict[WorkloadKey, tuple[float, Prior]] = {}
         """Priors and when they were read, the longest ago first."""
         self._fleet_reading = asyncio.Lock()
+        self._placing = asyncio.Semaphore(PLACED_AT_ONCE)
+        self._waiting = 0
+        """Number of calls that wait for it."""
         self._ownership = Ownership(store)
         self._reports: dict[str, tuple[float, Report]] = {}
         """The last reports that were received here, by verifier."""
@@ -261,6 +269,23 @@ class Handlers:
 
         A session is refused by what was read of the fleet a moment ago, and placed by what was read a little before.
         """
+        if self._waiting >= MOST_WAITING:
+            raise Overloaded(
+                f"{self._waiting} sessions wait to be placed by this coordinator, at most {MOST_WAITING} may; ask again"
+                f" in {BUSY_S:g} s, or another coordinator",
+                retry_after_s=BUSY_S,
+            )
+        self._waiting += 1
+        try:
+            await self._placing.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._placed(claims, request)
+        finally:
+            self._placing.release()
+
+    async def _placed(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
         fleet: placement.Fleet = {}
         refused: OutriderError | None = None
         for age_s in (FLEET_S, AGAIN_S):

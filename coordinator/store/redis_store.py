@@ -7,6 +7,7 @@ start from the clock. While Redis is away every call raises Unavailable; the con
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
@@ -37,6 +38,8 @@ CLUSTER_CONNECTIONS = 512
 """The same to each node of a cluster, where further calls fail and do not wait."""
 CLUSTER = "+cluster://"
 """What follows `redis` or `rediss` in the URL of a cluster."""
+BATCH = 32
+"""Calls whose commands are sent together."""
 SESSIONS_AT_ONCE = 256
 """Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
 _AWAY = (
@@ -88,6 +91,8 @@ class RedisStore:
         self._scripts: dict[str, Any] = {
             path.stem: self._redis.register_script(PRELUDE + path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
+        # A cluster's client sends each command to the node that has its keys.
+        self._batches = None if CLUSTER in url else _CommandBatches(self._redis)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -96,13 +101,22 @@ class RedisStore:
     async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script of the folder `lua` and return its reply. Raises Unavailable."""
         with self._counted(script):
-            return await self._scripts[script](keys=list(keys), args=list(arguments))
+            code = self._scripts[script]
+            if self._batches is None:
+                return await code(keys=list(keys), args=list(arguments))
+            called = code.sha, len(keys), *keys, *arguments
+            try:
+                return (await self._batches.send([("EVALSHA", *called)]))[0]
+            except exceptions.NoScriptError:  # Redis is new, or has forgotten its scripts
+                return (await self._batches.send([("EVAL", code.script, *called[1:])]))[0]
 
     async def call(self, operation: str, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable."""
         if not commands:
             return []
         with self._counted(operation):
+            if self._batches is not None:
+                return await self._batches.send(commands)
             async with self._redis.pipeline(transaction=False) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
@@ -137,6 +151,56 @@ class RedisStore:
             f"the coordinator's store at {self.name} cannot be used ({type(error).__name__}: {str(error)[:200]}); live"
             " sessions go on, opening and resuming work again once it is back"
         )
+
+
+class _CommandBatches:
+    """Sends the commands that tasks issue in one turn of the event loop in one message, since a message costs more.
+
+    Redis runs commands one by one, so those of a batch come no later than they would alone.
+    """
+
+    def __init__(self, redis: Any) -> None:
+        self._redis = redis
+        self._waiting: list[tuple[Sequence[Sequence[Any]], asyncio.Future[list[Any]]]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def send(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the commands' replies. Raises the error of the first that failed."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._begin)
+        replied: asyncio.Future[list[Any]] = loop.create_future()
+        self._waiting.append((commands, replied))
+        replies = await replied
+        failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if failed is not None:
+            raise failed
+        return replies
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for first in range(0, len(waiting), BATCH):
+            task = asyncio.get_running_loop().create_task(self._send(waiting[first : first + BATCH]))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _send(self, waiting: Sequence[tuple[Sequence[Sequence[Any]], asyncio.Future[list[Any]]]]) -> None:
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for commands, _ in waiting:
+                    for command in commands:
+                        pipe.execute_command(*command)
+                replies = iter(await pipe.execute(raise_on_error=False))
+            for commands, replied in waiting:
+                own = [next(replies) for _ in commands]
+                if not replied.done():
+                    replied.set_result(own)
+        except BaseException as error:
+            for _, replied in waiting:
+                if not replied.done():
+                    replied.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
 
 def _client(url: str, timeout_s: float) -> Any:

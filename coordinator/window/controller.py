@@ -89,7 +89,8 @@ class VerifierView:
     between_s: float = 0.0
     """Time between two steps."""
     step_now_s: float = 0.0
-    """Present length of a step; 0 if not known. With it decisions settle at once if windows change little."""
+    """Length of a step as it was predicted last, or else as it is; 0 if not known. With it decisions settle at once if
+    windows change little."""
 
     @functools.cached_property
     def _steps_s(self) -> NDArray[np.float64]:
@@ -146,6 +147,7 @@ def decide(view: VerifierView, tolerance: float = TOLERANCE) -> Mapping[str, Win
             observations=len(session.telemetry.acceptance_history),
             first_acceptance=session.first_acceptance,
             max_k=window.k,
+            step_ms=1e3 * balance.step_s,
         )
         for session, window, (tokens, tokens_per_step, nodes, most) in zip(
             view.sessions, options.windows(balance.chosen), predicted, strict=True

@@ -77,7 +77,8 @@ def decide(
         _view(s, history, before.get(s.session_id), allowed[s.session_id], limits, plain_ms)
         for s, history in zip(sessions, histories, strict=True)
     ]
-    decisions = controller.decide(VerifierView(cost, tuple(views), between_s, verifier.step_ms / 1e3))
+    step_ms = next((decision.step_ms for decision in before.values()), 0.0) or verifier.step_ms
+    decisions = controller.decide(VerifierView(cost, tuple(views), between_s, step_ms / 1e3))
     decided = {}
     for view in views:
         session_id = view.telemetry.session_id
@@ -220,4 +221,5 @@ def _probing(view: SessionView, decision: WindowDecision) -> WindowDecision:
     if decision.window.k:
         return decision
     window, depth = decision.window, min(PROBE_DEPTH, view.bounds.window.depth)
-    return replace(decision, window=Window(0, depth, window.draft_wait_ms, window.nodes_per_level))
+    probing = Window(0, depth, window.draft_wait_ms, window.nodes_per_level)
+    return WindowDecision(**{**vars(decision), "window": probing})  # `replace` takes twice as long

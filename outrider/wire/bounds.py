@@ -7,7 +7,7 @@ import re
 from outrider.core.errors import BadRequest, between
 
 MAX_LABEL = 64
-_LABEL = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_WORD = re.compile(r"[A-Za-z0-9._-]*")
 
 
 def at_most(field: str, value: int, most: int) -> None:
@@ -32,7 +32,7 @@ def text(field: str, value: str, least: int, most: int) -> str:
 
 def is_label(value: str) -> bool:
     """Return whether a value is a label: up to 64 letters, digits, '.', '_' or '-', so that it may be part of a key."""
-    return _LABEL.fullmatch(value) is not None
+    return len(value) <= MAX_LABEL and _WORD.fullmatch(value) is not None
 
 
 def label(field: str, value: str) -> str:
@@ -44,6 +44,6 @@ def label(field: str, value: str) -> str:
 
 def identifier(field: str, value: str, most: int) -> str:
     """Return an id of 1 to `most` letters, digits, '.', '_' or '-', which may be part of a key. Raises BadRequest."""
-    if not re.fullmatch(rf"[A-Za-z0-9._-]{{1,{most}}}", value):
+    if not 1 <= len(value) <= most or not _WORD.fullmatch(value):
         raise BadRequest.bound(field, repr(value[:most]), f"1 to {most} letters, digits, '.', '_' or '-'")
     return value

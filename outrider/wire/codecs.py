@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -101,13 +102,17 @@ class Ping:
 
 def built(cls: type[T], message: Message, **converted: Any) -> T:
     """Return a dataclass whose fields are those of the same names in a message, but for the converted ones."""
-    names = _field_names(cls)  # type: ignore[arg-type]
-    return cls(**{name: getattr(message, name) for name in names if name not in converted}, **converted)
+    names, values_of = _other_fields(cls, tuple(converted))  # type: ignore[arg-type]
+    return cls(**dict(zip(names, values_of(message), strict=True)), **converted)
 
 
 @functools.cache
-def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cls))
+def _other_fields(cls: Any, converted: tuple[str, ...]) -> tuple[tuple[str, ...], Callable[[Message], tuple[Any, ...]]]:
+    """Return the names of a dataclass's fields but for the converted ones, and a function that reads them."""
+    names = tuple(field.name for field in fields(cls) if field.name not in converted)
+    if len(names) < 2:
+        return names, lambda message: tuple(getattr(message, name) for name in names)
+    return names, operator.attrgetter(*names)
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:

@@ -17,6 +17,7 @@ MAX_PARTS = 16
 MAX_PART_NAME = 32
 MAX_MEASURE = 1e9
 MAX_HISTORY = 1_024
+_OUTCOMES = bytes(range(HIT + 1))
 MAX_NODES_PER_LEVEL = 16.0
 MAX_SERVER_GAIN = 4_096.0
 """Tokens that a verifier's own nodes add to a step: no more than a session may have nodes."""
@@ -36,7 +37,8 @@ def session_telemetry_from_proto(message: pb.SessionTelemetry) -> SessionTelemet
     """
     history = message.acceptance_history
     at_most("bytes of sessions.acceptance_history", len(history), MAX_HISTORY)
-    at_most("a byte of sessions.acceptance_history", max(history, default=0), HIT)
+    if history.translate(None, _OUTCOMES):
+        at_most("a byte of sessions.acceptance_history", max(history), HIT)
     per_level = measure("sessions.nodes_per_level", message.nodes_per_level, MAX_MEASURE)
     counted = message.first_accepted <= message.positions <= MAX_POSITIONS
     return built(

@@ -9,6 +9,7 @@ import redis as sync_redis
 from peers import identity, until
 
 from coordinator import placement
+from coordinator.api import handlers
 from coordinator.config import CoordinatorConfig
 from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
@@ -251,3 +252,27 @@ def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_come
     assert batches[0][0] == fleet[ranked[0].verifier_id].weights_hash
     assert [weights for weights, _ in batches] == [batches[0][0]] * 2 + [batches[-1][0]] * 2
     assert all(fleet[one.verifier_id].weights_hash == weights for weights, those in batches for one in those)
+
+
+async def test_sessions_wait_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):
+    monkeypatch.setattr(handlers, "PLACED_AT_ONCE", 1)
+    monkeypatch.setattr(handlers, "MOST_WAITING", 2)
+    goes_on, placed = asyncio.Event(), handlers.Handlers._placed
+
+    async def slowly(*call):
+        await goes_on.wait()
+        return await placed(*call)
+
+    monkeypatch.setattr(handlers.Handlers, "_placed", slowly)
+    coordinator = await start()
+    await coordinator.join("v1")
+    tasks = [asyncio.create_task(attempt(coordinator.open())) for _ in range(5)]
+    while sum(task.done() for task in tasks) < 2:
+        await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+    errors = [task.result() for task in tasks if task.done()]
+    assert {type(error) for error in errors} == {Overloaded}
+    assert all(error.retry_after_s == 1.0 and "2 sessions wait to be placed" in str(error) for error in errors)
+    assert (await coordinator.report("v1")).known  # reports do not wait
+    goes_on.set()
+    opened = [one for one in await asyncio.gather(*tasks) if not isinstance(one, OutriderError)]
+    assert [one.primary.verifier_id for one in opened] == ["v1"] * 3

@@ -11,7 +11,7 @@ import pytest
 from peers import until
 
 from coordinator.records import Prior, Window, WindowBounds, WindowDecision
-from coordinator.window import report_adapter
+from coordinator.window import controller, report_adapter
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.core.errors import BadRequest, NotFound, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
@@ -61,6 +61,22 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     assert good.window_nodes >= good.window_depth > 4
     assert decided["bad"].window.k == 0
     assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
+
+
+def test_a_decision_begins_with_the_step_that_was_predicted_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [stats(f"s{i}", hit=0.5 + 0.04 * i, rtt_ms=10.0 * i + 5.0) for i in range(8)]
+    first = decide(*sessions, load=CPU)
+    assert len({one.step_ms for one in first.values()}) == 1
+    predicted: list[float] = []
+    predict = controller.Options.predict
+
+    def watched(options: controller.Options, step_s: float) -> None:
+        predicted.append(1e3 * step_s)
+        predict(options, step_s)
+
+    monkeypatch.setattr(controller.Options, "predict", watched)
+    decide(*sessions, load=CPU, before=first)
+    assert predicted == [pytest.approx(first["s0"].step_ms)]  # and it settles at once
 
 
 def test_a_session_that_is_alone_may_have_all_nodes_that_pay_by_the_verifiers_own_estimate() -> None:
