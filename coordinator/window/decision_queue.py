@@ -1,8 +1,9 @@
-"""Make decisions on windows beside the reports that ask for them, one at a time, in half of the time at most.
+"""Make decisions on windows beside the reports that ask for them, one at a time.
 
 A verifier's lease and keys must not wait for its sessions' windows, and deciding on several hundred sessions takes a
-large part of a second. A decision that is not made in time is sent with the next report, and the last decision is
-sent again until there is a newer one: a verifier that gets none for long goes back to its own setting.
+part of a second. What is decided in this process keeps its event loop waiting, and is followed by a rest. A decision
+that is not made in time is sent with the next report, and the last decision is sent again until there is a newer one: a
+verifier that gets none for long goes back to its own setting.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class DecisionQueue:
         self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
         return self._made.get(verifier_id, (((), 0.0), since))[0]
 
+    def rest(self, seconds: float) -> None:
+        """Make no further decision for so long."""
+        self._rests_until = self._clock() + seconds
+
     def ask(self, verifier_id: str, decide: Decide) -> asyncio.Task[None]:
         """Have decisions made in their turn, from this report or a later one; return the task that makes them."""
         self._asked[verifier_id] = decide
@@ -74,10 +79,8 @@ class DecisionQueue:
         try:
             async with self._turn:
                 await asyncio.sleep(self._rests_until - self._clock())
-                begun = self._clock()
                 decisions = await self._asked.pop(verifier_id)()
                 ended = self._clock()
-                self._rests_until = ended + (ended - begun)
             if self._keep is not None:
                 decisions = await self._keep(verifier_id, decisions)
             self._made[verifier_id] = decisions, ended

@@ -1,0 +1,128 @@
+"""Decide about the windows of many sessions in a process of its own.
+
+In a thread it takes two to four times as long beside reports, and they wait for it: Python has one lock for both. The
+process is started when it is first needed, and ends with its parent. On its standard streams a message is JSON behind
+its length, 8 bytes little-endian.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from coordinator.records import Prior, WindowDecision
+from coordinator.store.redis_codec import decisions_from_json, decisions_to_json, report_from_json
+from coordinator.window import report_adapter
+from outrider.core.errors import Unavailable
+from outrider.core.protocol.messages import SessionLimits
+from outrider.processes import end_with_parent, tied_to_this_process
+
+DECIDE_S = 10.0
+"""Seconds in which the process must decide, its start included; it takes a few at most for the largest verifier."""
+_LENGTH = struct.Struct("<Q")
+
+
+class DecidingProcess:
+    """Decides about one verifier after the other; a call waits for those before it. Close it when done."""
+
+    def __init__(self, limits: SessionLimits) -> None:
+        """Start nothing yet. limits: of every session."""
+        self._limits = limits
+        self._child: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._ended = False
+
+    async def decide(
+        self, report: str, before: Mapping[str, WindowDecision], priors: Mapping[str, Prior]
+    ) -> tuple[tuple[WindowDecision, ...], float]:
+        """Return what `report_adapter.decide` returns, and the seconds of CPU that it took. Raises Unavailable.
+
+        report: as `report_to_json` writes it. before: the last decisions. priors: by session id.
+        """
+        different = list(dict.fromkeys(priors.values()))
+        number = {prior: i for i, prior in enumerate(different)}
+        request = {
+            "report": report,
+            "before": decisions_to_json(before.values()),
+            "priors": [(one.acceptance_history.hex(), one.draft_ms, one.nodes_per_level) for one in different],
+            "prior_of": {session_id: number[prior] for session_id, prior in priors.items()},
+        }
+        async with self._turn:
+            if self._ended:
+                raise Unavailable("this coordinator ends, and decides about nothing more")
+            try:
+                answer = await asyncio.wait_for(self._answer(json.dumps(request).encode()), DECIDE_S)
+            except (OSError, EOFError, ValueError, TimeoutError) as error:
+                await self._kill()
+                raise Unavailable(f"the process that decides has failed: {type(error).__name__}: {error}") from error
+            except BaseException:
+                await self._kill()  # what it answers later would be taken for another answer
+                raise
+        if "error" in answer:
+            raise Unavailable(f"the process that decides has failed: {answer['error']}")
+        return decisions_from_json("", answer["decisions"]), float(answer["cpu_s"])
+
+    async def close(self) -> None:
+        """End the process for good."""
+        self._ended = True
+        await self._kill()
+
+    async def _kill(self) -> None:
+        """End the process; the next decision starts another."""
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def _answer(self, request: bytes) -> dict[str, Any]:
+        if self._child is None:
+            program = (sys.executable, "-m", __name__, json.dumps(vars(self._limits)), str(os.getpid()))
+            self._child = await asyncio.create_subprocess_exec(
+                *tied_to_this_process(), *program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+        to_child, from_child = self._child.stdin, self._child.stdout
+        assert to_child is not None and from_child is not None
+        to_child.write(_LENGTH.pack(len(request)) + request)
+        await to_child.drain()
+        (length,) = _LENGTH.unpack(await from_child.readexactly(_LENGTH.size))
+        answer: dict[str, Any] = json.loads(await from_child.readexactly(length))
+        return answer
+
+
+def decided(request: Mapping[str, Any], limits: SessionLimits) -> dict[str, Any]:
+    """Return the answer to a request."""
+    begun = time.process_time()
+    try:
+        verifier, sessions, _, bounds, _ = report_from_json(request["report"])
+        before = {one.session_id: one for one in decisions_from_json("", request["before"])}
+        known = [Prior(bytes.fromhex(history), *measured) for history, *measured in request["priors"]]
+        priors = {session_id: known[number] for session_id, number in request["prior_of"].items()}
+        found = report_adapter.decide(verifier, sessions, before, bounds, limits, priors)
+        written = decisions_to_json(found.values())
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"decisions": written, "cpu_s": time.process_time() - begun}
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, limits: SessionLimits) -> None:
+    """Answer requests until there are no more."""
+    while len(head := requests.read(_LENGTH.size)) == _LENGTH.size:
+        request = requests.read(_LENGTH.unpack(head)[0])
+        answer = json.dumps(decided(json.loads(request), limits)).encode()
+        answers.write(_LENGTH.pack(len(answer)) + answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes to all; the parent decides when this process ends
+    end_with_parent(int(sys.argv[2]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, SessionLimits(**json.loads(sys.argv[1])))

@@ -1,0 +1,154 @@
+"""Test that a process of its own decides as this one would, and that its end costs one decision alone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.api import deciding_process, handlers
+from coordinator.api.deciding_process import DecidingProcess
+from coordinator.records import Prior, Report, Window, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.store.redis_codec import report_to_json
+from coordinator.window import report_adapter
+from outrider.core.acceptance.history import HIT, MISS, SIBLING
+from outrider.core.errors import Unavailable
+from outrider.core.protocol.messages import SessionLimits
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.v1 import telemetry_pb2
+
+LIMITS = SessionLimits()
+VERIFIER = VerifierTelemetry(step_ms=30.0, step_cost_ms={1: 20.0, 16: 22.0, 64: 30.0}, timing_ms={"between": 1.0})
+PRIOR = Prior(bytes([HIT, HIT, MISS, SIBLING]) * 20, 7.5, 1.5)
+
+
+def sessions(count: int) -> tuple[SessionTelemetry, ...]:
+    return tuple(
+        SessionTelemetry(
+            f"s{i}",
+            epoch=5,
+            rtt_ms=5.0 + 10.0 * i,
+            acceptance_history=(bytes([HIT] * (i + 1)) + bytes([MISS])) * (0 if i == 3 else 20),
+            draft_ms=3.0,
+            nodes_per_level=1.5,
+        )
+        for i in range(count)
+    )
+
+
+def report(count: int = 8) -> Report:
+    bounds = {"s1": WindowBounds(Window(3, 9)), "s2": WindowBounds(Window(2, 6, 0.0, 1.5), pinned=True)}
+    told = sessions(count)
+    workloads = {one.session_id: WorkloadKey("acme", "draft", "chat", "w") for one in told}
+    return VERIFIER, told, workloads, bounds, 1_000.5
+
+
+def here(before: dict[str, WindowDecision], priors: dict[str, Prior]) -> tuple[WindowDecision, ...]:
+    verifier, told, _, bounds, _ = report()
+    return tuple(report_adapter.decide(verifier, told, before, bounds, LIMITS, priors).values())
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[DecidingProcess]:
+    process = DecidingProcess(LIMITS)
+    yield process
+    await process.close()
+
+
+async def test_it_decides_as_this_process_would(process: DecidingProcess) -> None:
+    before: dict[str, WindowDecision] = {}
+    priors = {"s3": PRIOR, "s0": PRIOR}
+    for _ in range(2):
+        decisions, cpu_s = await process.decide(report_to_json(report()), before, priors)
+        assert decisions == here(before, priors)
+        assert cpu_s > 0.0
+        before = {one.session_id: one for one in decisions}
+    assert {one.window.k for one in decisions} >= {0, 2}
+    assert before["s3"].reason.startswith("by its class's prior")
+
+
+async def test_calls_take_turns(process: DecidingProcess) -> None:
+    calls = [process.decide(report_to_json(report(count)), {}, {}) for count in (8, 1, 5)]
+    assert [len(decisions) for decisions, _ in await asyncio.gather(*calls)] == [7, 1, 4]  # of s3 nothing is known
+
+
+async def test_a_report_that_is_damaged_is_refused_and_the_next_one_is_decided_about(process: DecidingProcess) -> None:
+    with pytest.raises(Unavailable, match="has failed: JSONDecodeError"):
+        await process.decide("[", {}, {})
+    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+
+
+async def test_a_process_that_was_killed_costs_one_decision(process: DecidingProcess) -> None:
+    await process.decide(report_to_json(report()), {}, {})
+    assert process._child is not None
+    process._child.kill()
+    with pytest.raises(Unavailable, match="the process that decides has failed"):
+        await process.decide(report_to_json(report()), {}, {})
+    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+
+
+async def test_a_process_that_hangs_is_replaced(process: DecidingProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    await process.decide(report_to_json(report()), {}, {})
+    assert process._child is not None
+    hung = process._child.pid
+    os.kill(hung, signal.SIGSTOP)
+    monkeypatch.setattr(deciding_process, "DECIDE_S", 0.2)
+    with pytest.raises(Unavailable, match="TimeoutError"):
+        await process.decide(report_to_json(report()), {}, {})
+    monkeypatch.undo()
+    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+    assert process._child is not None and process._child.pid != hung
+
+
+async def test_an_answer_that_is_not_waited_for_is_nobody_elses(process: DecidingProcess) -> None:
+    given_up = asyncio.create_task(process.decide(report_to_json(report()), {}, {}))
+    await asyncio.sleep(0.05)
+    given_up.cancel()
+    assert len((await process.decide(report_to_json(report(1)), {}, {}))[0]) == 1
+
+
+async def test_a_process_that_was_closed_starts_no_more(process: DecidingProcess) -> None:
+    await process.decide(report_to_json(report()), {}, {})
+    await process.close()
+    with pytest.raises(Unavailable, match="this coordinator ends"):
+        await process.decide(report_to_json(report()), {}, {})
+    assert process._child is None
+
+
+def test_it_ends_with_its_input() -> None:
+    request = json.dumps({"report": report_to_json(report()), "before": "[]", "priors": [], "prior_of": {}}).encode()
+    answers = io.BytesIO()
+    deciding_process.serve(io.BytesIO(len(request).to_bytes(8, "little") + request), answers, LIMITS)
+    written = answers.getvalue()
+    assert len(json.loads(json.loads(written[8:])["decisions"])) == len(here({}, {}))
+
+
+async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monkeypatch):
+    asked = []
+    decide = DecidingProcess.decide
+
+    async def noted(process, *call):
+        found = await decide(process, *call)
+        asked.append({one.session_id for one in found[0]})
+        return found
+
+    monkeypatch.setattr(DecidingProcess, "decide", noted)
+    monkeypatch.setattr(handlers, "IN_PROCESS_FROM", 3)
+    coordinator = await start(report_interval_ms=10_000, lease_ms=60_000)  # a report waits for what is decided from it
+    await coordinator.join("v1")
+    opened = [await coordinator.open() for _ in range(3)]
+    told = [
+        telemetry_pb2.SessionTelemetry(
+            session_id=one.session_id, epoch=1, rtt_ms=20.0, acceptance_history=bytes([HIT] * 40), draft_ms=3.0
+        )
+        for one in opened
+    ]
+    for some in (told[:2], told):
+        answer = await coordinator.report("v1", some, step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0})
+        assert {one.session_id for one in answer.directives} == {one.session_id for one in some}
+    assert asked == [{one.session_id for one in opened}]
