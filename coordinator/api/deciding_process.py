@@ -43,7 +43,9 @@ class DecidingProcess:
     async def decide(
         self, report: str, before: Mapping[str, WindowDecision], priors: Mapping[str, Prior]
     ) -> tuple[tuple[WindowDecision, ...], float]:
-        """Return what `report_adapter.decide` returns, and the seconds of CPU that it took. Raises Unavailable.
+        """Return what `report_adapter.decide` returns, and the seconds of CPU that it took.
+
+        Raises Unavailable, and ChildProcessError if no process can be started.
 
         report: as `report_to_json` writes it. before: the last decisions. priors: by session id.
         """
@@ -60,6 +62,8 @@ class DecidingProcess:
                 raise Unavailable("this coordinator ends, and decides about nothing more")
             try:
                 answer = await asyncio.wait_for(self._answer(json.dumps(request).encode()), DECIDE_S)
+            except ChildProcessError:
+                raise
             except (OSError, EOFError, ValueError, TimeoutError) as error:
                 await self._kill()
                 raise Unavailable(f"the process that decides has failed: {type(error).__name__}: {error}") from error
@@ -73,7 +77,9 @@ class DecidingProcess:
     async def close(self) -> None:
         """End the process for good."""
         self._ended = True
-        await self._kill()
+        await self._kill()  # which ends a call that is under way
+        async with self._turn:
+            await self._kill()  # one that it had just started
 
     async def _kill(self) -> None:
         """End the process; the next decision starts another."""
@@ -86,9 +92,13 @@ class DecidingProcess:
     async def _answer(self, request: bytes) -> dict[str, Any]:
         if self._child is None:
             program = (sys.executable, "-m", __name__, json.dumps(vars(self._limits)), str(os.getpid()))
-            self._child = await asyncio.create_subprocess_exec(
-                *tied_to_this_process(), *program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
+            pipe = asyncio.subprocess.PIPE
+            try:
+                self._child = await asyncio.create_subprocess_exec(
+                    *tied_to_this_process(), *program, stdin=pipe, stdout=pipe
+                )
+            except OSError as error:
+                raise ChildProcessError(f"{sys.executable} cannot be started: {error}") from error
         to_child, from_child = self._child.stdin, self._child.stdout
         assert to_child is not None and from_child is not None
         to_child.write(_LENGTH.pack(len(request)) + request)

@@ -10,8 +10,9 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
@@ -58,12 +59,12 @@ PRIOR_S, MOST_PRIORS = 1.0, 1_024
 """Seconds for which a prior that was read serves further sessions of its workload, and for how many workloads: reports
 change it by little each second."""
 PLACED_AT_ONCE, MOST_WAITING = 32, 512
-"""Sessions that are placed at once, so that reports, of which none waits, keep their share of a busy process; and how
-many more may wait for that. Devices give up an answer after seconds, and ask again."""
+"""Sessions that are opened at once, and resumed at once, so that reports, of which none waits, keep their share of a
+busy process; and how many more may wait for that."""
 BUSY_S = 1.0
-"""Seconds after which who was refused for that may ask again."""
+"""Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
 IN_PROCESS_FROM = 32
-"""Sessions of a verifier from which another process decides: to hand over fewer takes longer than to decide here."""
+"""Sessions of a verifier from which another process decides. About fewer this one decides as fast as it hands over."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -87,9 +88,9 @@ class Handlers:
         self._priors_read: dict[WorkloadKey, tuple[float, Prior]] = {}
         """Priors and when they were read, the longest ago first."""
         self._fleet_reading = asyncio.Lock()
-        self._placing = asyncio.Semaphore(PLACED_AT_ONCE)
-        self._waiting = 0
-        """Number of calls that wait for it."""
+        self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
+        self._waiting = dict.fromkeys(self._turns, 0)
+        """Numbers of calls that wait for them."""
         self._ownership = Ownership(store)
         self._reports: dict[str, tuple[float, Report]] = {}
         """The last reports that were received here, by verifier."""
@@ -258,14 +259,23 @@ class Handlers:
             return tuple(found.values()), time.thread_time() - begun
 
         if len(sessions) >= IN_PROCESS_FROM:
-            written = report if isinstance(report, str) else report_to_json(report)
-            decisions, cpu_s = await self._decider.decide(written, before, priors)
+            try:
+                written = report if isinstance(report, str) else report_to_json(report)
+                decisions, cpu_s = await self._decider.decide(written, before, priors)
+            except ChildProcessError as error:
+                log.warning("no process can be started to decide, so this one does: %s", error)
+                decisions, cpu_s = await self._decided_here(decided)
         else:
-            began = time.monotonic()
-            decisions, cpu_s = await asyncio.to_thread(decided)
-            self._queue.rest(time.monotonic() - began)  # half of the time is left to the event loop
+            decisions, cpu_s = await self._decided_here(decided)
         self.counters.decide(decisions, cpu_s)
         return decisions, reported_unix
+
+    async def _decided_here(self, decided: Callable[[], tuple[tuple[WindowDecision, ...], float]]) -> Any:
+        """Decide in a thread, and leave half of the time to the event loop."""
+        began = time.monotonic()
+        found = await asyncio.to_thread(decided)
+        self._queue.rest(time.monotonic() - began)
+        return found
 
     async def _keep(self, verifier_id: str, decided: Dated) -> Dated:
         """Keep decisions in the store, and return those that hold: another coordinator's, if it has the right to."""
@@ -280,21 +290,26 @@ class Handlers:
 
         A session is refused by what was read of the fleet a moment ago, and placed by what was read a little before.
         """
-        if self._waiting >= MOST_WAITING:
-            raise Overloaded(
-                f"{self._waiting} sessions wait to be placed by this coordinator, at most {MOST_WAITING} may; ask again"
-                f" in {BUSY_S:g} s, or another coordinator",
-                retry_after_s=BUSY_S,
-            )
-        self._waiting += 1
+        kind = "resume" if claims.epoch_last else "open"
+        turns, waiting = self._turns[kind], self._waiting[kind]
+        busy = Overloaded(
+            f"{waiting} sessions wait to be placed by this coordinator; ask again in {BUSY_S:g} s, or another",
+            retry_after_s=BUSY_S,
+        )
+        if waiting >= MOST_WAITING:
+            raise busy
+        self._waiting[kind] += 1
         try:
-            await self._placing.acquire()
+            async with asyncio.timeout(BUSY_S):
+                await turns.acquire()
+        except TimeoutError:
+            raise busy from None
         finally:
-            self._waiting -= 1
+            self._waiting[kind] -= 1
         try:
             return await self._placed(claims, request)
         finally:
-            self._placing.release()
+            turns.release()
 
     async def _placed(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
         fleet: placement.Fleet = {}

@@ -143,11 +143,14 @@ def decisions_to_json(decisions: Iterable[WindowDecision]) -> str:
 
 
 def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDecision, ...]:
-    """Decode decisions; none for nothing, and for what a coordinator of another version has written."""
+    """Decode decisions; none for nothing, and for what cannot be read.
+
+    A coordinator of another version may have written more fields, at the end, or fewer of those that need not be there.
+    """
     try:
         return tuple(
             WindowDecision(
-                **dict(zip(_DECISION, row[_WINDOW:], strict=True)),
+                **dict(zip(_DECISION, row[_WINDOW:], strict=False)),
                 window=Window(*row[:_WINDOW]),
                 verifier_id=verifier_id,
             )

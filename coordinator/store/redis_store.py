@@ -156,7 +156,7 @@ class RedisStore:
 class _CommandBatches:
     """Sends the commands that tasks issue in one turn of the event loop in one message, since a message costs more.
 
-    Redis runs commands one by one, so those of a batch come no later than they would alone.
+    Redis runs commands one by one, and none is slow, so that a reply waits little for those of the same batch.
     """
 
     def __init__(self, redis: Any) -> None:
@@ -185,6 +185,9 @@ class _CommandBatches:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self, waiting: Sequence[tuple[Sequence[Sequence[Any]], asyncio.Future[list[Any]]]]) -> None:
+        waiting = [call for call in waiting if not call[1].done()]  # others were given up meanwhile
+        if not waiting:
+            return
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for commands, _ in waiting:
@@ -195,6 +198,12 @@ class _CommandBatches:
                 own = [next(replies) for _ in commands]
                 if not replied.done():
                     replied.set_result(own)
+        except (exceptions.DataError, TypeError, ValueError) as error:  # a command that cannot be sent, so none was
+            if len(waiting) > 1:
+                for call in waiting:
+                    await self._send([call])
+            else:
+                waiting[0][1].set_exception(error)
         except BaseException as error:
             for _, replied in waiting:
                 if not replied.done():

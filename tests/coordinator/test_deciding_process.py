@@ -112,6 +112,14 @@ async def test_an_answer_that_is_not_waited_for_is_nobody_elses(process: Decidin
     assert len((await process.decide(report_to_json(report(1)), {}, {}))[0]) == 1
 
 
+async def test_where_no_process_can_be_started_that_is_said(
+    process: DecidingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deciding_process, "tied_to_this_process", lambda: ["/no/such/program"])
+    with pytest.raises(ChildProcessError, match="cannot be started"):
+        await process.decide(report_to_json(report()), {}, {})
+
+
 async def test_a_process_that_was_closed_starts_no_more(process: DecidingProcess) -> None:
     await process.decide(report_to_json(report()), {}, {})
     await process.close()

@@ -254,25 +254,30 @@ def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_come
     assert all(fleet[one.verifier_id].weights_hash == weights for weights, those in batches for one in those)
 
 
-async def test_sessions_wait_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):
+async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):
     monkeypatch.setattr(handlers, "PLACED_AT_ONCE", 1)
     monkeypatch.setattr(handlers, "MOST_WAITING", 2)
     goes_on, placed = asyncio.Event(), handlers.Handlers._placed
 
-    async def slowly(*call):
-        await goes_on.wait()
-        return await placed(*call)
+    async def slowly(own, claims, *request):
+        if not claims.epoch_last:
+            await goes_on.wait()
+        return await placed(own, claims, *request)
 
-    monkeypatch.setattr(handlers.Handlers, "_placed", slowly)
     coordinator = await start()
     await coordinator.join("v1")
+    running = await coordinator.open()
+    monkeypatch.setattr(handlers.Handlers, "_placed", slowly)
     tasks = [asyncio.create_task(attempt(coordinator.open())) for _ in range(5)]
     while sum(task.done() for task in tasks) < 2:
         await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
     errors = [task.result() for task in tasks if task.done()]
     assert {type(error) for error in errors} == {Overloaded}
     assert all(error.retry_after_s == 1.0 and "2 sessions wait to be placed" in str(error) for error in errors)
-    assert (await coordinator.report("v1")).known  # reports do not wait
+    assert (await coordinator.report("v1")).known  # reports do not wait, nor do sessions that run
+    assert (await coordinator.resume(running)).primary.verifier_id == "v1"
+    while sum(task.done() for task in tasks) < 4:
+        await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
     goes_on.set()
     opened = [one for one in await asyncio.gather(*tasks) if not isinstance(one, OutriderError)]
-    assert [one.primary.verifier_id for one in opened] == ["v1"] * 3
+    assert [one.primary.verifier_id for one in opened] == ["v1"]

@@ -53,6 +53,18 @@ async def test_a_command_that_fails_fails_its_own_call_alone(store, redis):
     assert store.counters.failed == {("wrong", "ResponseError"): 1}
 
 
+async def test_a_command_that_cannot_be_sent_fails_its_own_call_alone(store):
+    calls = (
+        store.call("echo", [("ECHO", "a")]),
+        store.call("wrong", [("ECHO", object())]),
+        store.call("time", [("TIME",)]),
+    )
+    found, error, [time] = await asyncio.gather(*calls, return_exceptions=True)
+    assert found == ["a"]
+    assert isinstance(error, exceptions.DataError)
+    assert len(time) == 2
+
+
 async def test_a_call_that_is_given_up_leaves_its_neighbours_alone(store):
     given_up = asyncio.create_task(store.call("echo", [("ECHO", "a")]))
     other = asyncio.create_task(store.call("echo", [("ECHO", "b")]))

@@ -75,8 +75,7 @@ EXACT_BITS = UnservedArchitecture(
     " with exact attention",
 )
 EXACT_GPU = UnservedArchitecture(
-    "a GPU's libraries choose their kernels, and with them a token's bits, by the shape of the whole step: on an H100"
-    " one row in eight had other bits than alone",
+    "on a GPU a token's bits depend on the tokens beside it: on an H100 one row in eight had other bits than alone",
     OTHER_ATTENTION,
     " with exact attention",
 )

@@ -20,6 +20,7 @@ from cloud_verifier.engine.sampling import tops_of
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
@@ -45,6 +46,7 @@ class TorchExecutor:
         """
         if model.deviation is None:
             raise ModelRefused(f"{model.label} has not passed the numerics check; call check_numerics(model) first")
+        model.bound_rows(config.token_budget)
         self.model = model
         self.label = model.label
         self.eos_token_ids = model.eos_token_ids
@@ -120,7 +122,9 @@ class TorchExecutor:
         """Raises Unavailable if the device has failed: until the process ends, it computes nothing more."""
         try:
             return self._run(rows, lap)
-        except torch.AcceleratorError as error:
+        except Exception as error:
+            if works(self.model.device):
+                raise
             raise Unavailable(f"{self.model.hardware} has failed: {str(error).splitlines()[0]}") from error
 
     def _run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
@@ -218,6 +222,16 @@ class TorchExecutor:
         return ahead
 
 
+def works(device: torch.device) -> bool:
+    """Return whether the device computes. After some errors no call of CUDA succeeds until the process ends."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception:
+        return False
+    return True
+
+
 def _paths(batch: TreeBatch) -> list[tuple[int, ...]]:
     """Return the tokens from the root to each row of a batch, the root's own first."""
     paths: list[tuple[int, ...]] = [()]
@@ -233,8 +247,15 @@ def profile(
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = perf_counter,
 ) -> StepCost:
-    """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does."""
-    return measure_cost(timed_steps(model, rows, clock), rows, limit_s=limit_s, clock=clock)
+    """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does.
+
+    With CUDA graphs those of all widths are captured first, beside the limit.
+    """
+    seconds = timed_steps(model, rows, clock)
+    for width in WIDTHS if model.graphs else ():
+        if width <= rows:
+            seconds([width])
+    return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
 
 
 def compile_if_faster(model: TargetModel) -> str:
@@ -286,7 +307,7 @@ def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Ca
     prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
 
     def seconds(counts: Sequence[int]) -> float:
-        recorded = model.graphs.recorded if model.graphs else 0
+        captures = model.graphs.captures if model.graphs else 0
         begun = clock()
         last = model.max_sequence - 1
         segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
@@ -296,7 +317,7 @@ def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Ca
         taken = clock() - begun
         for segment in segments:
             pool.release(segment.slots)
-        if model.graphs and model.graphs.recorded > recorded:
+        if model.graphs and model.graphs.captures > captures:
             return seconds(counts)  # a graph is captured once, which takes as long as many steps
         return taken
 

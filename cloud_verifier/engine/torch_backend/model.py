@@ -11,7 +11,7 @@ import json
 import platform
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -115,6 +115,8 @@ class TargetModel:
         """Of proposals, which need not be exact."""
         self._static_states: torch.Tensor | None = None
         """`[W, H]`, to which CUDA graphs copy it."""
+        self._most_rows = WIDTHS[-1]
+        """Of a step."""
         self.graphs: GraphedForward | None = None
         self.layers: tuple[LayerShape, ...] = self._probe()
         self.graphs = self._new_graphs()
@@ -254,7 +256,15 @@ class TargetModel:
         if self.device.type != "cuda" or self.attention.name != "triton":
             return None
         heads = int(self.config.num_attention_heads)
-        return GraphedForward(self._logits, lambda: CudaGraphRecorder(self.device), heads, self.layers)
+        return GraphedForward(
+            self._logits, partial(CudaGraphRecorder, self.device), heads, self.layers, self._most_rows
+        )
+
+    def bound_rows(self, most: int) -> None:
+        """State the most rows that a step will have, for which CUDA graphs hold buffers."""
+        self._most_rows = most
+        if self.graphs is not None:
+            self.graphs.bound(most)
 
     def _logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan
@@ -310,7 +320,9 @@ class TargetModel:
             return [base]
         torch._dynamo.config.allow_unspec_int_on_nn_module = True  # layer_idx then makes no layer a kind of its own
         lists = (one for one in base.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count)
-        return list(next(lists, [base]))
+        return list(
+            next((one for one in lists if any(hasattr(part, "layer_idx") for part in one[0].modules())), [base])
+        )
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:

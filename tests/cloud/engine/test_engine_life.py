@@ -25,6 +25,7 @@ from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
+from cloud_verifier.engine.torch_backend import executor
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -319,8 +320,12 @@ def test_a_device_that_has_failed_ends_the_engine_and_blames_no_session(
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
 
     rig = Rig(llama)
-    running(rig, reference)
+    one, _ = running(rig, reference)
     monkeypatch.setattr(llama, "forward", broken)
+    rig.turn()
+    assert [type(error) for error in one.errors] == [InternalError]  # the device itself works
+    monkeypatch.setattr(executor, "works", lambda device: False)
+    rig.attach("another", client(prompt_of(11), nothing, max_tokens=8))
     with pytest.raises(Unavailable, match=r"has failed: CUDA error: an illegal memory access was encountered$"):
         rig.run()
 

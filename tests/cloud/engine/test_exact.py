@@ -199,5 +199,5 @@ def test_it_is_refused_on_a_gpu_whatever_its_check_would_find(monkeypatch: pytes
     monkeypatch.setattr(TargetModel, "hardware", "a GPU")
     model = TargetModel(make_tiny("llama"), name="tiny", backend=ExactBackend())
     model.device = torch.device("cuda")
-    with pytest.raises(ModelRefused, match="with exact attention: a GPU's libraries choose their kernels"):
+    with pytest.raises(ModelRefused, match="with exact attention: on a GPU a token's bits depend"):
         check_numerics(model)

@@ -10,7 +10,7 @@ A forward pass that reads values back to the host, as a loop over the experts th
 captured. It is detected by watching the first one; such a model runs without graphs, as do steps that fit no width. Any
 other failure turns graphs off, and the model runs without them.
 
-On an H100, up to 128 rows of a Qwen3 of 8B take 11 ms as a graph. Without one they take 35 to 60 ms, in which the host
+On an H100, up to 128 rows of a Qwen3 of 8B take 9 to 11 ms as a graph, and 50 to 60 without one, in which the host
 launches 1,000 kernels one by one. Tests without a GPU run with a recorder that calls the forward pass again.
 """
 
@@ -84,15 +84,17 @@ class CudaGraphRecorder:
 class _Static:
     """Holds the graphs over one pool, and the buffers at fixed addresses that they use; W is the greatest width."""
 
-    def __init__(self, plan: TritonPlan, items: int, recorder: CudaGraphRecorder, kv_heads: int) -> None:
-        device, widest = plan.tables.device, WIDTHS[-1]
+    def __init__(
+        self, plan: TritonPlan, items: int, recorder: CudaGraphRecorder, kv_heads: int, widths: Sequence[int]
+    ) -> None:
+        device, widest = plan.tables.device, widths[-1]
         self.recorder = recorder
         self.pool = plan.pool
         self.ids = torch.zeros(1, widest, dtype=torch.int64, device=device)
         self.positions = torch.zeros(1, widest, dtype=torch.int64, device=device)
         self.rows = torch.zeros(widest, dtype=torch.int64, device=device)
         self.tables = torch.zeros(TABLE_INTS, dtype=torch.int32, device=device)
-        self.plans = plan.static(self.tables, WIDTHS, items, max(1, recorder.programs // kv_heads))
+        self.plans = plan.static(self.tables, widths, items, max(1, recorder.programs // kv_heads))
         """By the width of rows."""
         self.logits: torch.Tensor | None = None
         """`[W, V]`, created when the first forward pass has shown their dtype."""
@@ -104,17 +106,34 @@ class GraphedForward:
     """Runs a forward pass as a graph if possible; otherwise it returns None, and the caller runs it without."""
 
     def __init__(
-        self, forward: Forward, new_recorder: Callable[[], CudaGraphRecorder], heads: int, layers: Sequence[LayerShape]
+        self,
+        forward: Forward,
+        new_recorder: Callable[[], CudaGraphRecorder],
+        heads: int,
+        layers: Sequence[LayerShape],
+        most_rows: int = WIDTHS[-1],
     ) -> None:
-        """Capture nothing yet. heads: query heads of a layer. layers: shapes of their keys and values."""
+        """Capture nothing yet. heads: query heads of a layer. layers: shapes of their keys and values.
+
+        most_rows: as for `bound`.
+        """
         self._forward = forward
         self._new_recorder = new_recorder
         self._kv_heads = max(layer.kv_heads for layer in layers)
         dim = max(layer.value_dim for layer in layers)
         self._items = max(1, PARTIAL_BYTES // (4 * TILE * heads * (dim + 2)))
         self._static: _Static | None = None
+        self._widths: tuple[int, ...] = WIDTHS
+        self.bound(most_rows)
+        self.captures = 0
+        """Number of times that a graph has been captured, or was to be, for any pool."""
         self.off = ""
         """The reason why this model runs without graphs; empty if it runs with them."""
+
+    def bound(self, most_rows: int) -> None:
+        """Make the buffers for steps of so many rows, of which those for the logits take most."""
+        self._widths = tuple(width for width in WIDTHS if width <= width_of(min(most_rows, WIDTHS[-1])))
+        self._static = None
 
     @property
     def recorded(self) -> int:
@@ -133,13 +152,13 @@ class GraphedForward:
             return None
 
     def _fits(self, plan: TritonPlan) -> bool:
-        return plan.width <= WIDTHS[-1] and plan.tables.numel() <= TABLE_INTS and plan.items <= self._items
+        return plan.width <= self._widths[-1] and plan.tables.numel() <= TABLE_INTS and plan.items <= self._items
 
     def _run(self, batch: PackedBatch, plan: TritonPlan) -> torch.Tensor | None:
         static = self._static
         if static is None or static.pool is not plan.pool:
             self._static = None  # frees the old graphs before new ones are captured
-            static = self._static = _Static(plan, self._items, self._new_recorder(), self._kv_heads)
+            static = self._static = _Static(plan, self._items, self._new_recorder(), self._kv_heads, self._widths)
         wanted = len(batch.logit_rows)
         key = (plan.width, width_of(max(1, wanted)))
         _fill(static, batch, plan, key)
@@ -156,6 +175,7 @@ class GraphedForward:
         The forward pass runs here too, which does no harm: it is idempotent.
         """
         begun = perf_counter()
+        self.captures += 1
         width, kept = key
 
         def forward() -> torch.Tensor:
@@ -171,7 +191,7 @@ class GraphedForward:
         for _ in range(WARM_UPS - 1):
             expected = static.recorder.warm_up(forward)
         if static.logits is None:
-            static.logits = expected.new_zeros(WIDTHS[-1], expected.shape[1])
+            static.logits = expected.new_zeros(self._widths[-1], expected.shape[1])
         logits = static.logits[:kept]
         replay = static.recorder.record(lambda: logits.copy_(forward()))
         replay()

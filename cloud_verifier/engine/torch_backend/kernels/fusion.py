@@ -24,8 +24,9 @@ from cloud_verifier.engine.torch_backend.kernels.linear import packable, packed_
 
 _PARALLEL = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that read the same tensor in most models; if they do not, the result is right but slower."""
-_NORM_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Greatest difference to the module's own norm, relative to its greatest output. Rounding gives a third at most."""
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Greatest difference of each output to the module's own, relative to it: two steps of rounding. Of a product, which
+sums up, relative to the greatest output."""
 
 
 class _Joint:
@@ -98,7 +99,7 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounded: bool) 
 _rms_norm_operator = operators.define(  # torch.compile need not look into a kernel
     "rms_norm(Tensor x, Tensor weight, float eps, bool rounded) -> Tensor",
     _rms_norm,
-    lambda x, weight, eps, rounded: torch.empty_like(x, memory_format=torch.contiguous_format),
+    lambda x, weight, eps, rounded: x.new_empty(x.shape, dtype=torch.result_type(x, weight) if rounded else x.dtype),
 )
 
 
@@ -108,9 +109,12 @@ def fuse(module: nn.Module, *, triton: bool = False) -> int:
 
     triton: for a model whose attention is in triton kernels. Otherwise only float32 on a CPU is replaced.
     """
-    parents, norms = list(module.modules()), list(_norms(module, triton=triton))
-    joined = sum(_fuse_linears(parent, names, triton=triton) for parent in parents for names in _PARALLEL)
-    return joined + sum(_fuse_norm(parent, name, triton=triton) for parent, name in norms)
+    # Only the parents are listed: a replaced layer's weights are to go before the next are joined.
+    parents = [(one, names) for one in module.modules() for names in _PARALLEL if hasattr(one, names[0])]
+    joined = sum(_fuse_linears(parent, names, triton=triton) for parent, names in parents)
+    if joined and triton and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what was freed is in pieces, which serve nothing else
+    return joined + sum(_fuse_norm(one, name, triton=triton) for one, name in list(_norms(module, triton=triton)))
 
 
 def _fuse_linears(parent: nn.Module, names: Sequence[str], *, triton: bool) -> int:
@@ -121,16 +125,27 @@ def _fuse_linears(parent: nn.Module, names: Sequence[str], *, triton: bool) -> i
         return 0
     if len({(n.in_features, n.bias is None, n.weight.dtype, n.weight.device) for n in layers}) > 1:
         return 0
-    if not triton and layers[0].weight.dtype != torch.float32:
+    if layers[0].weight.dtype not in (_TOLERANCE if triton else (torch.float32,)):
         return 0
     product = _product(layers)
     whole = product if triton else packed_if_equal(product)
     if whole is None:
         return 0
     joint = _Joint(whole, [layer.out_features for layer in layers])
+    if triton and not _equal(layers, product):
+        return 0
     for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
         setattr(parent, name, ParallelLinear(layer, joint, index))
     return len(layers)
+
+
+def _equal(layers: Sequence[Any], product: nn.Linear) -> bool:
+    """Return whether the product's parts are what the layers give."""
+    weight = product.weight
+    x = torch.randn(4, product.in_features, generator=torch.Generator().manual_seed(0)).to(weight)
+    expected = torch.cat([layer(x) for layer in layers], dim=-1).float()
+    difference = (product(x).float() - expected).abs().max()
+    return bool(difference <= _TOLERANCE[weight.dtype] * expected.abs().max())
 
 
 def _product(layers: Sequence[Any]) -> nn.Linear:
@@ -152,7 +167,7 @@ def _norms(module: nn.Module, *, triton: bool) -> Iterator[tuple[nn.Module, str]
                 plain = len(inspect.signature(child.forward).parameters) == 1 and "forward" not in vars(child)
                 hooked = child._forward_hooks or child._forward_pre_hooks
                 fits = triton or (weight.dtype == torch.float32 and weight.device.type == "cpu")
-                if plain and not hooked and fits and weight.dtype in _NORM_TOLERANCE:
+                if plain and not hooked and fits and weight.dtype in _TOLERANCE:
                     yield parent, name
 
 
@@ -176,10 +191,13 @@ def _fuse_norm(parent: nn.Module, name: str, *, triton: bool) -> int:
         if triton
         else [FusedRMSNorm(each.clone(), eps) for each in (weight, 1.0 + weight)]
     )
+    tolerance, least = _TOLERANCE[weight.dtype], 8.0 * torch.finfo(weight.dtype).smallest_normal
+    found: list[tuple[float, int, nn.Module]] = []
     for fused in made:
         got = fused(x)
-        close = float((got - expected).abs().max()) <= _NORM_TOLERANCE[weight.dtype] * float(expected.abs().max())
-        if close and got.dtype == expected.dtype:
-            setattr(parent, name, fused)
-            return 1
-    return 0
+        beyond = ((got.float() - expected.float()).abs() - least) / expected.float().abs().clamp_min(least)
+        if got.dtype == expected.dtype and float(beyond.max()) <= tolerance:
+            found.append((float(beyond.max()), len(found), fused))
+    if found:
+        setattr(parent, name, min(found)[2])
+    return len(found[:1])

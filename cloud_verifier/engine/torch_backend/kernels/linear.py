@@ -174,8 +174,9 @@ def tile_linears(module: nn.Module, *others: type[nn.Module]) -> int:
 
 def plain(layer: nn.Module) -> bool:
     """Return whether a layer is a linear one, and no more than that."""
-    # A layer whose forward was replaced does more: a sharded one adds the ranks' parts together.
-    return type(layer) is nn.Linear and "forward" not in vars(layer)
+    # A layer whose forward was replaced, or one with hooks, does more: a sharded one adds the ranks' parts together.
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and "forward" not in vars(layer) and not hooked
 
 
 def packable(layer: nn.Module) -> bool:
