@@ -291,12 +291,12 @@ class Handlers:
         A session is refused by what was read of the fleet a moment ago, and placed by what was read a little before.
         """
         kind = "resume" if claims.epoch_last else "open"
-        turns, waiting = self._turns[kind], self._waiting[kind]
+        turns = self._turns[kind]
         busy = Overloaded(
-            f"{waiting} sessions wait to be placed by this coordinator; ask again in {BUSY_S:g} s, or another",
+            f"more sessions wait to be placed than this coordinator places in {BUSY_S:g} s; ask again then, or another",
             retry_after_s=BUSY_S,
         )
-        if waiting >= MOST_WAITING:
+        if self._waiting[kind] >= MOST_WAITING:
             raise busy
         self._waiting[kind] += 1
         try:
