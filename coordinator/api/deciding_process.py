@@ -100,7 +100,8 @@ class DecidingProcess:
             except OSError as error:
                 raise ChildProcessError(f"{sys.executable} cannot be started: {error}") from error
         to_child, from_child = self._child.stdin, self._child.stdout
-        assert to_child is not None and from_child is not None
+        if to_child is None or from_child is None:
+            raise ChildProcessError("it has no standard streams")
         to_child.write(_LENGTH.pack(len(request)) + request)
         await to_child.drain()
         (length,) = _LENGTH.unpack(await from_child.readexactly(_LENGTH.size))

@@ -10,9 +10,8 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
@@ -258,24 +257,19 @@ class Handlers:
             found = report_adapter.decide(verifier, sessions, before, bounds, self.config.limits, priors)
             return tuple(found.values()), time.thread_time() - begun
 
+        found = None
         if len(sessions) >= IN_PROCESS_FROM:
             try:
                 written = report if isinstance(report, str) else report_to_json(report)
-                decisions, cpu_s = await self._decider.decide(written, before, priors)
+                found = await self._decider.decide(written, before, priors)
             except ChildProcessError as error:
                 log.warning("no process can be started to decide, so this one does: %s", error)
-                decisions, cpu_s = await self._decided_here(decided)
-        else:
-            decisions, cpu_s = await self._decided_here(decided)
-        self.counters.decide(decisions, cpu_s)
-        return decisions, reported_unix
-
-    async def _decided_here(self, decided: Callable[[], tuple[tuple[WindowDecision, ...], float]]) -> Any:
-        """Decide in a thread, and leave half of the time to the event loop."""
-        began = time.monotonic()
-        found = await asyncio.to_thread(decided)
-        self._queue.rest(time.monotonic() - began)
-        return found
+        if found is None:
+            began = time.monotonic()
+            found = await asyncio.to_thread(decided)
+            self._queue.rest(time.monotonic() - began)  # which leaves half of the time to the event loop
+        self.counters.decide(*found)
+        return found[0], reported_unix
 
     async def _keep(self, verifier_id: str, decided: Dated) -> Dated:
         """Keep decisions in the store, and return those that hold: another coordinator's, if it has the right to."""

@@ -20,7 +20,6 @@ from cloud_verifier.engine.sampling import tops_of
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots, slots_needed
@@ -249,12 +248,11 @@ def profile(
 ) -> StepCost:
     """Measure what the model's steps of up to `rows` rows cost, as `step_profiler.measure_cost` does.
 
-    With CUDA graphs those of all widths are captured first, beside the limit.
+    With CUDA graphs a step of each size is run before, beside the limit, since the first one captures its graph.
     """
     seconds = timed_steps(model, rows, clock)
-    for width in WIDTHS if model.graphs else ():
-        if width <= rows:
-            seconds([width])
+    for size in (knot for knot in KNOTS if knot <= rows and model.graphs):
+        seconds([size])
     return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
 
 
@@ -299,7 +297,7 @@ def compile_if_faster(model: TargetModel) -> str:
 
 def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:
     """Return a function that runs a step over as many sessions as numbers are given, with so many rows each, at most
-    `rows` together, and returns how many seconds it took, without the capture of a graph."""
+    `rows` together, and returns how many seconds it took."""
     length = min(PREFIX, model.max_sequence - 1)
     slots = SESSIONS * length + max(rows, SESSIONS)
     # Keys and values are zero, which take as long as real ones.
@@ -307,7 +305,6 @@ def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Ca
     prefixes = [pool.allocate(length) for _ in range(SESSIONS)]
 
     def seconds(counts: Sequence[int]) -> float:
-        captures = model.graphs.captures if model.graphs else 0
         begun = clock()
         last = model.max_sequence - 1
         segments = [_segment(prefix, pool.allocate(n), last) for prefix, n in zip(prefixes, counts, strict=False)]
@@ -317,8 +314,6 @@ def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Ca
         taken = clock() - begun
         for segment in segments:
             pool.release(segment.slots)
-        if model.graphs and model.graphs.captures > captures:
-            return seconds(counts)  # a graph is captured once, which takes as long as many steps
         return taken
 
     return seconds

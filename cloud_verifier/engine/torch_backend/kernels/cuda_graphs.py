@@ -125,8 +125,6 @@ class GraphedForward:
         self._static: _Static | None = None
         self._widths: tuple[int, ...] = WIDTHS
         self.bound(most_rows)
-        self.captures = 0
-        """Number of times that a graph has been captured, or was to be, for any pool."""
         self.off = ""
         """The reason why this model runs without graphs; empty if it runs with them."""
 
@@ -175,7 +173,6 @@ class GraphedForward:
         The forward pass runs here too, which does no harm: it is idempotent.
         """
         begun = perf_counter()
-        self.captures += 1
         width, kept = key
 
         def forward() -> torch.Tensor:
