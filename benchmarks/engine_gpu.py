@@ -202,10 +202,12 @@ def beside_hugging_face(model: TargetModel, draft: TargetModel, module: Any, pla
         cases, rounds = [Case(text) for text in texts], range(plan.rounds + 1)
         found = [bench.run(cases, Configuration(PLAIN), f"hf {number}", TreeTally()).tokens_per_s for number in rounds]
         rates[sessions, "engine"] = found[1:]  # the first round captures, or compiles
+        print(f"{sessions} requests, engine: {found[1:]} tokens/s", flush=True)
     for sessions, texts in prompts.items():
         requests = [GenerateRequest(text, plan.hf_tokens) for text in texts]
         for name, static in (("hf dynamic", False), ("hf static", True)):
             rates[sessions, name] = [hf.batch(requests, static=static).decode_rate for _ in range(plan.rounds + 1)][1:]
+            print(f"{sessions} requests, {name}: {rates[sessions, name]} tokens/s", flush=True)
     result: dict[str, Any] = {}
     for sessions in plan.hf_sessions:
         figures = {name: round(statistics.median(rates[sessions, name]), 1) for name in HF_ARMS}

@@ -56,7 +56,8 @@ def restore(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimiz
         if source == "optimizer":
             key, _, name = rest.partition(".")
             parameter = parameters[name]
-            owners[id(parameter)].state[parameter][key] = value
+            # Counts of steps stay on the CPU, where the optimizers keep them.
+            owners[id(parameter)].state[parameter][key] = value.to(parameter.device) if value.ndim else value
     return Progress(**_metadata(path)["progress"])
 
 

@@ -1,4 +1,4 @@
-"""Batched decoding of a Qwen3 model on a CPU: rows of equal length, one preallocated KV cache, no padding.
+"""Batched decoding of a Qwen3 model: rows of equal length, one preallocated KV cache, no padding.
 
 transformers repeats every key head per query head and copies the cache at each step; folding the query
 heads of a group into rows avoids both, which is most of the cost at this size.
@@ -25,12 +25,12 @@ class Decoder:
             config.num_key_value_heads,
             config.head_dim,
         )
-        dtype = model.dtype
+        dtype, device = model.dtype, model.device
         shape = (config.num_hidden_layers, batch, self._kv_heads, length, self._dim)
-        self._keys, self._values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         base = config.rope_parameters["rope_theta"]
-        rates = base ** -(torch.arange(0, self._dim, 2, dtype=torch.float32) / self._dim)
-        angles = torch.arange(length)[:, None] * torch.cat([rates, rates])
+        rates = base ** -(torch.arange(0, self._dim, 2, dtype=torch.float32, device=device) / self._dim)
+        angles = torch.arange(length, device=device)[:, None] * torch.cat([rates, rates])
         self._cosines, self._sines = angles.cos().to(dtype), angles.sin().to(dtype)
         self._used = 0
 

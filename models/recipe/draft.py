@@ -25,8 +25,8 @@ from models.recipe.target import load_model, save_model
 from models.recipe.train import TextLessons, train
 from models.recipe.windows import Mixture
 
-# Rows of a generated part that go through the draft at a time.
-_ROWS_AT_ONCE = 4
+_ROWS_AT_ONCE = {"cpu": 4, "cuda": 128}
+"""Rows of a generated part that go through the draft at a time."""
 NARROW_KINDS = ("code",)
 
 
@@ -63,17 +63,19 @@ class Rows:
 class TargetLessons:
     """Batches of the target's text; the loss moves from KL to accepted probability mass."""
 
-    def __init__(self, parts: list[dict[str, Tensor]], plan: DistilPlan, seed: int) -> None:
+    def __init__(self, parts: list[dict[str, Tensor]], plan: DistilPlan, seed: int, device: str) -> None:
         self._parts = parts
         self._plan = plan
         self._seed = seed
+        self._device = device
 
     def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Rows]:
         """Return one generated part; every part comes once per epoch."""
         epoch, place = divmod(progress.step, len(self._parts))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._parts))
         part = self._parts[order[place]]
-        slices = {name: pieces(tensor, _ROWS_AT_ONCE) for name, tensor in part.items()}
+        at_once = _ROWS_AT_ONCE[torch.device(self._device).type]
+        slices = {name: pieces(_signed(tensor).to(self._device), at_once) for name, tensor in part.items()}
         return [Rows(**dict(zip(slices, group, strict=True))) for group in zip(*slices.values(), strict=True)]
 
     def size(self, part: Rows) -> int:
@@ -84,7 +86,7 @@ class TargetLessons:
         """Return the mean loss over the counted positions."""
         count = part.top_ids.shape[1]
         ids = part.tokens.long()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(ids.device.type, torch.bfloat16):
             states = hidden_states(model, ids[:, :-1])[:, -count:]
             logits = model.lm_head(states[part.counted])
         log_probs = part.top_log_probs[part.counted].float()
@@ -98,18 +100,19 @@ class TargetLessons:
 
 def _warm(job: Job, stage: str, shares: dict[str, int]) -> None:
     folder, plan = job.stage(stage), job.scale.warm_plan
-    model = new_model(job.scale.draft, job.seed + 1)
-    progress = train(model, plan, folder, TextLessons(Mixture(job.stage("tokens"), shares, job.seed), plan))
+    model = new_model(job.scale.draft, job.seed + 1).to(job.device)
+    mixture = Mixture(job.stage("tokens"), shares, job.seed)
+    progress = train(model, plan, folder, TextLessons(mixture, plan, job.device))
     model.save_pretrained(folder / "model")
     (folder / "done.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
 
 
 def _distil(job: Job, stage: str, warmed: str, kinds: tuple[str, ...] | None) -> None:
     folder, plan = job.stage(stage), job.scale.distil
-    model = load_model(job.stage(warmed) / "model")
+    model = load_model(job.stage(warmed) / "model").to(job.device)
     use_training_attention(model)
     parts = load_parts(job.stage("generate"), kinds)
-    progress = train(model, plan.training, folder, TargetLessons(parts, plan, job.seed))
+    progress = train(model, plan.training, folder, TargetLessons(parts, plan, job.seed, job.device))
     save_model(model, job, folder / "model")
     (folder / "done.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
 
@@ -123,3 +126,8 @@ def load_parts(folder: Path, kinds: tuple[str, ...] | None) -> list[dict[str, Te
     if not chosen:
         raise ValueError(f"no generated text of kinds {kinds} in {folder.name}: run the stage 'generate' first")
     return chosen
+
+
+def _signed(tensor: Tensor) -> Tensor:
+    """Return ids as int32, since CUDA cannot index uint16."""
+    return tensor.int() if tensor.dtype == torch.uint16 else tensor

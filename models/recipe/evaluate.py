@@ -50,7 +50,7 @@ class Sample:
 def build(job: Job) -> None:
     """Write ``evaluate/results.json`` and the model card ``evaluate/README.md``."""
     folder = job.stage("evaluate")
-    target = load_model(job.stage("target") / "model")
+    target = load_model(job.stage("target") / "model").to(job.device)
     vocabulary = tokenizer.load(job)
     results: dict[str, Any] = {"bits_per_byte": bits_per_byte(job, target)}
     greedy = write_samples(target, vocabulary, 0.0, job.seed)
@@ -78,7 +78,7 @@ def bits_per_byte(job: Job, target: Qwen3ForCausalLM) -> dict[str, dict[str, flo
     stream = np.concatenate([load_tokens(tokens, kind, "train") for kind in ALL_KINDS])
     models: dict[str, LogProbs] = {"5-gram": KneserNey(stream).log_probs, "target": _scorer(target)}
     for stage in DRAFTS:
-        models[stage] = _scorer(load_model(job.stage(stage) / "model"))
+        models[stage] = _scorer(load_model(job.stage(stage) / "model").to(job.device))
     sizes = _heldout_bytes(job)
     results: dict[str, dict[str, float]] = {}
     for name, log_probs in models.items():
@@ -99,14 +99,14 @@ def write_samples(target: Qwen3ForCausalLM, vocabulary: Tokenizer, temperature: 
     for prompt in prompts.load("heldout"):
         ids = prompt.ids(vocabulary)
         decoder = Decoder(target, 1, len(ids) + TEXT_TOKENS)
-        step = torch.tensor([ids])
+        step = torch.tensor([ids], device=target.device)
         written: list[int] = []
         rows: list[Logits] = []
         while len(written) < TEXT_TOKENS and written[-1:] != [END_ID]:
             row = decoder.forward(step)
             step = choose(row.log_softmax(-1), temperature, generator)
             written.append(int(step))
-            rows.append(row[0].numpy())
+            rows.append(row[0].cpu().numpy())
         samples.append(Sample(prompt, ids, written, np.stack(rows)))
     return samples
 
@@ -171,10 +171,10 @@ def _scorer(model: Qwen3ForCausalLM) -> LogProbs:
         done = 1  # the first token is given
         while done < len(ids):
             start = max(0, done - _STRIDE) if done > 1 else 0
-            window = torch.from_numpy(ids[start : start + _WINDOW])[None]
+            window = torch.from_numpy(ids[start : start + _WINDOW])[None].to(model.device)
             rows = model(input_ids=window[:, :-1]).logits[0, done - start - 1 :].log_softmax(-1)
             right = window[0, done - start :, None]
-            scores.append(rows.gather(1, right)[:, 0].double().numpy())
+            scores.append(rows.gather(1, right)[:, 0].double().cpu().numpy())
             done = start + window.shape[1]
         return np.concatenate(scores)
 

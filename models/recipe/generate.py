@@ -46,7 +46,7 @@ class Prompts:
 def build(job: Job) -> None:
     """Write parts until the plan's tokens are there or its time is up."""
     folder, plan = job.stage("generate"), job.scale.distil
-    model = load_model(job.stage("target") / "model", torch.bfloat16)
+    model = load_model(job.stage("target") / "model", torch.bfloat16).to(job.device)
     done = sorted(folder.glob("part-*.json"))
     total = sum(json.loads(path.read_text())["tokens"] for path in done)
     seconds = sum(json.loads(path.read_text())["seconds"] for path in done)
@@ -94,8 +94,8 @@ def continue_prompts(
     rows, length = prompts.shape
     decoder = Decoder(model, rows, length + count)
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.from_numpy(prompts)
-    ended = torch.zeros(rows, dtype=torch.bool)
+    tokens = torch.from_numpy(prompts).to(model.device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=model.device)
     step, tops = tokens, []
     for _ in range(count):
         log_probs = decoder.forward(step).log_softmax(-1)
@@ -115,7 +115,7 @@ def choose(log_probs: Tensor, temperature: float, generator: torch.Generator) ->
         return log_probs.argmax(-1, keepdim=True)
     # Inverse of the distribution function: one random number per row instead of one per token of the vocabulary.
     mass = (log_probs / temperature).exp_().cumsum(-1)
-    point = torch.rand(len(mass), 1, generator=generator) * mass[:, -1:]
+    point = torch.rand(len(mass), 1, generator=generator).to(mass.device) * mass[:, -1:]
     return torch.searchsorted(mass, point).clamp_max(mass.shape[1] - 1)
 
 
@@ -129,10 +129,10 @@ def write_part(
     counted = (ends.cumsum(1) - ends) == 0  # up to and including the first end
     save_file(
         {
-            "tokens": tokens.numpy().astype(np.uint16),
-            "top_ids": ids.numpy().astype(np.uint16),
-            "top_log_probs": log_probs.numpy().astype(np.float16),
-            "counted": counted.numpy(),
+            "tokens": tokens.cpu().numpy().astype(np.uint16),
+            "top_ids": ids.cpu().numpy().astype(np.uint16),
+            "top_log_probs": log_probs.cpu().numpy().astype(np.float16),
+            "counted": counted.cpu().numpy(),
         },
         path.with_suffix(".safetensors"),
     )

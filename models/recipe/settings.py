@@ -106,6 +106,7 @@ class Job:
     work: Path
     scale: Scale
     threads: int = 2
+    device: str = "cpu"
     seed: int = 20
     mixture: dict[str, int] = field(default_factory=lambda: dict(FULL_MIXTURE))
 
@@ -148,4 +149,21 @@ TINY = Scale(
     heads=HeadsPlan(minutes=1.0),
 )
 
-SCALES = {"full": FULL, "tiny": TINY}
+# For a GPU: too large for this repository, and on a CPU for training.
+LARGE = Scale(
+    target=ModelShape(hidden=768, layers=16, heads=12, kv_heads=4, head_dim=64, ffn=2048),
+    draft=ModelShape(hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, ffn=768),
+    target_plan=TrainPlan(minutes=15.0, decay_share=0.3, batch_tokens=65_536, micro_tokens=32_768),
+    warm_plan=TrainPlan(
+        minutes=2.0, decay_share=0.02, muon_rate=0.02, batch_tokens=65_536, micro_tokens=32_768, decay_window=512
+    ),
+    distil=DistilPlan(
+        tokens=2_000_000,
+        generate_minutes=5.0,
+        training=TrainPlan(minutes=3.0, decay_share=0.5, muon_rate=0.02, adam_rate=4e-3, warmup_steps=20),
+        batch=512,
+    ),
+    heads=HeadsPlan(minutes=5.0),
+)
+
+SCALES = {"full": FULL, "tiny": TINY, "large": LARGE}

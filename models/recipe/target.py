@@ -21,9 +21,9 @@ def build(job: Job) -> None:
     """Train the target and write the Hugging Face directory ``target/model``."""
     folder = job.stage("target")
     mixture = Mixture(job.stage("tokens"), job.mixture, job.seed)
-    model = new_model(job.scale.target, job.seed)
+    model = new_model(job.scale.target, job.seed).to(job.device)
     plan = job.scale.target_plan
-    progress = train(model, plan, folder, TextLessons(mixture, plan))
+    progress = train(model, plan, folder, TextLessons(mixture, plan, job.device))
     save_model(model, job, folder / "model")
     (folder / "done.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
 

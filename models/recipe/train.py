@@ -41,15 +41,16 @@ class Lessons(Protocol[Part]):
 class TextLessons:
     """Plain next-token prediction on a mixture of texts."""
 
-    def __init__(self, mixture: Mixture, plan: TrainPlan) -> None:
+    def __init__(self, mixture: Mixture, plan: TrainPlan, device: str) -> None:
         self._mixture = mixture
         self._plan = plan
+        self._device = device
 
     def batch(self, progress: Progress, step_plan: TrainStep) -> Sequence[Tensor]:
         """Return windows of the current length, as many as fill the batch."""
         count = self._plan.batch_tokens // step_plan.window
         rows = self._mixture.batch(progress.tokens // step_plan.window, count, step_plan.window)
-        return pieces(torch.from_numpy(rows), max(1, self._plan.micro_tokens // step_plan.window))
+        return pieces(torch.from_numpy(rows).to(self._device), max(1, self._plan.micro_tokens // step_plan.window))
 
     def size(self, part: Tensor) -> int:
         """Return the number of tokens that are predicted."""
