@@ -186,11 +186,32 @@ class ReportReply:
     """Weights hash of the verifier's target."""
 
 
-Report = tuple[
-    VerifierTelemetry, Sequence[SessionTelemetry], Mapping[str, WorkloadKey], Mapping[str, WindowBounds], float
-]
-"""What is decided from: telemetry of a verifier and of its sessions, workload keys and bounds as in ReportReply, and
-when the report came, in seconds by the store's clock."""
+@dataclass(frozen=True)
+class Report:
+    """A verifier's report, and what the store knows beside it: what is decided from."""
+
+    message: bytes
+    """The ReportRequest, which has been held against its bounds."""
+    sessions: int
+    """Number of its sessions."""
+    new: Mapping[str, WorkloadKey]
+    """Workload keys by session id, of the sessions of which priors say more than their own outcomes."""
+    bounds: Mapping[str, WindowBounds]
+    """As in ReportReply."""
+    store_unix: float
+    """When it came, in seconds by the store's clock."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions on the windows of a verifier's sessions, encoded once, where they are made."""
+
+    written: str = "[]"
+    """As the store keeps them."""
+    directives: bytes = b""
+    """A ReportResponse that has their directives alone."""
+    reported_unix: float = 0.0
+    """When the report came that they were made from, in seconds by the store's clock; 0: there are none."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ its length, 8 bytes little-endian.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -18,16 +19,22 @@ import time
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from coordinator.records import Prior, WindowDecision
-from coordinator.store.redis_codec import decisions_from_json, decisions_to_json, report_from_json
+from coordinator.api import codec
+from coordinator.api.counters import WindowCounters
+from coordinator.records import Decisions, Prior, Report
+from coordinator.store.redis_codec import decisions_from_json, report_from_json, report_to_json
 from coordinator.window import report_adapter
 from outrider.core.errors import Unavailable
+from outrider.core.histogram import Histogram
 from outrider.core.protocol.messages import SessionLimits
 from outrider.processes import end_with_parent, tied_to_this_process
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 DECIDE_S = 10.0
 """Seconds in which the process must decide, its start included; it takes a few at most for the largest verifier."""
 _LENGTH = struct.Struct("<Q")
+Decided = tuple[Decisions, WindowCounters, float]
+"""Decisions, the counts of their windows, and the seconds of CPU that they took."""
 
 
 class DecidingProcess:
@@ -40,20 +47,14 @@ class DecidingProcess:
         self._turn = asyncio.Lock()
         self._ended = False
 
-    async def decide(
-        self, report: str, before: Mapping[str, WindowDecision], priors: Mapping[str, Prior]
-    ) -> tuple[tuple[WindowDecision, ...], float]:
-        """Return what `report_adapter.decide` returns, and the seconds of CPU that it took.
-
-        Raises Unavailable, and ChildProcessError if no process can be started.
-
-        report: as `report_to_json` writes it. before: the last decisions. priors: by session id.
-        """
+    async def decide(self, report: Report, before: str, priors: Mapping[str, Prior]) -> Decided:
+        """Return what the function `decide` returns. Raises Unavailable, and ChildProcessError if no process can be
+        started."""
         different = list(dict.fromkeys(priors.values()))
         number = {prior: i for i, prior in enumerate(different)}
         request = {
-            "report": report,
-            "before": decisions_to_json(before.values()),
+            "report": report_to_json(report),
+            "before": before,
             "priors": [(one.acceptance_history.hex(), one.draft_ms, one.nodes_per_level) for one in different],
             "prior_of": {session_id: number[prior] for session_id, prior in priors.items()},
         }
@@ -72,7 +73,12 @@ class DecidingProcess:
                 raise
         if "error" in answer:
             raise Unavailable(f"the process that decides has failed: {answer['error']}")
-        return decisions_from_json("", answer["decisions"]), float(answer["cpu_s"])
+        windows = WindowCounters()
+        for name, (counts, total) in answer["windows"].items():
+            bounds = getattr(windows, name).bounds
+            setattr(windows, name, Histogram.of(bounds, counts, total))
+        decisions = Decisions(answer["written"], base64.b64decode(answer["directives"]), report.store_unix)
+        return decisions, windows, float(answer["cpu_s"])
 
     async def close(self) -> None:
         """End the process for good."""
@@ -109,26 +115,41 @@ class DecidingProcess:
         return answer
 
 
-def decided(request: Mapping[str, Any], limits: SessionLimits) -> dict[str, Any]:
-    """Return the answer to a request."""
-    begun = time.process_time()
+def decide(report: Report, before: str, priors: Mapping[str, Prior], limits: SessionLimits) -> Decided:
+    """Decide about the windows of a verifier's sessions.
+
+    before: the last decisions, as the store keeps them. priors: by session id. limits: of every session. Raises
+    OutriderError, or DecodeError of protobuf, for a report that is damaged.
+    """
+    begun = time.thread_time()
+    verifier, sessions = codec.telemetry_from_proto(pb.ReportRequest.FromString(report.message))
+    last = {one.session_id: one for one in decisions_from_json("", before)}
+    found = report_adapter.decide(verifier, sessions, last, report.bounds, limits, priors).values()
+    made = codec.encoded(found, limits, report.store_unix)
+    return made, WindowCounters.of(found), time.thread_time() - begun
+
+
+def answer_to(request: Mapping[str, Any], limits: SessionLimits) -> dict[str, Any]:
+    """Return the process' answer to a request."""
     try:
-        verifier, sessions, _, bounds, _ = report_from_json(request["report"])
-        before = {one.session_id: one for one in decisions_from_json("", request["before"])}
         known = [Prior(bytes.fromhex(history), *measured) for history, *measured in request["priors"]]
         priors = {session_id: known[number] for session_id, number in request["prior_of"].items()}
-        found = report_adapter.decide(verifier, sessions, before, bounds, limits, priors)
-        written = decisions_to_json(found.values())
+        made, windows, cpu_s = decide(report_from_json(request["report"]), request["before"], priors, limits)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"decisions": written, "cpu_s": time.process_time() - begun}
+    return {
+        "written": made.written,
+        "directives": base64.b64encode(made.directives).decode(),
+        "windows": {name: [found.counts, found.sum] for name, found in vars(windows).items()},
+        "cpu_s": cpu_s,
+    }
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, limits: SessionLimits) -> None:
     """Answer requests until there are no more."""
     while len(head := requests.read(_LENGTH.size)) == _LENGTH.size:
         request = requests.read(_LENGTH.unpack(head)[0])
-        answer = json.dumps(decided(json.loads(request), limits)).encode()
+        answer = json.dumps(answer_to(json.loads(request), limits)).encode()
         answers.write(_LENGTH.pack(len(answer)) + answer)
         answers.flush()
 

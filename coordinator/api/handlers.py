@@ -16,9 +16,10 @@ from dataclasses import replace
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.api.deciding_process import DecidingProcess
+from coordinator.api.deciding_process import DecidingProcess, decide
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
+    Decisions,
     Grant,
     OpenedSession,
     PlacementRequest,
@@ -26,7 +27,6 @@ from coordinator.records import (
     Report,
     ReportReply,
     VerifierRegistration,
-    WindowDecision,
     WorkloadKey,
 )
 from coordinator.store.keyring import Keyring
@@ -36,7 +36,7 @@ from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
-from coordinator.window.decision_queue import STALE_S, WAIT_S, Dated, DecisionQueue
+from coordinator.window.decision_queue import STALE_S, WAIT_S, DecisionQueue
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
@@ -64,6 +64,8 @@ BUSY_S = 1.0
 """Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
 IN_PROCESS_FROM = 32
 """Sessions of a verifier from which another process decides. About fewer this one decides as fast as it hands over."""
+LATE = 8
+"""Verifiers that wait for decisions, from which on telemetry of each session is kept with every third report alone."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -167,33 +169,40 @@ class Handlers:
         seen: int,
         *,
         sequence: int = 0,
-    ) -> tuple[ReportReply, Dated] | None:
+        message: bytes,
+    ) -> tuple[ReportReply, Decisions] | None:
         """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
 
         tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the
-        revocations that the verifier knows, as the last reply named them.
+        revocations that the verifier knows, as the last reply named them. message: the ReportRequest, from which is
+        decided.
         """
+        late = self._queue.waiting >= LATE
         reply = await self._verifiers.report(
-            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence
+            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence, thirds=late
         )
         if reply is None:
             return None
         if not self.config.window_control:
-            return reply, ((), 0.0)
-        report = verifier, sessions, reply.workloads, reply.bounds, reply.store_unix
+            return reply, Decisions()
+        new = {
+            session.session_id: reply.workloads[session.session_id]
+            for session in sessions
+            if session.session_id in reply.workloads and report_adapter.wants_prior(session)
+        }
+        report = Report(message, len(sessions), new, reply.bounds, reply.store_unix)
         self._reports[verifier_id] = time.monotonic(), report
         try:
             if self._ownership.owner(verifier_id) == self._ownership.id:
-                decide = functools.partial(self._decide, verifier_id, report)
-                decided = await self._queue.decide(verifier_id, decide)
-                if decided[0]:
+                decided = await self._queue.decide(verifier_id, functools.partial(self._decide, verifier_id, report))
+                if decided.directives:
                     return reply, decided
             else:
                 await self._hand_over(verifier_id, report)
             return reply, await self._last_decisions(verifier_id, reply.store_unix)
         except Unavailable as error:  # the lease is renewed, which is more than windows are
             log.warning("the report of verifier %s is decided about later: %s", verifier_id, error)
-            return reply, ((), 0.0)
+            return reply, Decisions()
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """End a verifier's lease; nothing happens if it has ended already."""
@@ -234,50 +243,38 @@ class Handlers:
         else:
             await self._ownership.hand_over(verifier_id, report_to_json(report))
 
-    async def _last_decisions(self, verifier_id: str, now_unix: float) -> Dated:
-        decisions, reported_unix = await self._windows.last(verifier_id)
-        return (decisions, reported_unix) if now_unix - reported_unix < STALE_S else ((), 0.0)
+    async def _last_decisions(self, verifier_id: str, now_unix: float) -> Decisions:
+        last = await self._windows.last(verifier_id)
+        return last if now_unix - last.reported_unix < STALE_S else Decisions()
 
-    async def _decide(self, verifier_id: str, report: Report | str) -> Dated:
+    async def _decide(self, verifier_id: str, report: Report | str) -> Decisions:
         """Decide from a report, in JSON if another coordinator has handed it over."""
-        read = report_from_json(report) if isinstance(report, str) else report
-        verifier, sessions, workloads, bounds, reported_unix = read
-        last, _ = self._queue.last(verifier_id)
-        before = {one.session_id: one for one in last} or await self._windows.decisions([verifier_id])
-        new = {
-            session.session_id: workloads[session.session_id]
-            for session in sessions
-            if report_adapter.wants_prior(session) and session.session_id in workloads
-        }
-        known = await self._windows.priors(new.values())
-        priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
-
-        def decided() -> tuple[tuple[WindowDecision, ...], float]:
-            begun = time.thread_time()
-            found = report_adapter.decide(verifier, sessions, before, bounds, self.config.limits, priors)
-            return tuple(found.values()), time.thread_time() - begun
-
+        if isinstance(report, str):
+            report = report_from_json(report)
+        before = self._queue.last(verifier_id)
+        if not before.reported_unix:
+            before = await self._windows.last(verifier_id)
+        known = await self._windows.priors(report.new.values())
+        priors = {session_id: known[workload] for session_id, workload in report.new.items() if workload in known}
         found = None
-        if len(sessions) >= IN_PROCESS_FROM:
+        if report.sessions >= IN_PROCESS_FROM:
             try:
-                written = report if isinstance(report, str) else report_to_json(report)
-                found = await self._decider.decide(written, before, priors)
+                found = await self._decider.decide(report, before.written, priors)
             except ChildProcessError as error:
                 log.warning("no process can be started to decide, so this one does: %s", error)
         if found is None:
             began = time.monotonic()
-            found = await asyncio.to_thread(decided)
+            found = await asyncio.to_thread(decide, report, before.written, priors, self.config.limits)
             self._queue.rest(time.monotonic() - began)  # which leaves half of the time to the event loop
-        self.counters.decide(*found)
-        return found[0], reported_unix
+        decisions, windows, seconds = found
+        self.counters.decide(windows, seconds)
+        return decisions
 
-    async def _keep(self, verifier_id: str, decided: Dated) -> Dated:
+    async def _keep(self, verifier_id: str, made: Decisions) -> Decisions:
         """Keep decisions in the store, and return those that hold: another coordinator's, if it has the right to."""
-        decisions, reported_unix = decided
-        keep_ms = 2 * self.config.lease_ms
-        if await self._windows.set_decisions(verifier_id, decisions, reported_unix, self._ownership, keep_ms=keep_ms):
-            return decided
-        return await self._last_decisions(verifier_id, reported_unix)
+        if await self._windows.set_decisions(verifier_id, made, self._ownership, keep_ms=2 * self.config.lease_ms):
+            return made
+        return await self._last_decisions(verifier_id, made.reported_unix)
 
     async def _place(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session.

@@ -78,10 +78,12 @@ class CoordinatorCollector(Collector):
         yield gauge(f"{NAME}_redis_up", "Whether Redis answered this scrape", float(self._fleet is not None))
         yield histogram(f"{NAME}_decide_seconds", "CPU time of one decision on a verifier's windows", counts.decide_s)
         window, what = f"{NAME}_window", "of windows decided"
-        yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.k)
-        yield histogram(f"{window}_depth", f"Levels drafted ahead, {what}", counts.depth)
-        yield histogram(f"{window}_draft_wait_seconds", f"Wait before a plain step, {what}", counts.draft_wait_s)
-        yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.speedup)
+        yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.windows.k)
+        yield histogram(f"{window}_depth", f"Levels drafted ahead, {what}", counts.windows.depth)
+        yield histogram(
+            f"{window}_draft_wait_seconds", f"Wait before a plain step, {what}", counts.windows.draft_wait_s
+        )
+        yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.windows.speedup)
 
 
 def _verifiers(verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:

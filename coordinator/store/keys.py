@@ -117,8 +117,9 @@ def telemetry(weights: str, verifier_id: str) -> str:
 
 
 def windows(weights: str, verifier_id: str) -> str:
-    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, who made
-    them, from a report of when, and until when nobody else may; it expires soon after reports stop."""
+    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, their
+    directives, who made them, from a report of when, and until when nobody else may; it expires soon after reports
+    stop."""
     return f"{of_target(weights)}windows:{verifier_id}"
 
 

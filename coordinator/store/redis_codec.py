@@ -17,6 +17,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from coordinator.records import (
+    Decisions,
     Prior,
     Report,
     SessionStatus,
@@ -160,28 +161,31 @@ def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDe
         return ()
 
 
+def directives_text(made: Decisions) -> str:
+    return _text(made.directives)
+
+
+def decisions_from_reply(written: str | None, directives: str | None, reported: str | None) -> Decisions:
+    """Decode what the hash windows:<verifier> has; none without directives, which a coordinator of an earlier version
+    does not write."""
+    if not written or not directives:
+        return Decisions()
+    return Decisions(written, _bytes(directives), float(reported or 0.0))
+
+
 def report_to_json(report: Report) -> str:
-    """Encode a report for the coordinator that decides from it."""
-    verifier, sessions, workloads, bounds, store_unix = report
-    message = codec.verifier_telemetry_to_proto(verifier).SerializeToString()
-    told = [
-        (_text(codec.session_telemetry_to_proto(s).SerializeToString()), [*vars(w).values()] if w else None)
-        for s in sessions
-        for w in [workloads.get(s.session_id)]
-    ]
-    own = {session_id: asdict(one) for session_id, one in bounds.items()}
-    return json.dumps([_text(message), store_unix, told, own], separators=(",", ":"))
+    """Encode a report for who decides from it."""
+    new = {session_id: [*vars(workload).values()] for session_id, workload in report.new.items()}
+    own = {session_id: asdict(one) for session_id, one in report.bounds.items()}
+    return json.dumps([_text(report.message), report.sessions, new, own, report.store_unix], separators=(",", ":"))
 
 
 def report_from_json(written: str) -> Report:
-    """Decode a report that another coordinator has received. Raises ValueError or BadRequest if it is damaged."""
-    message, store_unix, told, own = json.loads(written)
-    verifier = codec.verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(_bytes(message)))
-    messages = (telemetry_pb2.SessionTelemetry.FromString(_bytes(one)) for one, _ in told)
-    sessions = tuple(map(codec.session_telemetry_from_proto, messages))
-    workloads = {s.session_id: WorkloadKey(*w) for s, (_, w) in zip(sessions, told, strict=True) if w}
+    """Decode a report that another process has received. Raises ValueError or TypeError if it is damaged."""
+    message, sessions, new, own, store_unix = json.loads(written)
+    workloads = {session_id: WorkloadKey(*parts) for session_id, parts in new.items()}
     bounds = {session_id: WindowBounds(Window(**one["window"]), one["pinned"]) for session_id, one in own.items()}
-    return verifier, sessions, workloads, bounds, float(store_unix)
+    return Report(_bytes(message), int(sessions), workloads, bounds, float(store_unix))
 
 
 def _text(message: bytes) -> str:

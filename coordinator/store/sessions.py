@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.placement import CHOICES, Candidate
 from coordinator.records import (
+    Decisions,
     PlacementRequest,
     Prior,
     Revocation,
@@ -251,31 +252,27 @@ class WindowStore:
             for decision in redis_codec.decisions_from_json(verifier_id, written)
         }
 
-    async def last(self, verifier_id: str) -> tuple[tuple[WindowDecision, ...], float]:
-        """Return the last decisions on a verifier's sessions, and when the report came that they were made from."""
+    async def last(self, verifier_id: str) -> Decisions:
+        """Return the last decisions on a verifier's sessions."""
         key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
-        [found] = await self._store.call("windows", [("HMGET", key, "decisions", "reported")])
-        return redis_codec.decisions_from_json(verifier_id, found[0]), float(found[1] or 0.0)
+        [found] = await self._store.call("windows", [("HMGET", key, "decisions", "directives", "reported")])
+        return redis_codec.decisions_from_reply(*found)
 
     async def set_decisions(
         self,
         verifier_id: str,
-        decisions: Iterable[WindowDecision],
-        reported_unix: float,
+        made: Decisions,
         ownership: Ownership,
         *,
         keep_ms: int,
     ) -> bool:
         """Replace the decisions on a verifier's sessions; return False if another coordinator has the right to, or this
         one may have lost its lease.
-
-        reported_unix: when the report came that they were made from, by the store's clock.
         """
         if ownership.age_ms > LEASE_MS:
             return False
-        written = redis_codec.decisions_to_json(decisions)
-        arguments = [keep_ms, ownership.id, LEASE_MS, f"{reported_unix:.3f}", written]
-        arguments += [ownership.age_ms, *ownership.live]
+        arguments = [keep_ms, ownership.id, LEASE_MS, f"{made.reported_unix:.3f}", made.written]
+        arguments += [redis_codec.directives_text(made), ownership.age_ms, *ownership.live]
         key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
         return bool(await self._store.run("set_decisions", [key], arguments))
 

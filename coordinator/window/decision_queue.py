@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from coordinator.records import WindowDecision
+from coordinator.records import Decisions
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +22,8 @@ WAIT_S = 1.0
 STALE_S = 10.0
 """Age after which decisions are not sent any more."""
 
-Decisions = tuple[WindowDecision, ...]
-Dated = tuple[Decisions, float]
-"""Decisions, and when the report came that they were made from, in seconds by the store's clock."""
-Keep = Callable[[str, Dated], Awaitable[Dated]]
-Decide = Callable[[], Awaitable[Dated]]
+Keep = Callable[[str, Decisions], Awaitable[Decisions]]
+Decide = Callable[[], Awaitable[Decisions]]
 
 
 class DecisionQueue:
@@ -47,10 +44,10 @@ class DecisionQueue:
         """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
         """Functions that decide from the last report, by verifier."""
-        self._made: dict[str, tuple[Dated, float]] = {}
+        self._made: dict[str, tuple[Decisions, float]] = {}
         """The last decisions and the time when they were made, by verifier."""
 
-    async def decide(self, verifier_id: str, decide: Decide) -> Dated:
+    async def decide(self, verifier_id: str, decide: Decide) -> Decisions:
         """Return the last decisions on this verifier's sessions, made in time or with an earlier report.
 
         decide: also makes the decision if its turn comes later; the queue logs what it raises.
@@ -58,11 +55,16 @@ class DecisionQueue:
         await asyncio.wait({self.ask(verifier_id, decide)}, timeout=self._wait_s)
         return self.last(verifier_id)
 
-    def last(self, verifier_id: str) -> Dated:
+    def last(self, verifier_id: str) -> Decisions:
         """Return the last decisions that were made here on this verifier's sessions, none if that is long ago."""
         since = self._clock() - STALE_S
         self._made = {name: (made, at) for name, (made, at) in self._made.items() if at > since}
-        return self._made.get(verifier_id, (((), 0.0), since))[0]
+        return self._made.get(verifier_id, (Decisions(), since))[0]
+
+    @property
+    def waiting(self) -> int:
+        """Return for how many verifiers decisions are being made, or wait for their turn."""
+        return len(self._running)
 
     def rest(self, seconds: float) -> None:
         """Make no further decision for so long."""

@@ -8,18 +8,23 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from coordinator.api import deciding_process, handlers
-from coordinator.api.deciding_process import DecidingProcess
+from coordinator.api.counters import WindowCounters
+from coordinator.api.deciding_process import Decided, DecidingProcess
 from coordinator.records import Prior, Report, Window, WindowBounds, WindowDecision, WorkloadKey
-from coordinator.store.redis_codec import report_to_json
+from coordinator.store.redis_codec import decisions_from_json, decisions_to_json, report_to_json
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.codecs import directive_from_proto
+from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import telemetry_pb2
 
 LIMITS = SessionLimits()
@@ -44,13 +49,31 @@ def sessions(count: int) -> tuple[SessionTelemetry, ...]:
 def report(count: int = 8) -> Report:
     bounds = {"s1": WindowBounds(Window(3, 9)), "s2": WindowBounds(Window(2, 6, 0.0, 1.5), pinned=True)}
     told = sessions(count)
-    workloads = {one.session_id: WorkloadKey("acme", "draft", "chat", "w") for one in told}
-    return VERIFIER, told, workloads, bounds, 1_000.5
+    new = {one.session_id: WorkloadKey("acme", "draft", "chat", "w") for one in told}
+    message = pb.ReportRequest(
+        verifier=verifier_telemetry_to_proto(VERIFIER), sessions=map(session_telemetry_to_proto, told)
+    )
+    return Report(message.SerializeToString(), count, new, bounds, 1_000.5)
 
 
 def here(before: dict[str, WindowDecision], priors: dict[str, Prior]) -> tuple[WindowDecision, ...]:
-    verifier, told, _, bounds, _ = report()
-    return tuple(report_adapter.decide(verifier, told, before, bounds, LIMITS, priors).values())
+    verifier, told = VERIFIER.with_totals_of(sessions(8)), sessions(8)
+    return tuple(report_adapter.decide(verifier, told, before, report().bounds, LIMITS, priors).values())
+
+
+def decided(made: Decided) -> tuple[WindowDecision, ...]:
+    """Return the decisions, whose directives, counts and date are those that they must have."""
+    decisions, windows, cpu_s = made
+    found = decisions_from_json("", decisions.written)
+    sent = pb.ReportResponse.FromString(decisions.directives)
+    expected = [(one.session_id, one.epoch, report_adapter.directive(one, LIMITS)) for one in found]
+    assert [(one.session_id, one.epoch, directive_from_proto(one.directive)) for one in sent.directives] == expected
+    assert sent == pb.ReportResponse(directives=sent.directives)
+    assert windows.k.counts == WindowCounters.of(found).k.counts
+    assert windows.speedup.sum == pytest.approx(sum(one.speedup for one in found))
+    assert decisions.reported_unix == 1_000.5
+    assert cpu_s > 0.0
+    return found
 
 
 @pytest.fixture
@@ -64,52 +87,52 @@ async def test_it_decides_as_this_process_would(process: DecidingProcess) -> Non
     before: dict[str, WindowDecision] = {}
     priors = {"s3": PRIOR, "s0": PRIOR}
     for _ in range(2):
-        decisions, cpu_s = await process.decide(report_to_json(report()), before, priors)
-        assert decisions == here(before, priors)
-        assert cpu_s > 0.0
+        written = decisions_to_json(before.values())
+        decisions = decided(await process.decide(report(), written, priors))
+        assert decisions == decided(deciding_process.decide(report(), written, priors, LIMITS)) == here(before, priors)
         before = {one.session_id: one for one in decisions}
     assert {one.window.k for one in decisions} >= {0, 2}
     assert before["s3"].reason.startswith("by its class's prior")
 
 
 async def test_calls_take_turns(process: DecidingProcess) -> None:
-    calls = [process.decide(report_to_json(report(count)), {}, {}) for count in (8, 1, 5)]
-    assert [len(decisions) for decisions, _ in await asyncio.gather(*calls)] == [7, 1, 4]  # of s3 nothing is known
+    calls = [process.decide(report(count), "[]", {}) for count in (8, 1, 5)]
+    assert [len(decided(made)) for made in await asyncio.gather(*calls)] == [7, 1, 4]  # of s3 nothing is known
 
 
 async def test_a_report_that_is_damaged_is_refused_and_the_next_one_is_decided_about(process: DecidingProcess) -> None:
-    with pytest.raises(Unavailable, match="has failed: JSONDecodeError"):
-        await process.decide("[", {}, {})
-    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+    with pytest.raises(Unavailable, match="has failed: DecodeError"):
+        await process.decide(replace(report(), message=b"["), "[]", {})
+    assert decided(await process.decide(report(), "[]", {}))
 
 
 async def test_a_process_that_was_killed_costs_one_decision(process: DecidingProcess) -> None:
-    await process.decide(report_to_json(report()), {}, {})
+    await process.decide(report(), "[]", {})
     assert process._child is not None
     process._child.kill()
     with pytest.raises(Unavailable, match="the process that decides has failed"):
-        await process.decide(report_to_json(report()), {}, {})
-    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+        await process.decide(report(), "[]", {})
+    assert decided(await process.decide(report(), "[]", {}))
 
 
 async def test_a_process_that_hangs_is_replaced(process: DecidingProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    await process.decide(report_to_json(report()), {}, {})
+    await process.decide(report(), "[]", {})
     assert process._child is not None
     hung = process._child.pid
     os.kill(hung, signal.SIGSTOP)
     monkeypatch.setattr(deciding_process, "DECIDE_S", 0.2)
     with pytest.raises(Unavailable, match="TimeoutError"):
-        await process.decide(report_to_json(report()), {}, {})
+        await process.decide(report(), "[]", {})
     monkeypatch.undo()
-    assert (await process.decide(report_to_json(report()), {}, {}))[0]
+    assert decided(await process.decide(report(), "[]", {}))
     assert process._child is not None and process._child.pid != hung
 
 
 async def test_an_answer_that_is_not_waited_for_is_nobody_elses(process: DecidingProcess) -> None:
-    given_up = asyncio.create_task(process.decide(report_to_json(report()), {}, {}))
+    given_up = asyncio.create_task(process.decide(report(), "[]", {}))
     await asyncio.sleep(0.05)
     given_up.cancel()
-    assert len((await process.decide(report_to_json(report(1)), {}, {}))[0]) == 1
+    assert len(decided(await process.decide(report(1), "[]", {}))) == 1
 
 
 async def test_where_no_process_can_be_started_that_is_said(
@@ -117,14 +140,14 @@ async def test_where_no_process_can_be_started_that_is_said(
 ) -> None:
     monkeypatch.setattr(deciding_process, "tied_to_this_process", lambda: ["/no/such/program"])
     with pytest.raises(ChildProcessError, match="cannot be started"):
-        await process.decide(report_to_json(report()), {}, {})
+        await process.decide(report(), "[]", {})
 
 
 async def test_a_process_that_was_closed_starts_no_more(process: DecidingProcess) -> None:
-    await process.decide(report_to_json(report()), {}, {})
+    await process.decide(report(), "[]", {})
     await process.close()
     with pytest.raises(Unavailable, match="this coordinator ends"):
-        await process.decide(report_to_json(report()), {}, {})
+        await process.decide(report(), "[]", {})
     assert process._child is None
 
 
@@ -133,7 +156,7 @@ def test_it_ends_with_its_input() -> None:
     answers = io.BytesIO()
     deciding_process.serve(io.BytesIO(len(request).to_bytes(8, "little") + request), answers, LIMITS)
     written = answers.getvalue()
-    assert len(json.loads(json.loads(written[8:])["decisions"])) == len(here({}, {}))
+    assert len(json.loads(json.loads(written[8:])["written"])) == len(here({}, {}))
 
 
 async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monkeypatch):
@@ -142,7 +165,7 @@ async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monk
 
     async def noted(process, *call):
         found = await decide(process, *call)
-        asked.append({one.session_id for one in found[0]})
+        asked.append({one.session_id for one in decisions_from_json("", found[0].written)})
         return found
 
     monkeypatch.setattr(DecidingProcess, "decide", noted)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import replace
 
-from coordinator.records import Window, WindowDecision
-from coordinator.window.decision_queue import STALE_S, Dated, DecisionQueue
+from coordinator.records import Decisions
+from coordinator.window.decision_queue import STALE_S, DecisionQueue
 
-WINDOW = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.0, 1.5, 2.0, "pays", 1.0, 1.0, 24, 0.5)
-
-
-NONE: Dated = ((), 0.0)
+NONE = Decisions()
 
 
-def of(session_id: str) -> Dated:
-    return (replace(WINDOW, session_id=session_id),), 1.0
+def of(session_id: str) -> Decisions:
+    return Decisions(session_id, session_id.encode(), 1.0)
 
 
-async def at_once(session_id: str) -> Dated:
+async def at_once(session_id: str) -> Decisions:
     return of(session_id)
 
 
@@ -30,7 +26,7 @@ async def test_a_decision_made_in_time_goes_out_with_the_report_that_asked() -> 
 async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_a_newer_one() -> None:
     deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def late() -> Dated:
+    async def late() -> Decisions:
         await gate.wait()
         return of("late")
 
@@ -38,7 +34,7 @@ async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_
     gate.set()
     await asyncio.sleep(0.01)  # it ends between two reports
 
-    async def never() -> Dated:
+    async def never() -> Decisions:
         return await asyncio.sleep(60.0, of("never"))
 
     for _ in range(2):
@@ -48,14 +44,16 @@ async def test_a_late_decision_goes_out_with_the_next_report_and_until_there_is_
 async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_report() -> None:
     deciding, gate = DecisionQueue(wait_s=0.02), asyncio.Event()
 
-    async def long() -> Dated:
+    async def long() -> Decisions:
         await gate.wait()
         return of("long")
 
+    assert deciding.waiting == 0
     assert await deciding.decide("another", long) == NONE
     assert await deciding.decide("v", lambda: at_once("first")) == NONE
     waiting = asyncio.create_task(deciding.decide("v", lambda: at_once("second")))
     await asyncio.sleep(0)
+    assert deciding.waiting == 2
     gate.set()
     await waiting
     await asyncio.sleep(0.01)
@@ -66,7 +64,7 @@ async def test_one_at_a_time_over_all_verifiers_with_the_rests_that_they_ask_for
     deciding, under_way, spans = DecisionQueue(), 0, []
     loop = asyncio.get_running_loop()
 
-    async def slow() -> Dated:
+    async def slow() -> Decisions:
         nonlocal under_way
         under_way += 1
         assert under_way == 1
@@ -86,7 +84,7 @@ async def test_one_at_a_time_over_all_verifiers_with_the_rests_that_they_ask_for
 async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again() -> None:
     deciding = DecisionQueue()
 
-    async def fails() -> Dated:
+    async def fails() -> Decisions:
         raise RuntimeError("the store is away")
 
     assert await deciding.decide("v", fails) == NONE
@@ -97,7 +95,7 @@ async def test_a_decision_of_long_ago_is_delivered_to_nobody() -> None:
     now, gate = 0.0, asyncio.Event()
     deciding = DecisionQueue(wait_s=0.01, clock=lambda: now)
 
-    async def late() -> Dated:
+    async def late() -> Decisions:
         await gate.wait()
         return of("old")
 
@@ -111,7 +109,7 @@ async def test_a_decision_of_long_ago_is_delivered_to_nobody() -> None:
 async def test_decisions_are_kept_while_the_next_ones_are_made_and_those_that_hold_are_delivered() -> None:
     kept, gate = [], asyncio.Event()
 
-    async def keep(verifier_id: str, made: Dated) -> Dated:
+    async def keep(verifier_id: str, made: Decisions) -> Decisions:
         kept.append((verifier_id, made))
         if verifier_id == "slow":
             await gate.wait()

@@ -17,19 +17,22 @@ from peers import Peer, until
 
 from coordinator.api import handlers
 from coordinator.api.server import running
-from coordinator.records import Window, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.records import Decisions, Report, Window, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, redis_codec
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import WindowStore
 from outrider.core.acceptance.history import HIT, MISS
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire import channels
 from outrider.wire.v1 import telemetry_pb2
 
 DECISION = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.1, 1.5, 2.0, "pays", 1.0, 2.0, 24, 0.5, 4)
 ids = st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=2, max_size=10, unique=True)
+
+
+def made_of(decision: WindowDecision, reported_unix: float) -> Decisions:
+    return Decisions(redis_codec.decisions_to_json([decision]), b"of " + decision.reason.encode(), reported_unix)
 
 
 def among(*live: str) -> Ownership:
@@ -96,29 +99,39 @@ async def test_what_is_handed_over_is_taken_once_and_the_last_one(store) -> None
 
 
 def test_a_report_and_decisions_read_back_as_they_were_written() -> None:
-    sessions = [
-        SessionTelemetry("a", epoch=3, tenant="acme", acceptance_history=bytes([HIT, MISS]), rtt_ms=4.5),
-        SessionTelemetry("b", server_gain=0.5),
-    ]
-    workloads, bounds = {"a": WorkloadKey("t", "d", "", "w")}, {"": WindowBounds(Window(2, 4), pinned=True)}
-    report = VerifierTelemetry(step_cost_ms={1: 30.0}), tuple(sessions), workloads, bounds, 17.25
+    new, bounds = {"a": WorkloadKey("t", "d", "", "w")}, {"": WindowBounds(Window(2, 4), pinned=True)}
+    report = Report(bytes(range(256)), 2, new, bounds, 17.25)
     assert redis_codec.report_from_json(redis_codec.report_to_json(report)) == report
-    made = (DECISION, replace(DECISION, session_id="other", window=Window(0, 2)))
-    written = redis_codec.decisions_to_json(made)
-    assert redis_codec.decisions_from_json("v", written) == tuple(replace(one, verifier_id="v") for one in made)
+    decisions = (DECISION, replace(DECISION, session_id="other", window=Window(0, 2)))
+    written = redis_codec.decisions_to_json(decisions)
+    assert redis_codec.decisions_from_json("v", written) == tuple(replace(one, verifier_id="v") for one in decisions)
     for foreign in (None, "", "{}", "[[1, 2]]", "nonsense"):
         assert redis_codec.decisions_from_json("v", foreign) == ()
+    for foreign in ("[", "[1, 2]", '["", 1, {"a": [1, 2, 3, 4, 5]}, {}, 0]'):
+        with pytest.raises((TypeError, ValueError)):
+            redis_codec.report_from_json(foreign)
+
+
+async def test_decisions_of_an_earlier_version_have_no_directives_and_are_not_sent(store) -> None:
+    windows, owner = WindowStore(store), Ownership(store)
+    assert await windows.last("v") == Decisions()
+    await owner.beat()
+    made = made_of(DECISION, 5.25)
+    assert await windows.set_decisions("v", made, owner, keep_ms=60_000)
+    assert await windows.last("v") == made
+    await store.call("test", [("HDEL", keys.windows("", "v"), "directives")])
+    assert await windows.last("v") == Decisions()
 
 
 async def test_nobody_else_writes_what_an_owner_that_lives_has_decided(store) -> None:
     windows, first, second = WindowStore(store), Ownership(store), Ownership(store)
 
     async def write(who: Ownership, reported: float, reason: str) -> bool:
-        made = [replace(DECISION, reason=reason)]
-        return await windows.set_decisions("v", made, reported, who, keep_ms=60_000)
+        made = made_of(replace(DECISION, reason=reason), reported)
+        return await windows.set_decisions("v", made, who, keep_ms=60_000)
 
     async def stands() -> str:
-        return (await windows.last("v"))[0][0].reason
+        return (await windows.decisions(["v"]))["s"].reason
 
     await first.beat()
     await second.beat()
@@ -139,12 +152,12 @@ async def test_an_owner_that_lives_and_decides_no_more_is_followed_after_its_lea
     windows, first, second = WindowStore(store), Ownership(store), Ownership(store)
     await first.beat()
     await second.beat()
-    assert await windows.set_decisions("v", [DECISION], 10.0, first, keep_ms=60_000)
+    assert await windows.set_decisions("v", made_of(DECISION, 10.0), first, keep_ms=60_000)
 
     async def written() -> bool:
         await first.beat()
         await second.beat()
-        return await windows.set_decisions("v", [DECISION], 11.0, second, keep_ms=60_000)
+        return await windows.set_decisions("v", made_of(DECISION, 11.0), second, keep_ms=60_000)
 
     begun = time.monotonic()
     await until(written, 5.0)
@@ -257,7 +270,9 @@ async def scheduled(url: str, schedule: list[tuple[str, int]]) -> None:
                 seen[i] = now, tuple(beaten)
                 await each[i].beat()
                 beaten[i] = now
-            if what == "write" and await windows.set_decisions("v", [DECISION], number, each[who], keep_ms=60_000):
+            if what == "write" and await windows.set_decisions(
+                "v", made_of(DECISION, number), each[who], keep_ms=60_000
+            ):
                 before, at = last
                 if before not in (-1, who) and now - at < LEASE_MS - STEP_MS:
                     # Who has stopped for a lease may be replaced, by whoever has read the list since then.
