@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
@@ -43,8 +44,8 @@ class DecidingProcess:
     def __init__(self, limits: SessionLimits) -> None:
         """Start nothing yet. limits: of every session."""
         self._limits = limits
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
         self._ended = False
 
     async def decide(self, report: Report, before: str, priors: Mapping[str, Prior]) -> Decided:
@@ -58,19 +59,12 @@ class DecidingProcess:
             "priors": [(one.acceptance_history.hex(), one.draft_ms, one.nodes_per_level) for one in different],
             "prior_of": {session_id: number[prior] for session_id, prior in priors.items()},
         }
-        async with self._turn:
-            if self._ended:
-                raise Unavailable("this coordinator ends, and decides about nothing more")
-            try:
-                answer = await asyncio.wait_for(self._answer(json.dumps(request).encode()), DECIDE_S)
-            except ChildProcessError:
-                raise
-            except (OSError, EOFError, ValueError, TimeoutError) as error:
-                await self._kill()
-                raise Unavailable(f"the process that decides has failed: {type(error).__name__}: {error}") from error
-            except BaseException:
-                await self._kill()  # what it answers later would be taken for another answer
-                raise
+        child = await self._started()
+        try:
+            answer = await asyncio.wait_for(child.ask(json.dumps(request).encode()), DECIDE_S)
+        except (OSError, EOFError, ValueError, TimeoutError) as error:
+            await self._give_up(child)
+            raise Unavailable(f"the process that decides has failed: {type(error).__name__}: {error}") from error
         if "error" in answer:
             raise Unavailable(f"the process that decides has failed: {answer['error']}")
         windows = WindowCounters()
@@ -81,38 +75,78 @@ class DecidingProcess:
         return decisions, windows, float(answer["cpu_s"])
 
     async def close(self) -> None:
-        """End the process for good."""
+        """End the process for good; calls that are under way fail."""
         self._ended = True
-        await self._kill()  # which ends a call that is under way
-        async with self._turn:
-            await self._kill()  # one that it had just started
+        async with self._starting:
+            if self._child is not None:
+                await self._give_up(self._child)
 
-    async def _kill(self) -> None:
+    async def _started(self) -> _Child:
+        async with self._starting:
+            if self._ended:
+                raise Unavailable("this coordinator ends, and decides about nothing more")
+            if self._child is None:
+                self._child = await _Child.start(self._limits)
+            return self._child
+
+    async def _give_up(self, child: _Child) -> None:
         """End the process; the next decision starts another."""
-        child, self._child = self._child, None
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        if self._child is child:
+            self._child = None
+        await child.end()
 
-    async def _answer(self, request: bytes) -> dict[str, Any]:
-        if self._child is None:
-            program = (sys.executable, "-m", __name__, json.dumps(vars(self._limits)), str(os.getpid()))
-            pipe = asyncio.subprocess.PIPE
-            try:
-                self._child = await asyncio.create_subprocess_exec(
-                    *tied_to_this_process(), *program, stdin=pipe, stdout=pipe
-                )
-            except OSError as error:
-                raise ChildProcessError(f"{sys.executable} cannot be started: {error}") from error
-        to_child, from_child = self._child.stdin, self._child.stdout
-        if to_child is None or from_child is None:
-            raise ChildProcessError("it has no standard streams")
-        to_child.write(_LENGTH.pack(len(request)) + request)
-        await to_child.drain()
-        (length,) = _LENGTH.unpack(await from_child.readexactly(_LENGTH.size))
-        answer: dict[str, Any] = json.loads(await from_child.readexactly(length))
-        return answer
+
+class _Child:
+    """A process that answers requests in the order in which they come."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._failed: BaseException | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, limits: SessionLimits) -> _Child:
+        program = (sys.executable, "-m", __name__, json.dumps(vars(limits)), str(os.getpid()))
+        pipe = asyncio.subprocess.PIPE
+        try:
+            return cls(await asyncio.create_subprocess_exec(*tied_to_this_process(), *program, stdin=pipe, stdout=pipe))
+        except OSError as error:
+            raise ChildProcessError(f"{sys.executable} cannot be started: {error}") from error
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Return the answer. Raises OSError, EOFError or ValueError when the process has failed."""
+        if self._failed is not None:
+            raise EOFError("it has ended") from self._failed
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked.append(answered)
+        to_child = self._process.stdin
+        if to_child is not None:
+            to_child.write(_LENGTH.pack(len(request)) + request)
+        return await answered
+
+    async def end(self) -> None:
+        """Kill the process; what was asked of it fails."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+    async def _read(self) -> None:
+        from_child = self._process.stdout
+        try:
+            while from_child is not None:
+                (length,) = _LENGTH.unpack(await from_child.readexactly(_LENGTH.size))
+                answer = json.loads(await from_child.readexactly(length))
+                answered = self._asked.popleft()
+                if not answered.done():  # or it was given up meanwhile
+                    answered.set_result(answer)
+        except (OSError, EOFError, ValueError, IndexError) as error:
+            self._failed = error
+        for answered in self._asked:
+            if not answered.done():
+                answered.set_exception(EOFError("it has ended"))
 
 
 def decide(report: Report, before: str, priors: Mapping[str, Prior], limits: SessionLimits) -> Decided:

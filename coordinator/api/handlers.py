@@ -66,6 +66,8 @@ IN_PROCESS_FROM = 32
 """Sessions of a verifier from which another process decides. About fewer this one decides as fast as it hands over."""
 LATE = 8
 """Verifiers that wait for decisions, from which on telemetry of each session is kept with every third report alone."""
+DECIDED_AT_ONCE = 4
+"""Decisions under way, so that the process that decides need not wait for this one while it is busy."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -80,7 +82,11 @@ class Handlers:
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
         self._decider = DecidingProcess(config.limits)
-        self._queue = DecisionQueue(min(WAIT_S, config.report_interval_ms / 2e3), keep=self._keep)
+        wait_s = min(WAIT_S, config.report_interval_ms / 2e3)
+        self._queue = DecisionQueue(wait_s, keep=self._keep, at_once=DECIDED_AT_ONCE)
+        self._deciding_here = asyncio.Lock()
+        self._rests_until = -math.inf
+        """By the monotonic clock; no decision begins in this process before."""
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
@@ -263,9 +269,12 @@ class Handlers:
             except ChildProcessError as error:
                 log.warning("no process can be started to decide, so this one does: %s", error)
         if found is None:
-            began = time.monotonic()
-            found = await asyncio.to_thread(decide, report, before.written, priors, self.config.limits)
-            self._queue.rest(time.monotonic() - began)  # which leaves half of the time to the event loop
+            async with self._deciding_here:
+                await asyncio.sleep(self._rests_until - time.monotonic())
+                began = time.monotonic()
+                found = await asyncio.to_thread(decide, report, before.written, priors, self.config.limits)
+                # It keeps the event loop waiting, to which this leaves half of the time.
+                self._rests_until = 2.0 * time.monotonic() - began
         decisions, windows, seconds = found
         self.counters.decide(windows, seconds)
         return decisions

@@ -1,9 +1,8 @@
-"""Make decisions on windows beside the reports that ask for them, one at a time.
+"""Make decisions on windows beside the reports that ask for them, a few at a time.
 
 A verifier's lease and keys must not wait for its sessions' windows, and deciding on several hundred sessions takes a
-part of a second. What is decided in this process keeps its event loop waiting, and is followed by a rest. A decision
-that is not made in time is sent with the next report, and the last decision is sent again until there is a newer one: a
-verifier that gets none for long goes back to its own setting.
+part of a second. A decision that is not made in time is sent with the next report, and the last decision is sent again
+until there is a newer one: a verifier that gets none for long goes back to its own setting.
 """
 
 from __future__ import annotations
@@ -27,19 +26,22 @@ Decide = Callable[[], Awaitable[Decisions]]
 
 
 class DecisionQueue:
-    """Makes one coordinator's decisions, one at a time. wait_s: most seconds that a caller waits.
+    """Makes one coordinator's decisions. wait_s: most seconds that a caller waits. at_once: decisions under way.
 
     keep: stores decisions while the next ones are made, and returns those that hold; what was decided by default.
     """
 
     def __init__(
-        self, wait_s: float = WAIT_S, clock: Callable[[], float] = time.monotonic, keep: Keep | None = None
+        self,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+        keep: Keep | None = None,
+        at_once: int = 1,
     ) -> None:
         self._wait_s = wait_s
         self._keep = keep
         self._clock = clock
-        self._turn = asyncio.Lock()
-        self._rests_until = 0.0
+        self._turns = asyncio.Semaphore(at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
         """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
@@ -66,10 +68,6 @@ class DecisionQueue:
         """Return for how many verifiers decisions are being made, or wait for their turn."""
         return len(self._running)
 
-    def rest(self, seconds: float) -> None:
-        """Make no further decision for so long."""
-        self._rests_until = self._clock() + seconds
-
     def ask(self, verifier_id: str, decide: Decide) -> asyncio.Task[None]:
         """Have decisions made in their turn, from this report or a later one; return the task that makes them."""
         self._asked[verifier_id] = decide
@@ -79,8 +77,7 @@ class DecisionQueue:
 
     async def _run(self, verifier_id: str) -> None:
         try:
-            async with self._turn:
-                await asyncio.sleep(self._rests_until - self._clock())
+            async with self._turns:
                 decisions = await self._asked.pop(verifier_id)()
                 ended = self._clock()
             if self._keep is not None:

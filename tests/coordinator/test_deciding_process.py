@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -109,7 +111,7 @@ async def test_a_report_that_is_damaged_is_refused_and_the_next_one_is_decided_a
 async def test_a_process_that_was_killed_costs_one_decision(process: DecidingProcess) -> None:
     await process.decide(report(), "[]", {})
     assert process._child is not None
-    process._child.kill()
+    os.kill(process._child.pid, signal.SIGKILL)
     with pytest.raises(Unavailable, match="the process that decides has failed"):
         await process.decide(report(), "[]", {})
     assert decided(await process.decide(report(), "[]", {}))
@@ -183,3 +185,22 @@ async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monk
         answer = await coordinator.report("v1", some, step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0})
         assert {one.session_id for one in answer.directives} == {one.session_id for one in some}
     assert asked == [{one.session_id for one in opened}]
+
+
+async def test_what_a_coordinator_decides_by_itself_it_decides_one_by_one_with_rests(start, monkeypatch):
+    spans = []
+
+    def slow(*given):
+        begun = time.monotonic()
+        time.sleep(0.05)
+        spans.append((begun, time.monotonic()))
+        return deciding_process.decide(*given)
+
+    monkeypatch.setattr(handlers, "decide", slow)
+    coordinator = await start(report_interval_ms=10_000, lease_ms=60_000)
+    for name in ("v1", "v2", "v3"):
+        await coordinator.join(name)
+    await asyncio.gather(*(coordinator.report(name) for name in ("v1", "v2", "v3")))
+    rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
+    assert len(rests) == 2
+    assert min(rests) >= 0.045

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+
+import pytest
 
 from coordinator.records import Decisions
 from coordinator.window.decision_queue import STALE_S, DecisionQueue
@@ -60,25 +61,20 @@ async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_re
     assert await deciding.decide("v", lambda: asyncio.sleep(60.0, NONE)) == of("second")
 
 
-async def test_one_at_a_time_over_all_verifiers_with_the_rests_that_they_ask_for() -> None:
-    deciding, under_way, spans = DecisionQueue(), 0, []
-    loop = asyncio.get_running_loop()
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_only_so_many_are_under_way_over_all_verifiers(at_once: int) -> None:
+    deciding, under_way, most = DecisionQueue(at_once=at_once), 0, 0
 
     async def slow() -> Decisions:
-        nonlocal under_way
+        nonlocal under_way, most
         under_way += 1
-        assert under_way == 1
-        begun = loop.time()
-        await asyncio.sleep(0.05)
-        spans.append((begun, loop.time()))
-        deciding.rest(0.05)
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
         under_way -= 1
         return of("s")
 
-    await asyncio.gather(*(deciding.decide(f"v{i}", slow) for i in range(3)))
-    rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
-    assert len(spans) == 3
-    assert min(rests) >= 0.045
+    assert await asyncio.gather(*(deciding.decide(f"v{i}", slow) for i in range(7))) == [of("s")] * 7
+    assert most == at_once
 
 
 async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again() -> None:
