@@ -114,7 +114,7 @@ def follows(kind: str, text: str) -> bool:
 async def outputs(pair: Pair, tokenizer_json: str, size: Size) -> tuple[Counter[str], dict[str, float]]:
     """Send every call in every way; return how many outputs ended, were valid, differing and resumed, and the tokens
     per step under a grammar over those without, for each kind and for "all"."""
-    count, max_tokens = size.pick(smoke=(4, 48), quick=(12, 96), full=(96, 160))
+    count, max_tokens = size.pick(smoke=(4, 48), quick=(6, 64), full=(96, 160))
     prompts = pair.encode(harness.prompts("heldout", max(2, count // len(KINDS))))
     tokenizer = Grammars(tokenizer_json, IDS, (END,)).tokenizer
     settings = list(SETTINGS)
@@ -244,7 +244,7 @@ class SteppedSessions:
 
 def step_ratio(model: TargetModel, known: Grammars, size: Size) -> tuple[float, float]:
     """Return the 99th percentile of steps beside constrained sessions over that beside free ones, and ms of a mask."""
-    length, rounds = size.pick(smoke=(72, 1), quick=(200, 2), full=(540, 12))
+    length, rounds = size.pick(smoke=(72, 1), quick=(120, 1), full=(540, 12))
     config = EngineConfig(kv_slots=16 * (length + 64), token_budget=256, max_sessions=2 * NEIGHBOURS, first_token_s=1e6)
     engine = Engine(TorchExecutor(model, config), config, grammars=known)
     sessions = SteppedSessions(engine, length)

@@ -75,7 +75,7 @@ class FleetLoad:
 
 
 FULL = FleetLoad((1, 2, 4), 100, 100, 200.0, 15.0, 20.0, 40.0)
-QUICK = FleetLoad((1, 2), 20, 50, 100.0, 3.0, 4.0, 6.0)
+QUICK = FleetLoad((2,), 20, 50, 100.0, 3.0, 4.0, 6.0)
 SMOKE = FleetLoad((2,), 4, 8, 20.0, 1.0, 1.5, 2.0)
 
 

@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pair = Pair.in_folder(options.models)
     target = pair.target
     positions, length, compositions, rounds = options.size.pick(
-        smoke=(24, 24, 1, 2), quick=(120, 60, 2, 15), full=(2_000, 200, 4, 100)
+        smoke=(24, 24, 1, 2), quick=(60, 60, 1, 10), full=(2_000, 200, 4, 100)
     )
     sequences = texts(pair, positions, length)
     differing: dict[str, int] = {}

@@ -231,7 +231,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
-    rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(1, 4, 64), full=(5, 18, 96))
+    rounds, count, tokens = options.size.pick(smoke=(1, 2, 16), quick=(1, 3, 48), full=(5, 18, 96))
     to_quote = pair.encode(harness.prompts("quoting", options.size.pick(smoke=1, quick=2, full=12)))
     cores = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))

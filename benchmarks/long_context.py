@@ -76,7 +76,7 @@ class LongContextSize:
 
 
 SMOKE = LongContextSize((0, 300), prompts=1, tokens=8)
-QUICK = LongContextSize((2_000, 4_000), prompts=1, tokens=32)
+QUICK = LongContextSize((2_000,), prompts=1, tokens=32)
 FULL = LongContextSize((0, 2_000, 8_000, 20_000), prompts=6, tokens=64)
 
 

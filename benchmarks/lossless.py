@@ -154,7 +154,7 @@ class TokenComparison:
 
 async def against_reference(pair: Pair, size: Size) -> tuple[dict[str, Any], list[Criterion]]:
     """Run every deployment, and compare its tokens with the reference's; return the figures and criteria."""
-    count, max_tokens = size.pick(smoke=(1, 24), quick=(6, 32), full=(40, 96))
+    count, max_tokens = size.pick(smoke=(1, 24), quick=(4, 32), full=(40, 96))
     prompts = pair.encode(harness.prompts("heldout", count))
     undrafted: list[str] = []
     async with harness.one_verifier(pair) as cluster:
@@ -199,7 +199,7 @@ async def against_reference(pair: Pair, size: Size) -> tuple[dict[str, Any], lis
 
 async def among_engines(pair: Pair, vllm_python: Path | None, size: Size) -> tuple[dict[str, Any], list[Criterion]]:
     """Compare the outputs of one set of requests within each engine, and between them; return figures and criteria."""
-    requests, max_tokens = size.pick(smoke=(12, 32), quick=(60, 32), full=(200, 64))
+    requests, max_tokens = size.pick(smoke=(12, 32), quick=(32, 32), full=(200, 64))
     engines = engine_options.engines(vllm_python)
     found = await engine_equality.run(pair, engines, requests, max_tokens)
     for engine, one in found["engines"].items():

@@ -169,7 +169,7 @@ def figures(timings: dict[str, list[Timing]]) -> dict[str, float]:
 
 
 async def run(pair: Pair, size: Size) -> dict[str, float]:
-    tokens, rounds, count = size.pick(smoke=(8, 1, 1), quick=(48, 1, 3), full=(128, 5, 12))
+    tokens, rounds, count = size.pick(smoke=(8, 1, 1), quick=(48, 1, 2), full=(128, 5, 12))
     async with harness.one_verifier(pair, prefix_cache=False, coordinator=False) as cluster:
         verifier = cluster.verifiers[0].address
         async with (

@@ -71,7 +71,7 @@ class LoadSizes:
 
 
 FULL = LoadSizes((2, 4, 8, 16, 32, 64), 64, 5.0, 20.0, 30.0, 60.0, tokens=96, prompts=8)
-QUICK = LoadSizes((4, 16), 16, 1.0, 4.0, 4.0, 8.0, tokens=32, prompts=2)
+QUICK = LoadSizes((4,), 16, 1.0, 3.0, 4.0, 6.0, tokens=32, prompts=2)
 SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 
 

@@ -171,7 +171,7 @@ def hits(logits: Callable[[np.random.Generator], Logits], rows: int, rng: np.ran
 def main(argv: Sequence[str] | None = None) -> None:
     options = harness.arguments("vocabulary", __doc__).parse_args(argv)
     size: Size = options.size
-    rows, count, rounds = size.pick(smoke=(3, 1, 1), quick=(40, 3, 2), full=(200, 8, 6))
+    rows, count, rounds = size.pick(smoke=(3, 1, 1), quick=(20, 2, 1), full=(200, 8, 6))
     disable_progress_bar()
     set_verbosity_error()
     torch.set_num_threads(1)

@@ -85,8 +85,10 @@ def candidates(
     Verifiers of regions that are too far for a new session are left out. prior: of the session's workload key. known:
     the verifiers whose regions are compared, if the device has measured any.
     """
-    fitting = [verifier_id for verifier_id, target in fleet.items() if fits(target, request)]
-    draw.shuffle(fitting)
+    # Of many verifiers most have the very same target.
+    serving = {id(target) for target in {id(one): one for one in fleet.values()}.values() if fits(target, request)}
+    fitting = [verifier_id for verifier_id, target in fleet.items() if id(target) in serving]
+    fitting.sort(key=lambda _: draw.random())
     regional = [known[name] for name in fitting if name in known]
     if any(verifier.registration.region in request.round_trips for verifier in regional):
         regional.sort(key=lambda verifier: not _has_room(verifier))
@@ -96,6 +98,9 @@ def candidates(
         found = [
             Candidate(name, request.rtt_ms.get(name, typical_ms), load_ms, name in request.failed) for name in fitting
         ]
+        if request.failed or request.numerics_class:
+            found.sort(key=lambda one: tier(one.verifier_id, fleet[one.verifier_id], request))
+        return found
     before: Counter[tuple[int, str]] = Counter()
     ordered = []
     for one in found:

@@ -54,9 +54,9 @@ class DistillSize:
 
 FULL = DistillSize()
 QUICK = DistillSize(
-    alarm_tokens=3_500,
+    alarm_tokens=2_000,
     run_tokens=0,
-    steps=30,
+    steps=12,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={
         "learning_rate": 1e-3,
@@ -64,23 +64,23 @@ QUICK = DistillSize(
         "micro_tokens": 1_536,
         "save_seconds": 2.0,
         "report_steps": 1,
-        "measure_steps": 15,
+        "measure_steps": 6,
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
     gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
     flush_s=2.0,
     request_tokens=96,
-    pause_s=15.0,
-    canary_s=60.0,
+    pause_s=5.0,
+    canary_s=30.0,
     canary_bound=0.1,
     canary_alpha=0.1,
     session_samples=8,
     noise=0.6,
-    heldout=10,
+    heldout=6,
     heldout_tokens=64,
-    compared=30,
-    minutes=5.0,
+    compared=12,
+    minutes=3.0,
     promised=False,
 )
 SMOKE = replace(QUICK, request_tokens=24, compared=4, learns=False)

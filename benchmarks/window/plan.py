@@ -166,7 +166,7 @@ class WindowPlan:
         return [tuple(each[i : i + 2]) for i in range(0, len(each), 2)]
 
 
-QUICK_CELLS = frozenset({(REAL, 1.0), (REALS, 20.0), (PACED, 50.0), (PACEDS, 50.0)})
+QUICK_CELLS = frozenset({(REAL, 1.0), (PACEDS, 50.0)})
 QUICK = WindowPlan(
     drafts=("good",),
     prompts=6,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -73,7 +74,9 @@ def target_to_json(target: Target) -> str:
     return json.dumps([getattr(target, name) for name in _TARGET])
 
 
+@functools.lru_cache(maxsize=1_024)
 def target_from_json(written: str) -> Target:
+    """Decode a target; most verifiers have the same one, which is decoded once."""
     return Target(*json.loads(written))
 
 
