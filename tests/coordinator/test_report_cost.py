@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import redis as redis_client
 from releasing import placed
 
+from coordinator.api import handlers
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -54,3 +57,23 @@ async def test_a_report_of_a_hundred_sessions_costs_little_more_than_a_command_f
     commands, sent = ((after - earlier) / 5 for after, earlier in zip(used(client), before, strict=True))
     assert 2 * SESSIONS <= commands <= 2 * SESSIONS + 60
     assert sent <= 100_000
+
+
+async def test_while_decisions_are_late_the_telemetry_of_a_third_is_kept_at_a_time(start, redis, monkeypatch) -> None:
+    monkeypatch.setattr(handlers, "LATE", 0)
+    coordinator = await start(window_control=False, watch_interval_s=60.0, report_interval_ms=100, lease_ms=60_000)
+    await coordinator.join("v1", capacity=100)
+    ids = [(await coordinator.open()).session_id for _ in range(60)]
+    sessions = [SessionTelemetry(session_id=one, epoch=5, committed=40) for one in ids]
+    client = redis_client.Redis.from_url(redis.url, decode_responses=True)
+    kept = set()
+    for number in range(20):
+        assert (await coordinator.report("v1", sessions)).known
+        (key,) = client.keys("*telemetry:v1")
+        kept = set(client.hkeys(key))
+        if number == 0:
+            assert 5 <= len(kept) <= 40
+        if kept == set(ids):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{len(kept)} of {len(ids)} are kept")
