@@ -103,7 +103,7 @@ class EngineSize:
 
 
 FULL = EngineSize(rounds=7, count=8, peer_rounds=4, output=128)
-QUICK = EngineSize(rounds=1, count=2, peer_rounds=1, output=32, sessions=(1, 8), nodes=(0, 4, 16))
+QUICK = EngineSize(rounds=1, count=2, peer_rounds=1, output=32, sessions=(1, 16), nodes=(0, 8, 16))
 SMOKE = EngineSize(
     rounds=1,
     count=1,

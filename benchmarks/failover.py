@@ -198,7 +198,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     pair = Pair.in_folder(options.models)
     prompts = list(pair.encode(harness.prompts("heldout")).values())
     smoke = options.size is Size.SMOKE
-    plan = smoke_trials(prompts) if smoke else trials(prompts, options.size.pick(smoke=2, quick=2, full=20))
+    plan = smoke_trials(prompts) if smoke else trials(prompts, options.size.pick(smoke=2, quick=4, full=20))
     _, device_core = harness.cores()
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch, count_stale() as stale:
         async with harness.cluster(prefix_cache=False) as cluster:

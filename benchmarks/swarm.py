@@ -75,7 +75,7 @@ def report(found: Mapping[str, Sequence[tuple[float, SessionOutcome]]]) -> dict[
 async def main(argv: Sequence[str] | None = None) -> None:
     options = harness.arguments("swarm", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
-    rounds, count, tokens = options.size.pick(smoke=(1, 1, 32), quick=(1, 4, 96), full=(5, 18, 96))
+    rounds, count, tokens = options.size.pick(smoke=(1, 1, 32), quick=(1, 3, 64), full=(5, 18, 96))
     _, device_core = harness.cores()
     prompts = pair.encode(harness.prompts("heldout", count))
     async with harness.one_verifier(pair, prefix_cache=False) as cluster:

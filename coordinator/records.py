@@ -195,7 +195,7 @@ class Report:
     sessions: int
     """Number of its sessions."""
     new: Mapping[str, WorkloadKey]
-    """Workload keys by session id, of the sessions of which priors say more than their own outcomes."""
+    """Workload keys by session id, of the sessions that have too few outcomes to be judged by these alone."""
     bounds: Mapping[str, WindowBounds]
     """As in ReportReply."""
     store_unix: float
@@ -211,7 +211,7 @@ class Decisions:
     directives: bytes = b""
     """A ReportResponse that has their directives alone."""
     reported_unix: float = 0.0
-    """When the report came that they were made from, in seconds by the store's clock; 0: there are none."""
+    """When the report came that they were made from, in seconds by the store's clock; 0: there are none to send."""
 
 
 @dataclass(frozen=True)

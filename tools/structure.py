@@ -32,8 +32,8 @@ SHORT = 40
 """Characters; a longer docstring is taken to be a sentence."""
 # A new feature may raise `lines` and `classes`, in the commit that needs it.
 LIMITS = {
-    "lines": 55_100,
-    "classes": 536,
+    "lines": 55_300,
+    "classes": 540,
     "most_files_in_folder": 20,
     "duplicate_class_names": 5,
     "most_attributes": 20,

@@ -59,7 +59,7 @@ class ChaosSize:
 
 
 FULL = ChaosSize()
-QUICK = ChaosSize(faults=10)
+QUICK = ChaosSize(faults=6)
 SMOKE = ChaosSize(faults=7, verifiers=2, devices=2, per_device=2, prompts=2, tokens=48)
 
 

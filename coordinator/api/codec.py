@@ -175,7 +175,7 @@ def report_to_proto(
         exhausted_tenants=found.exhausted,
         decided_unix=decisions.reported_unix,
     )
-    response.MergeFromString(decisions.directives)
+    response.directives.extend(pb.ReportResponse.FromString(decisions.directives).directives)
     return response
 
 

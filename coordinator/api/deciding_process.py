@@ -1,4 +1,4 @@
-"""Decide about the windows of many sessions in a process of its own.
+"""Decide about the windows of sessions: of many in a process of its own, of few in a thread of this one.
 
 In a thread it takes two to four times as long beside reports, and they wait for it: Python has one lock for both. The
 process is started when it is first needed, and ends with its parent. On its standard streams a message is JSON behind
@@ -11,6 +11,8 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
+import math
 import os
 import signal
 import struct
@@ -31,14 +33,18 @@ from outrider.core.protocol.messages import SessionLimits
 from outrider.processes import end_with_parent, tied_to_this_process
 from outrider.wire.v1 import coordinator_pb2 as pb
 
+log = logging.getLogger(__name__)
+
 DECIDE_S = 10.0
-"""Seconds in which the process must decide, its start included; it takes a few at most for the largest verifier."""
+"""Seconds in which the process must decide about one verifier, its start included; the largest one takes it a few."""
+IN_PROCESS_FROM = 32
+"""Sessions of a verifier from which the process decides. About fewer this one decides as fast as it hands over."""
 _LENGTH = struct.Struct("<Q")
 Decided = tuple[Decisions, WindowCounters, float]
 """Decisions, the counts of their windows, and the seconds of CPU that they took."""
 
 
-class DecidingProcess:
+class Decider:
     """Decides about one verifier after the other; a call waits for those before it. Close it when done."""
 
     def __init__(self, limits: SessionLimits) -> None:
@@ -47,10 +53,27 @@ class DecidingProcess:
         self._child: _Child | None = None
         self._starting = asyncio.Lock()
         self._ended = False
+        self._here = asyncio.Lock()
+        self._rests_until = -math.inf
+        """By the monotonic clock; no decision begins in this process before."""
 
     async def decide(self, report: Report, before: str, priors: Mapping[str, Prior]) -> Decided:
-        """Return what the function `decide` returns. Raises Unavailable, and ChildProcessError if no process can be
-        started."""
+        """Return what the function `decide` returns. Raises Unavailable if the process that decides fails."""
+        if report.sessions >= IN_PROCESS_FROM:
+            try:
+                return await self._decide_elsewhere(report, before, priors)
+            except ChildProcessError as error:
+                log.warning("no process can be started to decide, so this one does: %s", error)
+        async with self._here:
+            await asyncio.sleep(self._rests_until - time.monotonic())
+            began = time.monotonic()
+            try:
+                return await asyncio.to_thread(decide, report, before, priors, self._limits)
+            finally:  # it keeps the event loop waiting, to which this leaves half of the time
+                self._rests_until = 2.0 * time.monotonic() - began
+
+    async def _decide_elsewhere(self, report: Report, before: str, priors: Mapping[str, Prior]) -> Decided:
+        """Have the process decide. Raises Unavailable, and ChildProcessError if none can be started."""
         different = list(dict.fromkeys(priors.values()))
         number = {prior: i for i, prior in enumerate(different)}
         request = {
@@ -61,7 +84,8 @@ class DecidingProcess:
         }
         child = await self._started()
         try:
-            answer = await asyncio.wait_for(child.ask(json.dumps(request).encode()), DECIDE_S)
+            asked = child.ask(json.dumps(request).encode())
+            answer = await asyncio.wait_for(asked, DECIDE_S * child.asked)  # each of those before may take as long
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             await self._give_up(child)
             raise Unavailable(f"the process that decides has failed: {type(error).__name__}: {error}") from error
@@ -115,8 +139,13 @@ class _Child:
         except OSError as error:
             raise ChildProcessError(f"{sys.executable} cannot be started: {error}") from error
 
-    async def ask(self, request: bytes) -> dict[str, Any]:
-        """Return the answer. Raises OSError, EOFError or ValueError when the process has failed."""
+    @property
+    def asked(self) -> int:
+        """Return the number of requests that have no answer yet."""
+        return len(self._asked)
+
+    def ask(self, request: bytes) -> asyncio.Future[dict[str, Any]]:
+        """Send a request, whose answer raises EOFError if the process fails, as this does where it has failed."""
         if self._failed is not None:
             raise EOFError("it has ended") from self._failed
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -124,14 +153,17 @@ class _Child:
         to_child = self._process.stdin
         if to_child is not None:
             to_child.write(_LENGTH.pack(len(request)) + request)
-        return await answered
+        return answered
 
     async def end(self) -> None:
         """Kill the process; what was asked of it fails."""
+        self._kill()
+        await self._process.wait()
+        await asyncio.wait({self._reading})
+
+    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
-        await self._reading
 
     async def _read(self) -> None:
         from_child = self._process.stdout
@@ -144,9 +176,12 @@ class _Child:
                     answered.set_result(answer)
         except (OSError, EOFError, ValueError, IndexError) as error:
             self._failed = error
+        self._kill()
         for answered in self._asked:
             if not answered.done():
                 answered.set_exception(EOFError("it has ended"))
+        if from_child is not None:
+            await from_child.read()  # a pipe that is not read to its end keeps the process from being waited for
 
 
 def decide(report: Report, before: str, priors: Mapping[str, Prior], limits: SessionLimits) -> Decided:

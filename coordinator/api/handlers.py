@@ -16,7 +16,7 @@ from dataclasses import replace
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.api.deciding_process import DecidingProcess, decide
+from coordinator.api.deciding_process import IN_PROCESS_FROM, Decider
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     Decisions,
@@ -62,10 +62,9 @@ PLACED_AT_ONCE, MOST_WAITING = 32, 512
 busy process; and how many more may wait for that."""
 BUSY_S = 1.0
 """Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
-IN_PROCESS_FROM = 32
-"""Sessions of a verifier from which another process decides. About fewer this one decides as fast as it hands over."""
 LATE = 8
-"""Verifiers that wait for decisions, from which on telemetry of each session is kept with every third report alone."""
+"""From so many verifiers that are decided about or wait for it, each report keeps the telemetry of a third of its
+sessions."""
 DECIDED_AT_ONCE = 4
 """Decisions under way, so that the process that decides need not wait for this one while it is busy."""
 _NO_TARGET = Target("", "", "")
@@ -81,12 +80,9 @@ class Handlers:
         self._store = store
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
-        self._decider = DecidingProcess(config.limits)
+        self._decider = Decider(config.limits)
         wait_s = min(WAIT_S, config.report_interval_ms / 2e3)
         self._queue = DecisionQueue(wait_s, keep=self._keep, at_once=DECIDED_AT_ONCE)
-        self._deciding_here = asyncio.Lock()
-        self._rests_until = -math.inf
-        """By the monotonic clock; no decision begins in this process before."""
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
@@ -99,8 +95,8 @@ class Handlers:
         self._waiting = dict.fromkeys(self._turns, 0)
         """Numbers of calls that wait for them."""
         self._ownership = Ownership(store)
-        self._reports: dict[str, tuple[float, Report]] = {}
-        """The last reports that were received here, by verifier."""
+        self._reports: dict[str, tuple[float, Report, int]] = {}
+        """The last reports that were received here, by verifier: when, and the number of it."""
 
     async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
@@ -183,9 +179,10 @@ class Handlers:
         revocations that the verifier knows, as the last reply named them. message: the ReportRequest, from which is
         decided.
         """
-        late = self._queue.waiting >= LATE
+        number = self._reports[verifier_id][2] + 1 if verifier_id in self._reports else 0
+        third = number % 3 if self._queue.waiting >= LATE else None
         reply = await self._verifiers.report(
-            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence, thirds=late
+            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence, third=third
         )
         if reply is None:
             return None
@@ -197,11 +194,13 @@ class Handlers:
             if session.session_id in reply.workloads and report_adapter.wants_prior(session)
         }
         report = Report(message, len(sessions), new, reply.bounds, reply.store_unix)
-        self._reports[verifier_id] = time.monotonic(), report
+        self._reports[verifier_id] = time.monotonic(), report, number
         try:
             if self._ownership.owner(verifier_id) == self._ownership.id:
-                decided = await self._queue.decide(verifier_id, functools.partial(self._decide, verifier_id, report))
-                if decided.directives:
+                decide_from = functools.partial(self._decide, verifier_id, report)
+                elsewhere = report.sessions >= IN_PROCESS_FROM
+                decided = await self._queue.decide(verifier_id, decide_from, elsewhere=elsewhere)
+                if decided.reported_unix:
                     return reply, decided
             else:
                 await self._hand_over(verifier_id, report)
@@ -231,21 +230,33 @@ class Handlers:
         since = time.monotonic() - STALE_S
         self._reports = {name: entry for name, entry in self._reports.items() if entry[0] > since}
         if changed:
-            for verifier_id, (_, report) in list(self._reports.items()):  # further ones come meanwhile
+            for verifier_id, (_, report, _) in list(self._reports.items()):  # further ones come meanwhile
                 await self._hand_over(verifier_id, report)
         if changed or len(self._ownership.live) > 1:
             for verifier_id, written in (await self._ownership.taken()).items():
-                self._queue.ask(verifier_id, functools.partial(self._decide, verifier_id, written))
+                try:
+                    self._ask(verifier_id, report_from_json(written))
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    log.warning(
+                        "a report of verifier %s that another coordinator has handed over cannot be read: %s",
+                        verifier_id,
+                        error,
+                    )
 
     async def stop_deciding(self) -> None:
         """Leave the deciding to the other coordinators. Raises Unavailable."""
         await self._decider.close()
         await self._ownership.leave()
 
+    def _ask(self, verifier_id: str, report: Report) -> None:
+        """Have this coordinator decide from a report."""
+        decide_from = functools.partial(self._decide, verifier_id, report)
+        self._queue.ask(verifier_id, decide_from, elsewhere=report.sessions >= IN_PROCESS_FROM)
+
     async def _hand_over(self, verifier_id: str, report: Report) -> None:
         """Have the verifier's owner decide from a report."""
         if self._ownership.owner(verifier_id) == self._ownership.id:
-            self._queue.ask(verifier_id, functools.partial(self._decide, verifier_id, report))
+            self._ask(verifier_id, report)
         else:
             await self._ownership.hand_over(verifier_id, report_to_json(report))
 
@@ -253,29 +264,14 @@ class Handlers:
         last = await self._windows.last(verifier_id)
         return last if now_unix - last.reported_unix < STALE_S else Decisions()
 
-    async def _decide(self, verifier_id: str, report: Report | str) -> Decisions:
-        """Decide from a report, in JSON if another coordinator has handed it over."""
-        if isinstance(report, str):
-            report = report_from_json(report)
+    async def _decide(self, verifier_id: str, report: Report) -> Decisions:
+        """Decide from a report."""
         before = self._queue.last(verifier_id)
         if not before.reported_unix:
             before = await self._windows.last(verifier_id)
         known = await self._windows.priors(report.new.values())
         priors = {session_id: known[workload] for session_id, workload in report.new.items() if workload in known}
-        found = None
-        if report.sessions >= IN_PROCESS_FROM:
-            try:
-                found = await self._decider.decide(report, before.written, priors)
-            except ChildProcessError as error:
-                log.warning("no process can be started to decide, so this one does: %s", error)
-        if found is None:
-            async with self._deciding_here:
-                await asyncio.sleep(self._rests_until - time.monotonic())
-                began = time.monotonic()
-                found = await asyncio.to_thread(decide, report, before.written, priors, self.config.limits)
-                # It keeps the event loop waiting, to which this leaves half of the time.
-                self._rests_until = 2.0 * time.monotonic() - began
-        decisions, windows, seconds = found
+        decisions, windows, seconds = await self._decider.decide(report, before.written, priors)
         self.counters.decide(windows, seconds)
         return decisions
 

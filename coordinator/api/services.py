@@ -153,7 +153,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier, sessions = codec.telemetry_from_proto(request)
         tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
         sequence = request.tokens_sequence
-        message = request.SerializeToString()
+        message = request.SerializeToString() if self.handlers.config.window_control else b""
         reply = await self.handlers.report(
             verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence, message=message
         )

@@ -26,8 +26,9 @@ Decide = Callable[[], Awaitable[Decisions]]
 
 
 class DecisionQueue:
-    """Makes one coordinator's decisions. wait_s: most seconds that a caller waits. at_once: decisions under way.
+    """Makes one coordinator's decisions. wait_s: most seconds that a caller waits.
 
+    at_once: most decisions under way that another process makes; in this one it is one at a time.
     keep: stores decisions while the next ones are made, and returns those that hold; what was decided by default.
     """
 
@@ -41,7 +42,8 @@ class DecisionQueue:
         self._wait_s = wait_s
         self._keep = keep
         self._clock = clock
-        self._turns = asyncio.Semaphore(at_once)
+        self._turns = {False: asyncio.Semaphore(1), True: asyncio.Semaphore(at_once)}
+        """By whether another process decides."""
         self._running: dict[str, asyncio.Task[None]] = {}
         """Tasks by verifier."""
         self._asked: dict[str, Decide] = {}
@@ -49,12 +51,13 @@ class DecisionQueue:
         self._made: dict[str, tuple[Decisions, float]] = {}
         """The last decisions and the time when they were made, by verifier."""
 
-    async def decide(self, verifier_id: str, decide: Decide) -> Decisions:
+    async def decide(self, verifier_id: str, decide: Decide, *, elsewhere: bool = False) -> Decisions:
         """Return the last decisions on this verifier's sessions, made in time or with an earlier report.
 
-        decide: also makes the decision if its turn comes later; the queue logs what it raises.
+        decide: also makes the decision if its turn comes later; the queue logs what it raises. elsewhere: whether it
+        leaves that to another process.
         """
-        await asyncio.wait({self.ask(verifier_id, decide)}, timeout=self._wait_s)
+        await asyncio.wait({self.ask(verifier_id, decide, elsewhere=elsewhere)}, timeout=self._wait_s)
         return self.last(verifier_id)
 
     def last(self, verifier_id: str) -> Decisions:
@@ -68,16 +71,16 @@ class DecisionQueue:
         """Return for how many verifiers decisions are being made, or wait for their turn."""
         return len(self._running)
 
-    def ask(self, verifier_id: str, decide: Decide) -> asyncio.Task[None]:
+    def ask(self, verifier_id: str, decide: Decide, *, elsewhere: bool = False) -> asyncio.Task[None]:
         """Have decisions made in their turn, from this report or a later one; return the task that makes them."""
         self._asked[verifier_id] = decide
         if verifier_id not in self._running:
-            self._running[verifier_id] = asyncio.create_task(self._run(verifier_id))
+            self._running[verifier_id] = asyncio.create_task(self._run(verifier_id, self._turns[elsewhere]))
         return self._running[verifier_id]
 
-    async def _run(self, verifier_id: str) -> None:
+    async def _run(self, verifier_id: str, turns: asyncio.Semaphore) -> None:
         try:
-            async with self._turns:
+            async with turns:
                 decisions = await self._asked.pop(verifier_id)()
                 ended = self._clock()
             if self._keep is not None:

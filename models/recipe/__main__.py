@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--work", type=Path, required=True, help="directory for checkpoints and results")
         command.add_argument("--scale", choices=sorted(SCALES), default="full")
         command.add_argument("--threads", type=int, default=2)
-        command.add_argument("--device", default="cpu", help="cpu (default) or cuda; heads are trained on the CPU")
+        command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         command.add_argument("--target-minutes", type=float, help="training time of the target, decay included")
         command.add_argument("--warm-minutes", type=float, help="time of each draft's training on plain text")
         command.add_argument("--generate-minutes", type=float, help="time in which the target writes for the drafts")

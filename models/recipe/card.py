@@ -96,7 +96,7 @@ Heads alone, for the target that is here: `python -m models.recipe heads --data 
 
 `DIR` of `--data` holds `gsm8k_train.jsonl` (github.com/openai/grade-school-math). Every stage can be interrupted and
 goes on where it stopped. Time, not steps, drives the schedule: a faster machine sees more text and gives better models.
-With a GPU: `--device cuda`, and `--scale large` for a target of 107M parameters, which is too large for this folder.
+With a GPU: `--device cuda`, and `--scale large` for a target of 107M parameters, too large to be published here.
 """
 
 _SOURCES = {

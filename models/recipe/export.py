@@ -26,7 +26,7 @@ def build(job: Job) -> None:
     for stage, name in DRAFTS.items():
         export_draft(job.stage(stage) / "model", folder / name)
     shutil.copy2(job.stage("heads") / job.scale.heads.kind / "model" / HEADS, folder / HEADS)
-    sizes = check_sizes(folder)
+    sizes = sizes_of(folder)
     (folder / "done.json").write_text(json.dumps({"bytes": sizes}, indent=1), encoding="utf-8")
 
 
@@ -40,19 +40,23 @@ def export_draft(model_folder: Path, path: Path) -> None:
     full.unlink()
 
 
-def check_sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of every file that ships; raise ValueError if any or all are too many."""
-    sizes = {
+def sizes_of(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file that ships."""
+    return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "done.json"
     }
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise ValueError if any file that ships, or all, have too many bytes."""
+    sizes = sizes_of(folder)
     for name, size in sizes.items():
         if size > _MAX_FILE:
             raise ValueError(f"{name} has {size} bytes; files above {_MAX_FILE} are not committed")
     if sum(sizes.values()) > _MAX_TOTAL:
         raise ValueError(f"the models have {sum(sizes.values())} bytes together; at most {_MAX_TOTAL} are committed")
-    return sizes
 
 
 def publish(work: Path, destination: Path) -> None:

@@ -40,6 +40,7 @@ def build(job: Job) -> None:
         measure_steps=200,
         measure_tokens=2_048,
         threads=job.threads,
+        device=job.device,
         seed=job.seed,
     )
     out = folder / plan.kind

@@ -109,10 +109,10 @@ def test_predictions_are_compared_with_what_came_while_they_stood() -> None:
     assert predicted_over_measured(measured) == []
 
 
-def test_the_grid_is_whole_and_its_quick_part_has_four_cells() -> None:
+def test_the_grid_is_whole_and_its_quick_part_has_a_few_cells() -> None:
     grid = [key for group in WindowPlan().sites() for keys in group for key in keys]
     assert len(set(grid)) == len(grid) == len(RTTS_MS) * 2 * len(MACHINES)
-    assert [len(group) for group in QUICK.sites()] == [2, 2]
+    assert [len(group) for group in QUICK.sites()] == [2]
     assert {(key.machine, key.rtt_ms) for group in QUICK.sites() for keys in group for key in keys} == QUICK_CELLS
 
 

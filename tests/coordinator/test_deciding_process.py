@@ -8,15 +8,16 @@ import itertools
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from coordinator.api import deciding_process, handlers
+from coordinator.api import deciding_process
 from coordinator.api.counters import WindowCounters
-from coordinator.api.deciding_process import Decided, DecidingProcess
+from coordinator.api.deciding_process import Decided, Decider
 from coordinator.records import Prior, Report, Window, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store.redis_codec import decisions_from_json, decisions_to_json, report_to_json
 from coordinator.window import report_adapter
@@ -79,13 +80,14 @@ def decided(made: Decided) -> tuple[WindowDecision, ...]:
 
 
 @pytest.fixture
-async def process() -> AsyncIterator[DecidingProcess]:
-    process = DecidingProcess(LIMITS)
+async def process(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Decider]:
+    monkeypatch.setattr(deciding_process, "IN_PROCESS_FROM", 0)
+    process = Decider(LIMITS)
     yield process
     await process.close()
 
 
-async def test_it_decides_as_this_process_would(process: DecidingProcess) -> None:
+async def test_it_decides_as_this_process_would(process: Decider) -> None:
     before: dict[str, WindowDecision] = {}
     priors = {"s3": PRIOR, "s0": PRIOR}
     for _ in range(2):
@@ -97,18 +99,18 @@ async def test_it_decides_as_this_process_would(process: DecidingProcess) -> Non
     assert before["s3"].reason.startswith("by its class's prior")
 
 
-async def test_calls_take_turns(process: DecidingProcess) -> None:
+async def test_calls_take_turns(process: Decider) -> None:
     calls = [process.decide(report(count), "[]", {}) for count in (8, 1, 5)]
     assert [len(decided(made)) for made in await asyncio.gather(*calls)] == [7, 1, 4]  # of s3 nothing is known
 
 
-async def test_a_report_that_is_damaged_is_refused_and_the_next_one_is_decided_about(process: DecidingProcess) -> None:
+async def test_a_report_that_is_damaged_is_refused_and_the_next_one_is_decided_about(process: Decider) -> None:
     with pytest.raises(Unavailable, match="has failed: DecodeError"):
         await process.decide(replace(report(), message=b"["), "[]", {})
     assert decided(await process.decide(report(), "[]", {}))
 
 
-async def test_a_process_that_was_killed_costs_one_decision(process: DecidingProcess) -> None:
+async def test_a_process_that_was_killed_costs_one_decision(process: Decider) -> None:
     await process.decide(report(), "[]", {})
     assert process._child is not None
     os.kill(process._child.pid, signal.SIGKILL)
@@ -117,7 +119,7 @@ async def test_a_process_that_was_killed_costs_one_decision(process: DecidingPro
     assert decided(await process.decide(report(), "[]", {}))
 
 
-async def test_a_process_that_hangs_is_replaced(process: DecidingProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_replaced(process: Decider, monkeypatch: pytest.MonkeyPatch) -> None:
     await process.decide(report(), "[]", {})
     assert process._child is not None
     hung = process._child.pid
@@ -126,26 +128,27 @@ async def test_a_process_that_hangs_is_replaced(process: DecidingProcess, monkey
     with pytest.raises(Unavailable, match="TimeoutError"):
         await process.decide(report(), "[]", {})
     monkeypatch.undo()
+    monkeypatch.setattr(deciding_process, "IN_PROCESS_FROM", 0)
     assert decided(await process.decide(report(), "[]", {}))
     assert process._child is not None and process._child.pid != hung
 
 
-async def test_an_answer_that_is_not_waited_for_is_nobody_elses(process: DecidingProcess) -> None:
+async def test_an_answer_that_is_not_waited_for_is_nobody_elses(process: Decider) -> None:
     given_up = asyncio.create_task(process.decide(report(), "[]", {}))
     await asyncio.sleep(0.05)
     given_up.cancel()
     assert len(decided(await process.decide(report(1), "[]", {}))) == 1
 
 
-async def test_where_no_process_can_be_started_that_is_said(
-    process: DecidingProcess, monkeypatch: pytest.MonkeyPatch
+async def test_where_no_process_can_be_started_this_one_decides_and_says_so(
+    process: Decider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(deciding_process, "tied_to_this_process", lambda: ["/no/such/program"])
-    with pytest.raises(ChildProcessError, match="cannot be started"):
-        await process.decide(report(), "[]", {})
+    assert decided(await process.decide(report(), "[]", {})) == here({}, {})
+    assert "no process can be started to decide, so this one does" in caplog.text
 
 
-async def test_a_process_that_was_closed_starts_no_more(process: DecidingProcess) -> None:
+async def test_a_process_that_was_closed_starts_no_more(process: Decider) -> None:
     await process.decide(report(), "[]", {})
     await process.close()
     with pytest.raises(Unavailable, match="this coordinator ends"):
@@ -163,15 +166,15 @@ def test_it_ends_with_its_input() -> None:
 
 async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monkeypatch):
     asked = []
-    decide = DecidingProcess.decide
+    decide = Decider._decide_elsewhere
 
     async def noted(process, *call):
         found = await decide(process, *call)
         asked.append({one.session_id for one in decisions_from_json("", found[0].written)})
         return found
 
-    monkeypatch.setattr(DecidingProcess, "decide", noted)
-    monkeypatch.setattr(handlers, "IN_PROCESS_FROM", 3)
+    monkeypatch.setattr(Decider, "_decide_elsewhere", noted)
+    monkeypatch.setattr(deciding_process, "IN_PROCESS_FROM", 3)
     coordinator = await start(report_interval_ms=10_000, lease_ms=60_000)  # a report waits for what is decided from it
     await coordinator.join("v1")
     opened = [await coordinator.open() for _ in range(3)]
@@ -188,15 +191,15 @@ async def test_a_coordinator_has_it_decide_about_many_sessions_alone(start, monk
 
 
 async def test_what_a_coordinator_decides_by_itself_it_decides_one_by_one_with_rests(start, monkeypatch):
-    spans = []
+    spans, decide = [], deciding_process.decide
 
     def slow(*given):
         begun = time.monotonic()
         time.sleep(0.05)
         spans.append((begun, time.monotonic()))
-        return deciding_process.decide(*given)
+        return decide(*given)
 
-    monkeypatch.setattr(handlers, "decide", slow)
+    monkeypatch.setattr(deciding_process, "decide", slow)
     coordinator = await start(report_interval_ms=10_000, lease_ms=60_000)
     for name in ("v1", "v2", "v3"):
         await coordinator.join(name)
@@ -204,3 +207,26 @@ async def test_what_a_coordinator_decides_by_itself_it_decides_one_by_one_with_r
     rests = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
     assert len(rests) == 2
     assert min(rests) >= 0.045
+
+
+async def test_the_time_of_a_decision_leaves_out_those_before_it(process: Decider, monkeypatch) -> None:
+    slow = "import json, os, sys, time\nwhile head := sys.stdin.buffer.read(8):\n" + (
+        "    sys.stdin.buffer.read(int.from_bytes(head, 'little')); time.sleep(0.3)\n"
+        "    answer = json.dumps({'error': 'none was made'}).encode()\n"
+        "    sys.stdout.buffer.write(len(answer).to_bytes(8, 'little') + answer); sys.stdout.buffer.flush()\n"
+    )
+    monkeypatch.setattr(deciding_process, "tied_to_this_process", lambda: [sys.executable, "-c", slow])
+    monkeypatch.setattr(deciding_process, "DECIDE_S", 0.6)
+    calls = (process.decide(report(), "[]", {}) for _ in range(4))
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert [str(one) for one in ended] == ["the process that decides has failed: none was made"] * 4
+
+
+async def test_what_cannot_be_read_ends_the_process(process: Decider, monkeypatch) -> None:
+    mad = "import sys\nwhile True: sys.stdout.buffer.write((8).to_bytes(8, 'little') + b'nonsense' * 100_000)"
+    monkeypatch.setattr(deciding_process, "tied_to_this_process", lambda: [sys.executable, "-c", mad])
+    with pytest.raises(Unavailable, match="has failed"):
+        await asyncio.wait_for(process.decide(report(), "[]", {}), 5.0)
+    monkeypatch.undo()
+    monkeypatch.setattr(deciding_process, "IN_PROCESS_FROM", 0)
+    assert decided(await process.decide(report(), "[]", {}))

@@ -61,9 +61,9 @@ async def test_a_decision_that_had_to_wait_for_its_turn_is_made_from_the_last_re
     assert await deciding.decide("v", lambda: asyncio.sleep(60.0, NONE)) == of("second")
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-async def test_only_so_many_are_under_way_over_all_verifiers(at_once: int) -> None:
-    deciding, under_way, most = DecisionQueue(at_once=at_once), 0, 0
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_only_so_many_are_under_way_over_all_verifiers(elsewhere: bool) -> None:
+    deciding, under_way, most = DecisionQueue(at_once=3), 0, 0
 
     async def slow() -> Decisions:
         nonlocal under_way, most
@@ -73,8 +73,22 @@ async def test_only_so_many_are_under_way_over_all_verifiers(at_once: int) -> No
         under_way -= 1
         return of("s")
 
-    assert await asyncio.gather(*(deciding.decide(f"v{i}", slow) for i in range(7))) == [of("s")] * 7
-    assert most == at_once
+    each = (deciding.decide(f"v{i}", slow, elsewhere=elsewhere) for i in range(7))
+    assert await asyncio.gather(*each) == [of("s")] * 7
+    assert most == (3 if elsewhere else 1)
+
+
+async def test_what_is_decided_here_keeps_no_turn_of_what_is_decided_elsewhere() -> None:
+    deciding, gate = DecisionQueue(wait_s=0.5, at_once=1), asyncio.Event()
+
+    async def long() -> Decisions:
+        await gate.wait()
+        return of("long")
+
+    waiting = [asyncio.create_task(deciding.decide(f"v{i}", long)) for i in range(3)]
+    assert await deciding.decide("large", lambda: at_once("s"), elsewhere=True) == of("s")
+    gate.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_a_decision_that_fails_delays_no_other_verifier_and_is_tried_again() -> None:

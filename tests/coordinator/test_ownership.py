@@ -25,14 +25,16 @@ from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import WindowStore
 from outrider.core.acceptance.history import HIT, MISS
 from outrider.wire import channels
-from outrider.wire.v1 import telemetry_pb2
+from outrider.wire.v1 import coordinator_pb2, telemetry_pb2
 
 DECISION = WindowDecision("s", 1, Window(2, 6, 0.0, 1.0), 0.1, 1.5, 2.0, "pays", 1.0, 2.0, 24, 0.5, 4)
 ids = st.lists(st.text("0123456789abcdef", min_size=16, max_size=16), min_size=2, max_size=10, unique=True)
 
 
 def made_of(decision: WindowDecision, reported_unix: float) -> Decisions:
-    return Decisions(redis_codec.decisions_to_json([decision]), b"of " + decision.reason.encode(), reported_unix)
+    directives = [coordinator_pb2.SessionDirective(session_id=decision.reason)]
+    message = coordinator_pb2.ReportResponse(directives=directives).SerializeToString()
+    return Decisions(redis_codec.decisions_to_json([decision]), message, reported_unix)
 
 
 def among(*live: str) -> Ownership:
@@ -112,15 +114,19 @@ def test_a_report_and_decisions_read_back_as_they_were_written() -> None:
             redis_codec.report_from_json(foreign)
 
 
-async def test_decisions_of_an_earlier_version_have_no_directives_and_are_not_sent(store) -> None:
-    windows, owner = WindowStore(store), Ownership(store)
+async def test_directives_are_sent_with_their_own_decisions_alone(store) -> None:
+    windows, owner, key = WindowStore(store), Ownership(store), keys.windows("", "v")
     assert await windows.last("v") == Decisions()
     await owner.beat()
     made = made_of(DECISION, 5.25)
     assert await windows.set_decisions("v", made, owner, keep_ms=60_000)
     assert await windows.last("v") == made
-    await store.call("test", [("HDEL", keys.windows("", "v"), "directives")])
-    assert await windows.last("v") == Decisions()
+    # A coordinator of an earlier version writes the two fields that it knows.
+    await store.call("test", [("HSET", key, "decisions", "[]", "reported", "6.250")])
+    assert await windows.last("v") == Decisions("[]", b"", 0.0)
+    for damaged in ("6.250", "6.250 x", "6.250 AAAA", "", "nonsense"):
+        await store.call("test", [("HSET", key, "directives", damaged)])
+        assert (await windows.last("v")).directives == b""
 
 
 async def test_nobody_else_writes_what_an_owner_that_lives_has_decided(store) -> None:

@@ -183,8 +183,8 @@ def test_a_count_beyond_its_limit_fails_the_check_and_is_named(
 
 def test_the_limits_are_those_that_were_agreed() -> None:
     assert LIMITS == {
-        "lines": 55_100,
-        "classes": 536,
+        "lines": 55_300,
+        "classes": 540,
         "most_files_in_folder": 20,
         "duplicate_class_names": 5,
         "most_attributes": 20,

@@ -96,6 +96,7 @@ end
 for _, id in ipairs(redis.call('HKEYS', KEYS[5])) do
   if not reported[id] then redis.call('HDEL', KEYS[5], id) end
 end
+redis.call('PEXPIRE', KEYS[5], 2 * tonumber(ARGV[3])) -- also if nothing of it changes
 local drain = redis.call('GET', KEYS[4])
 if drain then redis.call('PEXPIRE', KEYS[4], 2592000000) end -- a cordon is forgotten 30 days after its verifier
 local waited = redis.call('ZCOUNT', KEYS[6], now_text, '+inf') > 0
