@@ -99,7 +99,7 @@ class CapacitySize:
 
 FULL = CapacitySize(rounds=3, prompts=24, depths=(2, 4), colocated=(1, 2, 4, 8, 16), both=4)
 QUICK = CapacitySize(
-    rounds=1, prompts=4, depths=(4,), colocated=(4,), both=4, levels=(1,), each=1, teaching=2, heavy=False
+    rounds=1, prompts=4, depths=(4,), colocated=(4,), both=4, levels=(1,), each=1, teaching=2, heavy=False, tokens=48
 )
 SMOKE = CapacitySize(
     rounds=1,

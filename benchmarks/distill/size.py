@@ -56,7 +56,7 @@ FULL = DistillSize()
 QUICK = DistillSize(
     alarm_tokens=2_000,
     run_tokens=0,
-    steps=12,
+    steps=30,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={
         "learning_rate": 1e-3,
@@ -64,7 +64,7 @@ QUICK = DistillSize(
         "micro_tokens": 1_536,
         "save_seconds": 2.0,
         "report_steps": 1,
-        "measure_steps": 6,
+        "measure_steps": 15,
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
@@ -72,7 +72,7 @@ QUICK = DistillSize(
     flush_s=2.0,
     request_tokens=96,
     pause_s=5.0,
-    canary_s=20.0,
+    canary_s=60.0,
     canary_bound=0.1,
     canary_alpha=0.1,
     session_samples=8,
@@ -80,7 +80,7 @@ QUICK = DistillSize(
     heldout=6,
     heldout_tokens=64,
     compared=12,
-    minutes=3.0,
+    minutes=5.0,
     promised=False,
 )
 SMOKE = replace(QUICK, request_tokens=24, compared=4, learns=False)
