@@ -63,7 +63,7 @@ class SoakSize:
 
 
 FULL = SoakSize()
-QUICK = SoakSize(minutes=0.5, kill_every_s=8.0)
+QUICK = SoakSize(minutes=0.5, prompts=4, tokens=64, kill_every_s=8.0)
 SMOKE = SoakSize(minutes=0.4, sessions=4, processes=2, prompts=1, tokens=32, kill_every_s=4.0, warm_s=2.0)
 
 
