@@ -173,10 +173,9 @@ async def delayed(target: str, rtt_ms: float) -> AsyncIterator[str]:
         writer.close()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        if (task := asyncio.current_task()) is not None:
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_connection(*split_address(target))
             with contextlib.closing(far_writer):

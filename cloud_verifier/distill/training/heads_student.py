@@ -121,7 +121,8 @@ class HeadsStudent(nn.Module):
         own prediction, and so on, as when it drafts (EAGLE-3, arXiv 2503.01840).
         """
         heads = self.heads
-        assert isinstance(heads, EagleHead)
+        if not isinstance(heads, EagleHead):
+            raise TypeError(f"heads are {type(heads).__name__}, only those of EAGLE are unrolled")
         width = ids.shape[1]
         nexts = torch.cat((ids[:, 1:], ids[:, -1:]), dim=1)  # the last column's is never used
         embeddings = self.module.get_input_embeddings()(nexts).float()

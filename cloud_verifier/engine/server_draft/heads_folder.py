@@ -95,7 +95,8 @@ class HeadsFolder:
         load_heads(file, self._target)  # for its checks: verifiers would only roll damaged heads back
         digest = self._files.put(file)
         found = self._changed_by(digest, "canary", "")
-        assert found is not None
+        if found is None:
+            raise RuntimeError(f"the folder of heads does not know {digest}, which was put there a moment ago")
         return found
 
     def decide(self, digest: str, state: Literal["stable", "rolled_back"], reason: str) -> HeadsRelease | None:

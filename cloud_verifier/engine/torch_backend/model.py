@@ -249,7 +249,8 @@ class TargetModel:
         """Return the states of the last forward pass, which the next one does not overwrite."""
         if self.graphs is not None and self._static_states is not None and rows <= len(self._static_states):
             return self._static_states[:rows].clone()
-        assert self._seen_states is not None
+        if self._seen_states is None:
+            raise RuntimeError("the model keeps no states: call keep_states before the forward pass")
         return self._seen_states[:rows]
 
     def _new_graphs(self) -> GraphedForward | None:

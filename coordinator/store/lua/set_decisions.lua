@@ -2,8 +2,8 @@
 -- them within its lease, or they were made from a later report.
 -- KEYS: 1 windows:<verifier> HASH
 -- ARGV: 1 ms to keep them, 2 id of the coordinator that decides, 3 ms for which nobody else replaces them while it
---       lives, 4 time of the report that they were made from (s), 5 decisions, 6 their directives behind this time, 7 ms ago at which the
---       coordinators that are alive were read, then their ids
+--       lives, 4 time of the report that they were made from (s), 5 decisions, 6 their directives behind this time, 7 ms
+--       ago at which the coordinators that are alive were read, then their ids
 -- Returns 1, or 0 if they were not replaced.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
