@@ -5,6 +5,8 @@
     python -m benchmarks all                  run all of them in full: a night
     python -m benchmarks latency capacity     run some
 
+Full runs come one after another, short ones two at a time, so that no time of theirs means anything.
+
 A run is left out if there is a result of the same command and of the committed code, as far as the benchmark measures
 it. So the same command goes on where it was stopped, and later runs only what has changed since; `--again` runs all.
 Results of full runs are in benchmarks/results, others in benchmarks/out, which git ignores, as is all that benchmarks
@@ -14,12 +16,12 @@ print. The exit status is 1 if one of the runs failed, now or before.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import datetime
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +40,8 @@ HANG_S, HANG_TIMES = 3_600.0, 10.0
 STOP_S = 60.0
 """Time that a run has to end its processes, before it is killed."""
 FULL = "full"
+SHORT_AT_ONCE = 2
+"""Short runs at a time."""
 VLLM_VARIABLE = "OUTRIDER_VLLM_PYTHON"
 
 
@@ -63,7 +67,7 @@ class Runner:
     given: dict[str, Path]
     again: bool = False
 
-    def run(self, benchmark: Benchmark) -> Ended:
+    async def run(self, benchmark: Benchmark) -> Ended:
         """Run a benchmark unless there is a result of this code already, and keep its result."""
         if benchmark.needs is not None and benchmark.needs not in self.given:
             return Ended(benchmark.name, f"left out: give {benchmark.needs} PATH")
@@ -78,7 +82,7 @@ class Runner:
         logs.mkdir(parents=True, exist_ok=True)
         print(f"{benchmark.name}: python {' '.join(command)}; takes about {expected_s} s, see {logs}", flush=True)
         with (logs / f"{benchmark.name}.log").open("wb") as log, (logs / f"{benchmark.name}.err").open("wb") as errors:
-            status = _process(command, log, errors, HANG_S + HANG_TIMES * expected_s)
+            status = await _process(command, log, errors, HANG_S + HANG_TIMES * expected_s)
         seconds = round(time.monotonic() - began, 1)
         last = last_line(logs / f"{benchmark.name}.log")
         if status is None:
@@ -130,11 +134,11 @@ def _still_true(found: Result, benchmark: Benchmark, command: Sequence[str]) -> 
     return same and results.changed_since(found.commit, benchmark.measures) is False
 
 
-def _process(command: Sequence[str], log: IO[bytes], errors: IO[bytes], limit_s: float) -> int | None:
+async def _process(command: Sequence[str], log: IO[bytes], errors: IO[bytes], limit_s: float) -> int | None:
     """Run `python` with these arguments from the root of the checkout; return its status, None if it was stopped."""
-    process = subprocess.Popen(
-        [*tied_to_this_process(), sys.executable, *command],
-        stdin=subprocess.DEVNULL,
+    process = await asyncio.create_subprocess_exec(
+        *(*tied_to_this_process(), sys.executable, *command),
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=log,
         stderr=errors,
         cwd=results.ROOT,
@@ -142,17 +146,32 @@ def _process(command: Sequence[str], log: IO[bytes], errors: IO[bytes], limit_s:
         env={name: value for name, value in os.environ.items() if name != VLLM_VARIABLE},  # the command tells all
     )
     try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
+        return await asyncio.wait_for(process.wait(), limit_s)
+    except TimeoutError:
         return None
     finally:
-        if process.poll() is None:  # it hangs, or somebody has pressed Ctrl-C
+        if process.returncode is None:  # it hangs, or somebody has pressed Ctrl-C
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), STOP_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        await process.wait()
+
+
+async def run_all(runner: Runner, chosen: Sequence[Benchmark]) -> list[Ended]:
+    """Run these benchmarks, in their order, and print how each has ended."""
+    places = asyncio.Semaphore(1 if runner.size == FULL else SHORT_AT_ONCE)
+
+    async def run(benchmark: Benchmark) -> Ended:
+        async with places:
+            ended = await runner.run(benchmark)
+        print(ended, flush=True)
+        return ended
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(run(benchmark)) for benchmark in chosen]
+    return [task.result() for task in running]
 
 
 def last_line(log: Path) -> dict[str, Any] | None:
@@ -222,11 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         {name: path.absolute() for name, path in given.items() if path is not None},
         options.again,
     )
-    ended: list[Ended] = []
     try:
-        for benchmark in chosen:
-            ended.append(runner.run(benchmark))
-            print(ended[-1], flush=True)
+        ended = asyncio.run(run_all(runner, chosen))
     except KeyboardInterrupt:
         print("\nstopped: the same command goes on with what is left")
         return 128 + signal.SIGINT

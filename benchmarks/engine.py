@@ -386,7 +386,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.vllm_python is None:
             print("vLLM: not installed, skipped")
         else:
-            running = vllm_baseline.running(options.vllm_python, pair.target, core, size.vllm)
+            asked = {name: vllm_baseline.OPTIONS[name] for name in size.vllm}
+            running = vllm_baseline.running(options.vllm_python, pair.target, core, asked)
             vllm = stack.enter_context(running)
             print("vLLM:", ", ".join(sorted({engine.version for engine in vllm.values()})))
         compiled = with_compile(pair) if vllm else None

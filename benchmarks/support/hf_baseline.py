@@ -74,6 +74,8 @@ class TimedOutput:
     wall_seconds: float = 0.0
     decode_wall_seconds: float = 0.0
     """The same by the wall clock; 0 if not measured."""
+    session_steps: int = 0
+    """Steps that brought tokens, counted for each request; 0 if not counted."""
 
     @property
     def tokens(self) -> int:
@@ -104,6 +106,7 @@ def total(parts: Sequence[TimedOutput]) -> TimedOutput:
         decode_seconds=sum(part.decode_seconds for part in parts),
         wall_seconds=sum(part.wall_seconds for part in parts),
         decode_wall_seconds=sum(part.decode_wall_seconds for part in parts),
+        session_steps=sum(part.session_steps for part in parts),
     )
 
 

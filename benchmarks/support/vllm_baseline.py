@@ -1,6 +1,6 @@
-"""Run vLLM on the same target, as it is, in its own interpreter: a baseline of benchmarks.engine.
+"""Run vLLM on the same target, as it is, in its own interpreter: a baseline of benchmarks.engine and co_located.
 
-Greedy, float32, EOS ignored, one thread on this process's core; `vllm_worker` says how vLLM is set up. It runs
+Float32, EOS ignored, one thread on this process's core; `vllm_worker` says how vLLM is set up. It runs
 compiled, as it does by default, and once more without compiling, so that the engine is compared with the faster one.
 """
 
@@ -34,26 +34,29 @@ class VllmBaseline:
     def version(self) -> str:
         return str(self._worker.ready["version"])
 
-    def batch(self, requests: Sequence[GenerateRequest]) -> TimedOutput:
+    def batch(self, requests: Sequence[GenerateRequest], temperature: float = 0.0) -> TimedOutput:
         """Generate for all requests, which arrive at once."""
         prompts, tokens = [r.prompt for r in requests], [r.tokens for r in requests]
-        answer = self._runner.run(self._worker.ask(prompts=prompts, tokens=tokens))
+        answer = self._runner.run(self._worker.ask(prompts=prompts, tokens=tokens, temperature=temperature))
         return timed_output(requests, answer["steps"])
 
 
 @contextlib.contextmanager
-def running(python: Path, target: Path, core: int, configurations: Sequence[str]) -> Iterator[dict[str, VllmBaseline]]:
-    """Run vLLM in these configurations on one core. Raises Unavailable if vLLM does not start."""
+def running(
+    python: Path, target: Path, core: int, configurations: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, VllmBaseline]]:
+    """Run vLLM in these configurations on one core. configurations: by name, as in OPTIONS. Raises Unavailable if vLLM
+    does not start."""
     python = python.absolute()
     environment = {"LD_PRELOAD": preloaded_libraries(python), "PYTHONPATH": ""}
     with asyncio.Runner() as runner:
         workers: dict[str, JsonWorker] = {}
         try:
-            for name in configurations:
+            for name, options in configurations.items():
                 started = JsonWorker.start(
                     "benchmarks.support.vllm_worker",
                     str(target.absolute()),
-                    json.dumps(OPTIONS[name]),
+                    json.dumps(options),
                     cores=[core],
                     python=python,
                     environment=environment,
@@ -81,4 +84,5 @@ def timed_output(requests: Sequence[GenerateRequest], steps: Sequence[Mapping[st
         decode_seconds=sum(step["cpu"] for step in decoding),
         wall_seconds=sum(step["wall"] for step in steps),
         decode_wall_seconds=sum(step["wall"] for step in decoding),
+        session_steps=sum(bool(tokens) for step in steps for tokens in step["tokens"].values()),
     )

@@ -1,8 +1,9 @@
-"""Generate with vLLM as it is, without anything of Outrider: a JsonWorker of benchmarks.engine.
+"""Generate with vLLM as it is, without anything of Outrider: a JsonWorker of benchmarks.engine and co_located.
 
 Needs vLLM, torch and the standard library, and runs in the interpreter of an environment that has vLLM.
 
-{"prompts": [[ids], ...], "tokens": [n, ...]} -> {"steps": [{"cpu": s, "wall": s, "tokens": {index: [ids]}}, ...]}
+{"prompts": [[ids], ...], "tokens": [n, ...], "temperature": t}
+    -> {"steps": [{"cpu": s, "wall": s, "tokens": {index: [ids]}}, ...]}
 
 All requests arrive at once. A step's tokens are those of the requests of that index. `cpu` is of the whole process; the
 requests' own handling counts as part of the first step.
@@ -53,10 +54,10 @@ class PlainVllm:
         self._core = EngineCore(settings, Executor.get_class(settings), log_stats=False)
         self._requests = 0
 
-    def generate(self, prompts: list[list[int]], tokens: list[int]) -> list[dict[str, Any]]:
-        """Answer all prompts at once, greedily, each with so many tokens; return what every step took and generated."""
+    def generate(self, prompts: list[list[int]], tokens: list[int], temperature: float) -> list[dict[str, Any]]:
+        """Answer all prompts at once, each with so many tokens; return what every step took and generated."""
         cpu, wall = time.process_time(), time.perf_counter()
-        left = dict(self._add(prompts, tokens))
+        left = dict(self._add(prompts, tokens, temperature))
         steps = []
         while left:
             outputs, executed = self._core.step()
@@ -71,12 +72,12 @@ class PlainVllm:
             cpu, wall = now_cpu, now_wall
         return steps
 
-    def _add(self, prompts: list[list[int]], tokens: list[int]) -> list[tuple[str, int]]:
+    def _add(self, prompts: list[list[int]], tokens: list[int], temperature: float) -> list[tuple[str, int]]:
         """Hand the requests to vLLM; return the id of each with its index."""
         added = []
         for index, (prompt, count) in enumerate(zip(prompts, tokens, strict=True)):
             self._requests += 1
-            params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+            params = SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
             self._core.add_request(Request(str(self._requests), prompt, params, None))
             added.append((str(self._requests), index))
         return added
@@ -87,11 +88,11 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM and its libraries print where answers are expected
     engine = PlainVllm(sys.argv[1], **json.loads(sys.argv[2]))
     for requests in WARM_UP:
-        engine.generate([[token] * 64 for token in range(requests)], [4] * requests)
+        engine.generate([[token] * 64 for token in range(requests)], [4] * requests, 0.0)
     print(json.dumps({"ready": True, "version": vllm.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        steps = engine.generate(request["prompts"], request["tokens"])
+        steps = engine.generate(request["prompts"], request["tokens"], request["temperature"])
         print(json.dumps({"id": request["id"], "steps": steps}), file=answers, flush=True)
 
 

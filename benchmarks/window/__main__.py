@@ -29,6 +29,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,13 @@ ENGINES = "engines"
 """A part that needs vLLM."""
 KEYS = (
     "cells",
+    "worst",
+    "statics",
     "vs_best_single_static",
     "paced",
     "vs_model",
     "transition",
+    "crowd",
     "messages_per_s",
     "calibration_error",
     "brier_skill",
@@ -77,10 +81,6 @@ KEYS = (
 )
 """Keys of the last line."""
 CELL_KEYS = (
-    "rtt_ms",
-    "draft",
-    "sessions",
-    "verifier",
     "vs_streaming",
     "vs_streaming_lower95",
     "vs_streaming_upper95",
@@ -96,16 +96,31 @@ CELL_KEYS = (
     "bytes_up_per_token",
     "bytes_down_per_token",
 )
-TRANSITION_KEYS = ("settle_s", "vs_streaming")
+LEAST = ("vs_streaming", "vs_streaming_lower95", "vs_streaming_upper95")
+MOST = ("ttft_ratio", "p99_gap_ratio", "bytes_up_per_token", "bytes_down_per_token")
+"""Figures of which the last line has the least, or the greatest, of all cells."""
+TRANSITION_KEYS = ("settle_s", "settle_s_median", "vs_streaming")
 
 
 def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of the last line; None for parts that were not played."""
+    """Return the figures of the last line; None for parts that were not played. Cells stand by machine and draft, and
+    then by round trip."""
     last = {key: result.get(key) for key in KEYS}
-    last["cells"] = [{key: cell[key] for key in CELL_KEYS} for cell in result.get("cells", ())]
+    cells: Sequence[Mapping[str, Any]] = result.get("cells", ())
+    last["cells"] = by_name = defaultdict[str, dict[str, Any]](dict)
+    for cell in cells:
+        name = f"{cell['verifier']}, {cell['sessions']}, {cell['draft']}"
+        by_name[name][f"{cell['rtt_ms']:g}"] = {key: cell[key] for key in CELL_KEYS}
+    if cells:
+        least = {key: min(_known(cells, key), default=None) for key in LEAST}
+        last["worst"] = least | {key: max(_known(cells, key), default=None) for key in MOST}
     if transition := result.get("transition"):
         last["transition"] = {key: transition[key] for key in TRANSITION_KEYS}
     return last
+
+
+def _known(cells: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [cell[key] for cell in cells if cell[key] is not None]
 
 
 async def run(context: RunContext, parts: Sequence[str], out: Path | None) -> dict[str, Any]:

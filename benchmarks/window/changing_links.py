@@ -26,6 +26,7 @@ from benchmarks.window.transitions import (
     ChangePeriod,
     Transition,
     began_s,
+    middle,
     over_time,
     periods_of_draft,
     periods_of_link,
@@ -82,6 +83,7 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
     return {
         "transition": {
             "settle_s": worst(each.settle_s for each in worst_cases.values()),
+            "settle_s_median": middle(each.settle_s for each in found),
             "vs_streaming": min(each.vs_streaming for each in worst_cases.values()),
             "changes": max(each.changes for each in worst_cases.values()),
         },

@@ -7,6 +7,7 @@ streaming; the time until the window stays near the one with which the period en
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,12 @@ def settled_s(period: ChangePeriod, seen: Sequence[ObservedWindow]) -> float | N
         return None
     settled = itertools.takewhile(lambda each: near(each, seen[-1]), reversed(seen))
     return min(each.at_s for each in settled) - period.since_s
+
+
+def middle(settled: Iterable[float | None]) -> float | None:
+    """Return the median of those that are known."""
+    known = [seconds for seconds in settled if seconds is not None]
+    return round(statistics.median(known), 2) if known else None
 
 
 def worst(settled: Iterable[float | None]) -> float | None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,36 @@ def test_quick_results_are_none_of_those_that_are_published(stand: Stand, tmp_pa
     assert runner.main(["all", "--quick"]) == 0
     assert results.read("rules", tmp_path / "results") is None
     assert results.read("rules", tmp_path / "out" / "quick") is not None
+
+
+@pytest.mark.parametrize(("size", "at_once"), [("full", 1), ("quick", 2)])
+def test_short_runs_come_two_at_a_time_and_full_ones_alone(
+    size: str, at_once: int, stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run waits for as many others as may run beside it, and then for a while to see more."""
+    monkeypatch.setattr(
+        runner, "BENCHMARKS", [replace(ONE, name=name) for name in ("rules", "exact", "front", "swarm")]
+    )
+    (running := tmp_path / "running").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, pathlib, time
+running = pathlib.Path({str(running)!r})
+(mine := running / str(os.getpid())).touch()
+until = time.monotonic() + 30
+while len(list(running.iterdir())) < {at_once} and time.monotonic() < until:
+    time.sleep(0.01)
+time.sleep(0.3)
+found = len(list(running.iterdir()))
+time.sleep(0.3)
+mine.unlink()
+print('{{"running": %d}}' % found)
+""")
+    stand(f"exec(open({str(script)!r}).read())")
+    folder = tmp_path / "found"
+    assert runner.main(["all", "--folder", str(folder), *([f"--{size}"] if size != FULL else [])]) == 0
+    found = [result.last["running"] for name in ("rules", "exact") if (result := results.read(name, folder))]
+    assert found == [at_once, at_once]
 
 
 def test_what_has_run_is_not_run_again_until_its_code_or_command_changes(

@@ -20,6 +20,7 @@ import torch
 from benchmarks import (
     capacity,
     capacity_gpu,
+    co_located,
     constrained,
     counters,
     distill_losses,
@@ -333,9 +334,9 @@ async def test_window(
     await window.main(SMOKE)
     last = last_line(capsys)
     assert tuple(last) == window.KEYS
-    (cell,) = last["cells"]
+    cell = last["cells"]["real CPU, 1, good"]["1"]
     assert tuple(cell) == window.CELL_KEYS
-    assert cell["vs_streaming"] > 0
+    assert cell["vs_streaming"] == last["worst"]["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
     [live] = last["live"]
     assert (live["rtt_ms"], live["texts"]) == (50.0, 2)
@@ -408,6 +409,23 @@ def test_engine(capsys: pytest.CaptureFixture[str]) -> None:
         assert last["eager_vs_vllm"].keys() == VS_VLLM
         assert last["ar_vs_vllm"].keys() == last["wall_vs_vllm"]["ar"].keys() == {"1", "2"}
         assert min(last["prefill_vs_vllm"], last["ragged_vs_vllm"], *last["ar_vs_vllm"].values()) > 0
+
+
+def test_co_located(capsys: pytest.CaptureFixture[str]) -> None:
+    co_located.main(SMOKE)
+    last = last_line(capsys)
+    vllm = os.environ.get(engine_options.PYTHON)
+    theirs = {"vllm", "vllm ngram, 2", "vllm draft, 2"} if vllm else set()
+    for setting in ("greedy", "T=0.8"):
+        figures = last[setting]
+        for at_once in ("1", "2"):
+            assert figures["tokens_per_cpu_s"][at_once].keys() - {co_located.SUFFIX} == {"plain", "sources, 2", *theirs}
+            assert min(figures["tokens_per_cpu_s"][at_once].values()) > 0
+            assert (
+                figures["tokens_per_step"][at_once]["plain"] == 1.0 <= figures["tokens_per_step"][at_once]["sources, 2"]
+            )
+            assert min(figures["gain"][at_once].values()) >= 1.0
+        assert (figures["over_vllm"] is not None) == bool(vllm)
 
 
 def test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

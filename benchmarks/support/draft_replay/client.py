@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -161,7 +160,7 @@ class LiveDrafts(DraftPool):
 
     def teach(self, taught: Sequence[Calibrator]) -> None:
         """Begin with the observations of a recording, as its replay does. taught: `DraftRecording.calibrators()`."""
-        greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught))
+        greedy, sampled, ngram_greedy, ngram_sampled = (calibrator.copy() for calibrator in taught)
         self._models[0].calibrators = (greedy, sampled)
         self._ngram_calibrators = (ngram_greedy, ngram_sampled)
 

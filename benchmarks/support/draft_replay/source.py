@@ -6,7 +6,6 @@ others run.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -160,7 +159,8 @@ class ReplayedDrafts(DraftPool):
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
         self._ngram_only = ngram_only
         self._recorded = recorded
-        greedy, sampled, ngram_greedy, ngram_sampled = copy.deepcopy(list(taught or recorded.calibrators()))
+        own = taught or recorded.calibrators()
+        greedy, sampled, ngram_greedy, ngram_sampled = (calibrator.copy() for calibrator in own)
         self._model_calibrators, self._ngram_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
         self._wrap = wrap
         self._drafter = drafter

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -54,6 +55,8 @@ async def main() -> None:
         recorded, where = DraftRecording.load(options.recorded), ServiceAddress(**options.where)
         release = f"recorded-{options.recorded.stem}"
         async with Player(recorded, where, Path(scratch), release, options.draft) as player:
+            gc.collect()
+            gc.freeze()  # looking through the recordings again would stop all sessions for a while
             await serve(player)
 
 
