@@ -24,12 +24,14 @@ AREAS = {
     "metrics": ("outrider/telemetry", "cloud_verifier/front", "coordinator/store"),
     "distill": ("cloud_verifier/distill",),
     "prompts": ("benchmarks/prompts",),
+    "replay": ("benchmarks/support/draft_replay",),
     "models": ("models",),
 }
 """Files and folders, by what they are called in the list of benchmarks."""
 
 CLUSTER = ("core", "engine", "front", "device", "coordinator")
 SPEED = (*CLUSTER, "prompts", "models")
+REPLAYED = (*SPEED, "replay")
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,17 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 45, 900),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_300),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 60, 4_800),
-    Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 85, 1_800),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", REPLAYED, 60, 4_800),
+    Benchmark("capacity", "tokens per second of one verifier by who drafts", REPLAYED, 85, 1_800),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),
     Benchmark("chaos", "faults one after another, under load", CLUSTER, 50, 1_300, uses=PREVIOUS),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 60, 960),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill"), 240, 1_500),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
-    Benchmark("overload", "five times the work that one verifier can do", ("core", "engine", "front"), 30, 300),
+    Benchmark(
+        "overload", "five times the work that one verifier can do", ("core", "engine", "front", "replay"), 30, 300
+    ),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_800
     ),
@@ -87,9 +91,9 @@ BENCHMARKS = (
     Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 5, 75),
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 120),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
-    Benchmark("swarm", "whether the light clients behave as live devices", ("core", "device"), 25, 300),
+    Benchmark("swarm", "whether the light clients behave as live devices", ("core", "device", "replay"), 25, 300),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "models"), 60, 1_800),
-    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", CLUSTER, 90, 3_700),
+    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", (*CLUSTER, "replay"), 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),
     Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),
@@ -104,6 +108,8 @@ BENCHMARKS = (
         needs=VLLM_PYTHON,
     ),
     Benchmark("latency-vllm", "one user, beside vLLM", SPEED, 120, 1_800, ("--engine", "vllm"), VLLM_PYTHON),
-    Benchmark("window-vllm", "windows on our engine and on vLLM", SPEED, 120, 300, ("--engine", "vllm"), VLLM_PYTHON),
-    Benchmark("capacity-vllm", "the same beside vLLM", SPEED, 300, 3_600, ("--engine", "vllm"), VLLM_PYTHON),
+    Benchmark(
+        "window-vllm", "windows on our engine and on vLLM", REPLAYED, 120, 300, ("--engine", "vllm"), VLLM_PYTHON
+    ),
+    Benchmark("capacity-vllm", "the same beside vLLM", REPLAYED, 300, 3_600, ("--engine", "vllm"), VLLM_PYTHON),
 )

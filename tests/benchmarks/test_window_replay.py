@@ -14,7 +14,7 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target, tokenizer
 from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
 from benchmarks.support.draft_replay.client import Player, ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recorder import DraftRecorder, generous
-from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest, copied
 from benchmarks.support.draft_replay.rounds import DIRECTIVE, NODES, RoundDrafter
 from benchmarks.support.draft_replay.source import ReplayedDrafts
 from benchmarks.support.ucb_specstop import UcbSpecStop
@@ -22,7 +22,7 @@ from benchmarks.window.draft_recordings import acceptance_histories, match_rate
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
-from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Agreement, Calibrator
 from outrider.core.protocol.messages import Directive, SessionLimits
 from outrider.core.sampling import SamplingParams
 
@@ -217,3 +217,21 @@ def test_observations_are_those_of_the_device_that_was_recorded() -> None:
     perfect, poor = (match_rate(acceptance_histories(record_draft(quality), PLAN)[0]) for quality in (1.0, 0.3))
     assert perfect == 1.0
     assert 0.3 <= poor < 0.8  # of its rejected first proposals half have the right one beside them
+
+
+def test_a_copied_calibrator_knows_the_same_and_learns_alone() -> None:
+    calibrator = Calibrator()
+    calibrator.start_from(AcceptancePrior(0.9, 0.5, 500))
+    for accepted in (True, False, True):
+        calibrator.observe(0, 0.7, 3, accepted, Agreement.FIRST)
+    copy = copied(calibrator)
+    places = [(rank, margin, depth) for rank in range(4) for margin in (0.0, *MARGIN_EDGES) for depth in (1, 3, 9)]
+    before = [calibrator.probability(*place) for place in places]
+    assert [copy.probability(*place) for place in places] == before
+    for _ in range(50):
+        copy.observe(0, 0.7, 3, False)
+    assert [calibrator.probability(*place) for place in places] == before
+    assert copy.probability(0, 0.7, 3) < calibrator.probability(0, 0.7, 3)
+    copy.start_from(AcceptancePrior(0.1, 0.1, 500))
+    assert copy.observations == calibrator.observations + 50
+    assert [calibrator.probability(*place) for place in places] == before

@@ -195,19 +195,3 @@ def test_a_contradicted_proposal_is_doubted_from_the_first() -> None:
     calibrator = Calibrator()
     found = [calibrator.probability(0, 1.2, 1, agreement) for agreement in Agreement]
     assert found[Agreement.UNKNOWN] == found[Agreement.FIRST] > found[Agreement.LATER] > found[Agreement.MISSING]
-
-
-def test_a_copy_knows_the_same_and_learns_alone() -> None:
-    calibrator = Calibrator()
-    calibrator.start_from(AcceptancePrior(0.9, 0.5, 500))
-    for accepted in (True, False, True):
-        calibrator.observe(0, 0.7, 3, accepted, Agreement.FIRST)
-    copy = calibrator.copy()
-    places = [(rank, margin, depth) for rank in range(4) for margin in (0.0, *MARGIN_EDGES) for depth in (1, 3, 9)]
-    before = [calibrator.probability(*place) for place in places]
-    assert [copy.probability(*place) for place in places] == before
-    for _ in range(50):
-        copy.observe(0, 0.7, 3, False)
-    assert [calibrator.probability(*place) for place in places] == before
-    assert copy.probability(0, 0.7, 3) < calibrator.probability(0, 0.7, 3)
-    assert copy.observations == calibrator.observations + 50

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest, copied
 from benchmarks.support.draft_replay.rounds import RoundDrafter
 from benchmarks.support.draft_replay.source import ReplayedDrafts, WrongSpanSource
 from benchmarks.support.network_link import Link
@@ -160,7 +160,7 @@ class LiveDrafts(DraftPool):
 
     def teach(self, taught: Sequence[Calibrator]) -> None:
         """Begin with the observations of a recording, as its replay does. taught: `DraftRecording.calibrators()`."""
-        greedy, sampled, ngram_greedy, ngram_sampled = (calibrator.copy() for calibrator in taught)
+        greedy, sampled, ngram_greedy, ngram_sampled = map(copied, taught)
         self._models[0].calibrators = (greedy, sampled)
         self._ngram_calibrators = (ngram_greedy, ngram_sampled)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
-from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, place
+from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, copied, place
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
@@ -160,7 +160,7 @@ class ReplayedDrafts(DraftPool):
         self._ngram_only = ngram_only
         self._recorded = recorded
         own = taught or recorded.calibrators()
-        greedy, sampled, ngram_greedy, ngram_sampled = (calibrator.copy() for calibrator in own)
+        greedy, sampled, ngram_greedy, ngram_sampled = map(copied, own)
         self._model_calibrators, self._ngram_calibrators = (greedy, sampled), (ngram_greedy, ngram_sampled)
         self._wrap = wrap
         self._drafter = drafter

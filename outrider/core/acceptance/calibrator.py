@@ -101,15 +101,6 @@ class Calibrator:
         # It is read far more often than it learns, so probability() is one look-up. [depth class][row][bucket]
         self._table = [[list(row) for row in self._prior] for _ in range(_DEPTHS)]
 
-    def copy(self) -> Calibrator:
-        """Return a calibrator that knows the same, and learns from then on by itself."""
-        made = object.__new__(Calibrator)
-        made._prior = [list(row) for row in self._prior]
-        made._pooled = _copied(self._pooled)
-        made._by_depth = [_copied(tallies) for tallies in self._by_depth]
-        made._table = [[list(row) for row in table] for table in self._table]
-        return made
-
     @property
     def observations(self) -> float:
         """Return the number of proposals that it has learned from, without those that have faded."""
@@ -151,10 +142,6 @@ class Calibrator:
 _ROWS = len(Agreement) * _RANKS
 _BUCKETS = len(MARGIN_EDGES) + 1
 _DEPTHS = len(DEPTH_EDGES) + 1
-
-
-def _copied(tallies: list[list[_Tally]]) -> list[list[_Tally]]:
-    return [[_Tally(tally.tried, tally.accepted) for tally in row] for row in tallies]
 
 
 def _bucket(margin: float) -> int:
