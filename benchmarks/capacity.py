@@ -6,7 +6,7 @@ verifier's); `co-located` has all that a verifier can have of its own, n-grams, 
 for each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the
 devices' nodes besides, and `both, controlled` has the coordinator's windows, which a device alone has to follow;
 `server draft` drafts in every step, to measure what a draft on that core costs. Each has a verifier for itself, but
-`autoregression` and `device`, which have nothing of the verifier's. 1, 4 and 16 sessions at once run in a closed loop,
+`autoregression` and `device`, which have nothing of the verifier's. 1 to 32 sessions at once run in a closed loop,
 greedy and sampled in turn; outputs with more than 30% repeated 4-grams are left out. In a round every configuration
 plays the same list of texts. It begins when all sessions run and ends with the last text of the list, while sessions go
 on with others. A figure is the number of tokens delivered meanwhile over that time; ratios are taken within a round,
@@ -21,12 +21,11 @@ With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in
 the faster forward as `autoregression`, and with it what chains commit where our engine verifies trees. Recordings whose
 output vLLM does not repeat, which a tie may do, are left out for all.
 
-Then the same is measured with a draft that costs far more: the target itself in Q8_0.
+Then the same is measured with a draft that costs far more, the target itself in Q8_0, at 1, 4 and 16 sessions.
 
 Devices and `both` are compared with the better of server-side drafting and streaming at each number of sessions
 (`vs_without_devices` and its likes): the configuration with the greatest median of `autoregression`, `server draft` and
-`co-located`, of any depth. `--sweep` plays 1, 2, 4, 8, 16 and 32 sessions with the shipped draft, and `--out` draws the
-tokens per second of each configuration.
+`co-located`, of any depth. `--out` draws the tokens per second of each configuration.
 
 `server_draft_bound` is the gain expected from drafting elsewhere: 0.9 of 1 + draft time / verify time of the best
 verifier that always drafts, both as it reports them. It is compared with the best verifier that drafts by itself,
@@ -66,8 +65,6 @@ PLAIN, DEVICE, SERVER, COLOCATED, BOTH = "autoregression", "device", "server dra
 CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
-SWEEP = (1, 2, 4, 8, 16, 32)
-"""Sessions at once with `--sweep`."""
 SHARE_OF_BOUND = 0.9
 BOTH_KEY = "both_over_best"
 BOTH_CONTROLLED = "both, controlled"
@@ -85,21 +82,30 @@ class CapacitySize:
     """Depths of the chains of verifiers that have all sources, each of which pauses where it does not pay."""
     both: int
     """The depth of these at which devices draft besides."""
-    levels: tuple[int, ...] = (1, 4, 16)
-    """Sessions at once."""
+    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Sessions at once, with the shipped draft."""
+    heavy_levels: tuple[int, ...] = (1, 4, 16)
+    """The same with the draft that costs far more; none: it is not measured."""
     each: int = 2
     """Texts of a list for each session at once. A list has one greedy and one sampled text at least."""
     teaching: int = 8
     """Prompts for tuning from which devices learn, greedy and sampled."""
     tokens: int = 96
     """Most tokens of a session."""
-    heavy: bool = True
-    """Whether the draft that costs far more is measured too."""
 
 
 FULL = CapacitySize(rounds=3, prompts=24, depths=(2, 4), colocated=(1, 2, 4, 8, 16), both=4)
 QUICK = CapacitySize(
-    rounds=1, prompts=4, depths=(4,), colocated=(4,), both=4, levels=(1,), each=1, teaching=2, heavy=False, tokens=48
+    rounds=1,
+    prompts=4,
+    depths=(4,),
+    colocated=(4,),
+    both=4,
+    levels=(1,),
+    heavy_levels=(),
+    each=1,
+    teaching=2,
+    tokens=48,
 )
 SMOKE = CapacitySize(
     rounds=1,
@@ -108,10 +114,10 @@ SMOKE = CapacitySize(
     colocated=(2,),
     both=2,
     levels=(1,),
+    heavy_levels=(),
     each=1,
     teaching=1,
     tokens=32,
-    heavy=False,
 )
 
 
@@ -503,16 +509,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
     harness.add_texts_option(parser)
     engine_options.add_options(parser)
     parser.add_argument("--shipped-draft", action="store_true", help="leave the draft out that costs far more")
-    parser.add_argument(
-        "--sweep", action="store_true", help="play 1, 2, 4, 8, 16 and 32 sessions at once, with the shipped draft alone"
-    )
     parser.add_argument("--out", type=Path, help="folder for plots (PNG) of tokens per second by sessions at once")
     options = parser.parse_args(argv)
     engines = engine_options.chosen(options)
     pair = Pair.in_folder(options.models)
     size: CapacitySize = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
-    if options.sweep:
-        size = replace(size, levels=SWEEP, heavy=False)
     prompts = pair.encode(harness.prompts(options.texts, size.prompts))
     teaching = pair.encode(harness.prompts("tuning", size.teaching))
     result: dict[str, Any] = {}
@@ -521,20 +522,21 @@ async def main(argv: Sequence[str] | None = None) -> None:
         cores = harness.cores()
         harness.pin(cores[1])
         drafts = {"": pair.draft}
-        if size.heavy and not options.shipped_draft:
+        if size.heavy_levels and not options.shipped_draft:
             drafts["heavy_draft"] = await asyncio.to_thread(heavy_draft, pair.target, scratch)
         for key, draft in drafts.items():
             async with bench(pair, draft, scratch, cores, engines) as one:
                 setups = await one.configurations(prompts, teaching, size, keep_repetitive=options.texts != "heldout")
-                cells = await measure(setups, one.greedy, size)
+                levels = size.heavy_levels if key else size.levels
+                cells = await measure(setups, one.greedy, replace(size, levels=levels))
             title = key.replace("_", " ") or "the shipped draft"
-            found: dict[str, Any] = report(title, cells, size.levels)
+            found: dict[str, Any] = report(title, cells, levels)
             if options.out or options.size is Size.SMOKE:  # a smoke run draws as well, and keeps nothing
                 file = draw_plot(found, title, options.out or scratch, key)
                 print(f"wrote {file}")
-            found["by_sampling"] = by_sampling(cells, size.levels)
+            found["by_sampling"] = by_sampling(cells, levels)
             if VLLM in engines:
-                found[VLLM] = report_vllm(cells, size.levels)
+                found[VLLM] = report_vllm(cells, levels)
             cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")
             print(f"a pass of this draft takes {cost:.2f} of a single session's step")
             found["draft_over_target"] = round(cost, 3)

@@ -1,6 +1,6 @@
-"""Write the figures of published runs into docs/benchmarks.md, or with `--check` fail if the page is stale.
+"""Write the figures of published runs into README.md and docs/benchmarks.md; with `--check` fail if one is stale.
 
-A block of the page begins with a comment that names a result of benchmarks/results and holds a template, and ends with
+A block of a page begins with a comment that names a result of benchmarks/results and holds a template, and ends with
 another:
 
     <!-- results: overhead
@@ -13,10 +13,12 @@ another:
 
 What stands between them is generated: when and how the run was made, then the template with its figures. `{a/b:.2f}` is
 the value `b` of `a` in the run's last line, by the format of Python; the figures of a list, or of an object whose keys
-are alike, are joined by ` / `. A figure that a run did not have stands as a dash.
+are alike, are joined by ` / `. A figure that a run did not have stands as a dash. In a block `results: several` each
+figure names its run, as in `{overhead!http_over_sdk:.3f}`.
 
 A run whose code has changed since is marked `of earlier code`. Git says so where it can, and `--check` never asks it: a
-commit to the product leaves the page as it is until somebody generates it again.
+commit to the product leaves the page as it is until somebody generates it again. The plot of `capacity` is drawn again
+with the pages, and not checked.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from benchmarks import results
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.results import Result
 
-PAGE = results.ROOT / "docs" / "benchmarks.md"
+PAGES = (results.ROOT / "docs" / "benchmarks.md", results.ROOT / "README.md")
+PLOT = results.ROOT / "docs" / "images" / "capacity.png"
+SEVERAL = "several"
+"""Name of a block whose figures are of several runs."""
 EARLIER = " **Of earlier code.**"
 _BLOCK = re.compile(
     r"<!-- results: (?P<name>[a-z_-]+)\n(?P<template>.*?)-->\n(?P<text>.*?)<!-- end: results -->", re.DOTALL
@@ -48,20 +53,44 @@ def renewed(page: str, folder: Path, earlier: Earlier) -> str:
     """Return the page with the figures of this folder's results. Raises ValueError for a figure that no run has."""
 
     def block(found: re.Match[str]) -> str:
-        name, template = found["name"], found["template"]
-        result = results.read(name, folder)
-        if result is None:
-            raise ValueError(f"there is no result of {name}: run `python -m benchmarks {name}`, or remove its block")
-        changed = earlier(result)
-        mark = EARLIER if (EARLIER in found["text"] if changed is None else changed) else ""
-        body = _FIGURE.sub(lambda figure: _figure(result, figure["path"], figure["format"] or ""), template)
-        return f"<!-- results: {name}\n{template}-->\n{recorded(result)}{mark}\n\n{body}\n<!-- end: results -->"
+        name, template, text = found["name"], found["template"], found["text"]
+        used: dict[str, Result] = {}
+
+        def figure(match: re.Match[str]) -> str:
+            path = match["path"]
+            run, _, path = path.partition("!") if name == SEVERAL else (name, "", path)
+            used[run] = used.get(run) or _result(run, folder)
+            return _figure(used[run], path, match["format"] or "")
+
+        body = _FIGURE.sub(figure, template)
+        if name == SEVERAL:
+            said = "From " + ", ".join(_named(used[run], text, earlier) for run in sorted(used)) + "."
+        else:
+            result = used.get(name) or _result(name, folder)
+            changed = earlier(result)
+            said = recorded(result) + (EARLIER if (EARLIER in text if changed is None else changed) else "")
+        return f"<!-- results: {name}\n{template}-->\n{said}\n\n{body}\n<!-- end: results -->"
 
     if page.count(_BEGIN) != len(_BLOCK.findall(page)):
         raise ValueError(
             f"a block has no end, or no template: {page.count(_BEGIN)} begin, {len(_BLOCK.findall(page))} are whole"
         )
     return _BLOCK.sub(block, page)
+
+
+def _result(name: str, folder: Path) -> Result:
+    result = results.read(name, folder)
+    if result is None:
+        raise ValueError(f"there is no result of {name}: run `python -m benchmarks {name}`, or remove its figures")
+    return result
+
+
+def _named(result: Result, text: str, earlier: Earlier) -> str:
+    """Name the run among others. text: what was generated before, which knows if git does not."""
+    when = f"{result.date:%Y-%m-%d}" + (f" in {result.commit[:8]}" if result.commit else "")
+    old = f"`{result.name}` ({when}, of earlier code)"
+    changed = earlier(result)
+    return old if (old in text if changed is None else changed) else f"`{result.name}` ({when})"
 
 
 def recorded(result: Result) -> str:
@@ -114,18 +143,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the page is stale")
     options = parser.parse_args()
-    page = PAGE.read_text()
+    stale = []
     try:
         for path in sorted(results.RESULTS.glob("*.json")):
             results.read(path.stem, results.RESULTS)
-        new = renewed(page, results.RESULTS, (lambda _: None) if options.check else of_earlier_code)
+        for page in PAGES:
+            text = page.read_text()
+            new = renewed(text, results.RESULTS, (lambda _: None) if options.check else of_earlier_code)
+            if not options.check:
+                page.write_text(new)
+            elif new != text:
+                stale.append(page)
     except ValueError as error:
-        print(f"{PAGE}: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         raise SystemExit(1) from None
-    if not options.check:
-        PAGE.write_text(new)
-    elif new != page:
-        print(f"{PAGE} is stale, run `python -m tools.benchmark_tables`", file=sys.stderr)
+    if not options.check and (capacity := results.read("capacity", results.RESULTS)) is not None:
+        from benchmarks.capacity_plot import draw
+
+        draw(capacity.last["tokens_per_s"], "the shipped draft", PLOT)
+    for page in stale:
+        print(f"{page} is stale, run `python -m tools.benchmark_tables`", file=sys.stderr)
+    if stale:
         raise SystemExit(1)
 
 

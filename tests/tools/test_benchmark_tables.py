@@ -101,6 +101,45 @@ def test_what_is_said_of_a_run_tells_all_that_is_known(folder: Path) -> None:
     assert taken.startswith("Taken over from an earlier page: recorded 2026-01-02")
 
 
+def test_a_block_of_several_runs_names_each_of_them_and_marks_those_of_earlier_code(folder: Path) -> None:
+    result(name="fleet", commit=None, last={"n": 7}).write(folder)
+    template = "{rules!shares:.1f}, {fleet!n} and {rules!ratio/greedy:.1f}"
+    shown = renewed(page(template, "several"), folder, lambda found: found.name == "rules")
+    known = "From `fleet` (2026-01-02), `rules` (2026-01-02 in 0123abcd, of earlier code)."
+    assert f"-->\n{known}\n\n0.2 / 0.1, 7 and 1.2\n" in shown
+    assert renewed(shown, folder, lambda _: None) == shown
+    assert "earlier" not in renewed(shown, folder, lambda _: False)
+    with pytest.raises(ValueError, match="no result of swarm"):
+        renewed(page("{swarm!n}", "several"), folder, lambda _: False)
+
+
+def test_a_stale_second_page_is_noticed_too(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = (folder / "one.md", folder / "two.md")
+    for each in pages:
+        each.write_text(page("{n}"))
+    monkeypatch.setattr(benchmark_tables, "PAGES", pages)
+    monkeypatch.setattr(results, "RESULTS", folder)
+    run(monkeypatch)
+    pages[1].write_text(page("{n}"))
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--check")
+    told = capsys.readouterr().err
+    assert "two.md is stale" in told and "one.md" not in told
+
+
+def test_the_plot_of_capacity_is_drawn_with_the_pages(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    result(name="capacity", last={"tokens_per_s": {"device": {"1": 90.0, "4": 200.0}}}).write(folder)
+    here = folder / "page.md"
+    here.write_text(page("{n}"))
+    monkeypatch.setattr(benchmark_tables, "PAGES", (here,))
+    monkeypatch.setattr(benchmark_tables, "PLOT", folder / "capacity.png")
+    monkeypatch.setattr(results, "RESULTS", folder)
+    run(monkeypatch)
+    assert (folder / "capacity.png").read_bytes().startswith(b"\x89PNG")
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr("sys.argv", ["benchmark_tables", *arguments])
     benchmark_tables.main()
@@ -111,7 +150,7 @@ def test_the_check_fails_for_a_stale_page_and_for_a_broken_result(
 ) -> None:
     here = folder / "page.md"
     here.write_text(page("{n}"))
-    monkeypatch.setattr(benchmark_tables, "PAGE", here)
+    monkeypatch.setattr(benchmark_tables, "PAGES", (here,))
     monkeypatch.setattr(results, "RESULTS", folder)
     with pytest.raises(SystemExit) as error:
         run(monkeypatch, "--check")
@@ -130,7 +169,7 @@ def test_the_check_never_asks_git(monkeypatch: pytest.MonkeyPatch, folder: Path)
 
     here = folder / "page.md"
     here.write_text(renewed(page("{n}"), folder, lambda _: True))
-    monkeypatch.setattr(benchmark_tables, "PAGE", here)
+    monkeypatch.setattr(benchmark_tables, "PAGES", (here,))
     monkeypatch.setattr(results, "RESULTS", folder)
     monkeypatch.setattr(results, "_git", asked)
     run(monkeypatch, "--check")
