@@ -397,7 +397,7 @@ def comparisons(cells: Cells, level: int) -> dict[str, tuple[str, str]]:
 
 
 def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Print a table; return the ratios by level, and `tokens_per_s` by configuration and level."""
+    """Print a table; return the ratios by level, and by configuration and level what a second and a step bring."""
     print(f"\n{title}: tokens/s (tokens per step) [cores' worth of the swarm]")
     names = list(dict.fromkeys(name for name, _ in cells))
     for name in names:
@@ -422,10 +422,11 @@ def report(title: str, cells: Cells, levels: Sequence[int]) -> dict[str, dict[st
             found.setdefault(key, {})[str(level)] = round(statistics.median(each), 3)
             goal = f", wanted >= {wanted[key]:.2f}" if key in wanted else ""
             print(f"     {key}: {arm} over {over} {spread(each)}{goal}")
-    speeds = {
-        name: {str(level): round(cells[name, level].median("tokens_per_s"), 1) for level in levels} for name in names
-    }
-    return found | {"tokens_per_s": speeds}
+    for figure, digits in (("tokens_per_s", 1), ("tokens_per_step", 3)):
+        found[figure] = {
+            name: {str(level): round(cells[name, level].median(figure), digits) for level in levels} for name in names
+        }
+    return found
 
 
 def report_vllm(cells: Cells, levels: Sequence[int]) -> dict[str, dict[str, float]]:

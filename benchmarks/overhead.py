@@ -165,6 +165,9 @@ def figures(timings: dict[str, list[Timing]]) -> dict[str, float]:
         "sdk_over_stream": ratio(rest["sdk"], rest["stream"]),
         "http_over_sdk_first": ratio(first["http"], first["sdk"]),
         "sdk_over_stream_first": ratio(first["sdk"], first["stream"]),
+        "health_ms": round(1000 * health, 2),
+        "sdk_first_ms": round(1000 * statistics.median(first["sdk"]), 2),
+        "http_first_ms": round(1000 * statistics.median(first["http"]), 2),
     }
 
 

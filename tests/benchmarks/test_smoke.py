@@ -221,7 +221,8 @@ async def test_overhead(direct: Cluster, monkeypatch: pytest.MonkeyPatch, capsys
     share(monkeypatch, direct)
     await overhead.main(SMOKE)
     last = last_line(capsys)
-    assert last.keys() == {"http_over_sdk", "sdk_over_stream", "http_over_sdk_first", "sdk_over_stream_first"}
+    ratios = {"http_over_sdk", "sdk_over_stream", "http_over_sdk_first", "sdk_over_stream_first"}
+    assert last.keys() == {*ratios, "health_ms", "sdk_first_ms", "http_first_ms"}
     assert min(last.values()) > 0
 
 
