@@ -1,11 +1,16 @@
 """List all benchmarks, the most valuable first: what each shows, what code it measures and how long it takes.
 
 A published result whose code has changed since is marked in docs/benchmarks.md, and `python -m benchmarks all` runs the
-benchmark again. So `areas` names what decides the figures, not all that is imported.
+benchmark again. So `areas` names what of the product decides the figures, not all that is imported. The benchmark's own
+program counts as well, and what it imports of benchmarks/support, but for what all of them share.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,23 +20,31 @@ VLLM_PYTHON, SUITE, PREVIOUS = "--vllm-python", "--suite", "--previous"
 
 AREAS = {
     "core": ("outrider/core", "outrider/wire"),
-    "engine": ("cloud_verifier/engine",),
+    "engine": ("cloud_verifier/engine", "cloud_verifier/config.py"),
     "front": ("cloud_verifier/engine_process", "cloud_verifier/front"),
-    "device": ("edge_agent/drafting", "edge_agent/sdk", "edge_agent/session", "outrider/llama"),
+    "llama": ("outrider/llama",),
+    "device": ("edge_agent/drafting", "edge_agent/sdk", "edge_agent/session", "edge_agent/target", "outrider/llama"),
     "http": ("edge_agent/http",),
-    "coordinator": ("coordinator/api", "coordinator/placement.py", "coordinator/store", "coordinator/window"),
+    "coordinator": (
+        *("coordinator/api", "coordinator/placement.py", "coordinator/records.py", "coordinator/config.py"),
+        *("coordinator/store", "coordinator/window"),
+    ),
     "windows": ("coordinator/window",),
     "metrics": ("outrider/telemetry", "cloud_verifier/front", "coordinator/store"),
-    "distill": ("cloud_verifier/distill",),
+    "traffic": ("cloud_verifier/traffic",),
+    "distill": ("cloud_verifier/distill", "cloud_verifier/traffic"),
+    "releases": ("coordinator/releases", "edge_agent/releases", "outrider/artifacts"),
     "prompts": ("benchmarks/prompts",),
-    "replay": ("benchmarks/support/draft_replay",),
     "models": ("models",),
 }
 """Files and folders, by what they are called in the list of benchmarks."""
 
 CLUSTER = ("core", "engine", "front", "device", "coordinator")
 SPEED = (*CLUSTER, "prompts", "models")
-REPLAYED = (*SPEED, "replay")
+SERVING = ("core", "engine", "front", "device", "prompts", "models")
+"""What a device and one verifier without a coordinator run."""
+SHARED = ("harness", "engine_options", "plotting", "proc")
+"""Modules of benchmarks/support that start, print and draw."""
 
 
 @dataclass(frozen=True)
@@ -60,56 +73,91 @@ class Benchmark:
     @property
     def measures(self) -> tuple[str, ...]:
         """Return the files and folders whose changes make its figures old, its own program among them."""
-        own = f"benchmarks/{self.program}"
-        return (own if (ROOT / own).is_dir() else f"{own}.py", *(path for area in self.areas for path in AREAS[area]))
+        folder = ROOT / "benchmarks" / self.program
+        programs = tuple(sorted(folder.glob("*.py"))) if folder.is_dir() else (folder.with_suffix(".py"),)
+        own = f"benchmarks/{self.program}{'' if folder.is_dir() else '.py'}"
+        support = sorted(str(path.relative_to(ROOT)) for path in _support(programs))
+        return (own, *support, *(path for area in self.areas for path in AREAS[area]))
+
+
+@functools.cache
+def _support(programs: tuple[Path, ...]) -> set[Path]:
+    """Return the modules of benchmarks/support that these import or start, and those that these import in turn."""
+    found: set[Path] = set()
+    left = [*programs]
+    while left:
+        for path in _named(left.pop()):
+            if path not in found and path.stem not in SHARED:
+                found.add(path)
+                left.append(path)
+    return found
+
+
+@functools.cache
+def _named(program: Path) -> frozenset[Path]:
+    """Return the modules of benchmarks/support that a module names, in an import or as one that it starts."""
+
+    def names() -> Iterator[str]:
+        text = program.read_text()
+        yield from re.findall(r'"(benchmarks\.support\.[a-z_.]+)"', text)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+    paths = (ROOT / f"{name.replace('.', '/')}.py" for name in names() if name.startswith("benchmarks.support."))
+    return frozenset(path for path in paths if path.is_file())
 
 
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 45, 900),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_300),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", REPLAYED, 60, 4_800),
-    Benchmark("capacity", "tokens per second of one verifier by who drafts", REPLAYED, 85, 1_800),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 60, 4_800),
+    Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 85, 1_800),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
-    Benchmark("failover", "verifiers killed in mid-generation", CLUSTER, 40, 240),
+    Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 240),
     Benchmark("chaos", "faults one after another, under load", CLUSTER, 50, 1_300, uses=PREVIOUS),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 60, 960),
-    Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill"), 240, 1_500),
+    Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill", "releases"), 240, 1_500),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
-    Benchmark(
-        "overload", "five times the work that one verifier can do", ("core", "engine", "front", "replay"), 30, 300
-    ),
+    Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 300),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_800
     ),
-    Benchmark("rules", "how often each acceptance rule accepts a child", ("core", "prompts", "models"), 20, 300),
-    Benchmark("overhead", "what the SDK and the HTTP server cost", ("core", "front", "device", "http"), 15, 540),
+    Benchmark(
+        "rules", "how often each acceptance rule accepts a child", ("core", "llama", "prompts", "models"), 20, 300
+    ),
+    Benchmark("overhead", "what the SDK and the HTTP server cost", (*SERVING, "http"), 15, 540),
     Benchmark("constrained", "outputs that follow a grammar, and what it costs", SPEED, 40, 600),
     Benchmark("exact", "the bits of `--attention exact`, and their cost", ("engine", "models"), 12, 300),
-    Benchmark("control_plane", "coordinators and their Redis under 10,000 sessions", ("coordinator",), 20, 520),
+    Benchmark("control_plane", "coordinators and their Redis under 10,000 sessions", ("core", "coordinator"), 20, 520),
     Benchmark("front", "what a verifier's front costs for each session and step", ("core", "front"), 20, 150),
-    Benchmark("footprint", "what one session takes of Redis, network and traffic log", ("coordinator",), 25, 120),
+    Benchmark(
+        "footprint",
+        "what one session takes of Redis, network and traffic log",
+        (*CLUSTER, "traffic", "prompts", "models"),
+        25,
+        120,
+    ),
     Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 5, 75),
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 120),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
-    Benchmark("swarm", "whether the light clients behave as live devices", ("core", "device", "replay"), 25, 300),
-    Benchmark("distill_losses", "what a draft should learn by", ("distill", "models"), 60, 1_800),
-    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", (*CLUSTER, "replay"), 90, 3_700),
+    Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 300),
+    Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 60, 1_800),
+    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),
     Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),
-    Benchmark("lossless-vllm", "the same on vLLM", CLUSTER, 120, 900, ("--only", "engines"), VLLM_PYTHON),
+    Benchmark("lossless-vllm", "the same on vLLM", SPEED, 120, 900, ("--only", "engines"), VLLM_PYTHON),
     Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 1_200, needs=VLLM_PYTHON),
     Benchmark(
         "co_located",
         "speculation on the verifier alone, beside vLLM's own",
-        ("engine", "core", "prompts", "models"),
+        ("engine", "core", "device", "prompts", "models"),
         200,
-        1_200,
+        2_400,
         needs=VLLM_PYTHON,
     ),
     Benchmark("latency-vllm", "one user, beside vLLM", SPEED, 120, 1_800, ("--engine", "vllm"), VLLM_PYTHON),
-    Benchmark(
-        "window-vllm", "windows on our engine and on vLLM", REPLAYED, 120, 300, ("--engine", "vllm"), VLLM_PYTHON
-    ),
-    Benchmark("capacity-vllm", "the same beside vLLM", REPLAYED, 300, 3_600, ("--engine", "vllm"), VLLM_PYTHON),
+    Benchmark("window-vllm", "windows on our engine and on vLLM", SPEED, 120, 300, ("--engine", "vllm"), VLLM_PYTHON),
+    Benchmark("capacity-vllm", "the same beside vLLM", SPEED, 300, 3_600, ("--engine", "vllm"), VLLM_PYTHON),
 )

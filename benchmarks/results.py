@@ -135,13 +135,13 @@ def commit() -> tuple[str | None, bool]:
 
 
 def changed_since(commit: str | None, paths: Iterable[str]) -> bool | None:
-    """Return whether a path differs between a commit and this checkout's HEAD; None if git cannot tell.
+    """Return whether a path differs between a commit and this checkout as it is; None if git cannot tell.
 
     Git cannot tell outside a checkout, or if a shallow one does not have the commit.
     """
     if commit is None or _git("cat-file", "-e", f"{commit}^{{commit}}") is None:
         return None
-    return _git("diff", "--quiet", commit, "HEAD", "--", *paths) is None
+    return _git("diff", "--quiet", commit, "--", *paths) is None
 
 
 def _git(*arguments: str) -> str | None:

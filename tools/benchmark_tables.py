@@ -16,9 +16,9 @@ the value `b` of `a` in the run's last line, by the format of Python; the figure
 are alike, are joined by ` / `. A figure that a run did not have stands as a dash. In a block `results: several` each
 figure names its run, as in `{overhead!http_over_sdk:.3f}`.
 
-A run whose code has changed since is marked `of earlier code`. Git says so where it can, and `--check` never asks it: a
-commit to the product leaves the page as it is until somebody generates it again. The plot of `capacity` is drawn again
-with the pages, and not checked.
+A run whose code has changed since is marked `of earlier code`, where git can tell. So a change of what a benchmark
+measures makes a page stale, until it is generated again. The plot of `capacity` is drawn with the pages, but not
+checked.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def main() -> None:
             results.read(path.stem, results.RESULTS)
         for page in PAGES:
             text = page.read_text()
-            new = renewed(text, results.RESULTS, (lambda _: None) if options.check else of_earlier_code)
+            new = renewed(text, results.RESULTS, of_earlier_code)
             if not options.check:
                 page.write_text(new)
             elif new != text:

@@ -52,6 +52,15 @@ def test_what_a_benchmark_measures_is_there(benchmark: Benchmark) -> None:
     assert [path for path in benchmark.measures if not (results.ROOT / path).exists()] == []
 
 
+def test_what_a_benchmark_imports_or_starts_of_the_shared_modules_is_measured_too() -> None:
+    by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    window = by_name["window"].measures
+    assert {f"benchmarks/support/{name}.py" for name in ("pace", "draft_replay/worker", "ucb_specstop")} <= {*window}
+    assert "benchmarks/support/harness.py" not in window, "all import it"
+    assert "benchmarks/support/fleet_simulation/optimum.py" in by_name["fleet"].measures
+    assert "benchmarks/support/pace.py" not in by_name["fleet"].measures
+
+
 def test_the_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert runner.main([]) == 0
     listed = capsys.readouterr().out

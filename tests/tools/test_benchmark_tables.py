@@ -163,16 +163,18 @@ def test_the_check_fails_for_a_stale_page_and_for_a_broken_result(
     assert error.value.code == 1 and "fleet.json is no result" in capsys.readouterr().err
 
 
-def test_the_check_never_asks_git(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def asked(*_: object) -> None:
-        raise AssertionError("git was asked")
-
+def test_the_check_fails_for_a_missing_mark_where_git_can_tell(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     here = folder / "page.md"
-    here.write_text(renewed(page("{n}"), folder, lambda _: True))
     monkeypatch.setattr(benchmark_tables, "PAGES", (here,))
     monkeypatch.setattr(results, "RESULTS", folder)
-    monkeypatch.setattr(results, "_git", asked)
-    run(monkeypatch, "--check")
+    for known, fails in ((None, False), (False, False), (True, True)):
+        here.write_text(renewed(page("{n}"), folder, lambda _: False))
+        monkeypatch.setattr(results, "changed_since", lambda commit, paths, known=known: known)
+        if fails:
+            with pytest.raises(SystemExit):
+                run(monkeypatch, "--check")
+        else:
+            run(monkeypatch, "--check")
 
 
 def test_the_committed_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
