@@ -1,30 +1,39 @@
-"""Compare speculation without devices on one core: the verifier's own sources, and vLLM's, on the same requests.
+"""Compare who speculates for one core's verifier: its own sources, vLLM's, or devices, on the same requests.
 
-`plain` is the engine without sources, and `sources, N` the engine with all that a verifier can have of its own:
-n-grams, token recycling, heads, and the shipped draft with chains of N, each of which pauses where it does not pay.
-With `--vllm-python` the same requests go to vLLM, with its own scheduler and sampler: `vllm` generates plainly, `vllm
-ngram, N` looks N tokens up in the prompt, `vllm draft, N` has the shipped draft, dequantised to float32, propose N, and
-`vllm suffix` continues what it has seen, where the environment has arctic-inference for it. Every arm is alone on the
-core in its turn, in float32, without a prefix cache. Before each turn it forgets all texts and serves a few other
-prompts, so that no source has seen a text before it is measured.
+`plain` is the engine without sources, `sources, N` the engine with all that a verifier can have of its own: n-grams,
+token recycling, heads, and the shipped draft with chains of N, each of which pauses where it does not pay. In `devices`
+the nodes come from a device for each session, which drafts with the shipped draft and n-grams before every step, at no
+distance; its time is not counted. With `--vllm-python` the same requests go to vLLM, with its own scheduler and
+sampler: `vllm` and `vllm eager` generate plainly, `vllm ngram, N` looks N tokens up in the prompt, `vllm draft, N` has
+the shipped draft, dequantised to float32, propose N, and `vllm suffix` continues what it has seen, where the
+environment has arctic-inference for that. Every arm is alone on the core in its turn, in float32, without a prefix
+cache. Before each turn it forgets all texts and serves a few other prompts, so that no source has seen a text before it
+is measured.
 
 Requests are held-out prompts and prompts that ask to quote, whose greedy outputs do not repeat themselves. They arrive
-one at a time, 4 at once and 16 at once; EOS is ignored. Greedy outputs must be those of `plain` but for ties; at
-temperature 0.8 vLLM draws other texts. A figure is the median of rounds: tokens per second of the process's CPU time
-while all requests of a group generate, without their prompts. `over_vllm` is the best arm of ours over the best of
-vLLM's, plain ones included, and `gain` what speculation adds to each: its best arm over its plain one.
+one at a time, 4 at once and 16 at once; EOS is ignored. Outputs of ours must be those of `plain`, and greedy ones of
+vLLM too, but for ties; at temperature 0.8 vLLM draws other texts, and the share of texts that repeat themselves is told
+for each arm. A figure is the median of rounds: tokens per second of the process's CPU time while all requests of a
+group generate, without their prompts.
+
+`gain` is the best speculating arm of each side over its plain one, and below 1 where none pays; `over_vllm` is our best
+co-located arm over vLLM's best, and `devices_over` the devices over the best of all others, ours and vLLM's, plain ones
+included. The best is chosen on the other rounds than the one in which it is scored; the median of rounds stands before
+the least and the greatest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +50,7 @@ from benchmarks.support.hf_baseline import (
     total,
 )
 from benchmarks.support.reference import TIE
+from benchmarks.support.server_replay import grow
 from benchmarks.support.texts import repetitive
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
@@ -54,28 +64,43 @@ from cloud_verifier.engine.server_draft.sources import sources_of
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
+from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
+from edge_agent.drafting.sources.base import DraftTask
+from edge_agent.drafting.sources.llama import LlamaSource
+from edge_agent.drafting.sources.ngram import NgramSource
+from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import Unavailable
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Append, Commit, Directive, SessionLimits
 from outrider.core.sampling import SamplingParams
-from outrider.llama import ChainContext, LlamaModel
+from outrider.core.tree import ROOT
+from outrider.llama import ChainContext, LlamaModel, TreeContext
 
-PLAIN, SOURCES, VLLM, SUFFIX = "plain", "sources", "vllm", "vllm suffix"
+PLAIN, SOURCES, DEVICES = "plain", "sources", "devices"
+VLLM, VLLM_EAGER, SUFFIX = "vllm", "vllm eager", "vllm suffix"
+ALONE = (PLAIN, VLLM, VLLM_EAGER)
+"""Arms without speculation."""
 SETTINGS = {"greedy": 0.0, "T=0.8": 0.8}
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Tokens before a position that vLLM's n-grams look up: the least, and the most."""
 LIMITS = SessionLimits()
+LATENCY = DecodeLatency(((1, 1e-3), (8, 2e-3)))
+"""Seconds of a decode for which devices plan."""
 
 Answer = Callable[[Sequence[GenerateRequest], float], TimedOutput]
 """A function that answers all requests at once, at this temperature."""
+Rounds = Mapping[str, Sequence[TimedOutput]]
+"""Arm -> what it answered in each round."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Hold one way to answer requests. forget: makes it forget all texts; None if it remembers none for long."""
+    """Hold one way to answer requests. forget: makes it forget all texts that it has seen."""
 
     answer: Answer
-    forget: Callable[[], None] | None = None
+    forget: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -88,13 +113,13 @@ class CoLocatedSize:
     groups: tuple[int, ...] = (1, 4, 16)
     """Requests at once."""
     tokens: int = 96
-    rounds: int = 2
-    lessons: int = 16
-    """Prompts for tuning that every arm serves before each turn; vLLM's suffixes remember as many requests."""
+    rounds: int = 4
+    lessons: int = 8
+    """Prompts for tuning that every arm serves before each turn."""
     depths: tuple[int, ...] = (4, 16)
     """Longest chains of our verifier's draft."""
     ngram: tuple[int, ...] = (4, 8)
-    draft: tuple[int, ...] = (2, 4)
+    draft: tuple[int, ...] = (1, 2, 4, 8)
     """Tokens that vLLM proposes in a step."""
     compiled: bool = True
     """Whether both engines compile the target, which takes vLLM about a minute for each arm."""
@@ -113,62 +138,80 @@ QUICK = CoLocatedSize(
     draft=(4,),
     compiled=False,
 )
-SMOKE = CoLocatedSize(
-    requests=2,
-    alone=1,
-    groups=(1, 2),
-    tokens=8,
-    rounds=1,
-    lessons=2,
-    depths=(2,),
-    ngram=(2,),
-    draft=(2,),
-    compiled=False,
-)
+SMOKE = replace(QUICK, requests=2, alone=1, groups=(1, 2), tokens=8, lessons=2)
+
+
+class Device:
+    """Act as the device of a session. drafter: of its nodes; None if it drafts nothing."""
+
+    def __init__(self, request: GenerateRequest, sampling: SamplingParams, drafter: Drafter | None) -> None:
+        self.session = DeviceSession(request.prompt, sampling=sampling, max_tokens=request.tokens, ignore_eos=True)
+        self._drafter = drafter
+        self._ids: dict[int, int | None] = {ROOT: ROOT}
+        if drafter is not None:
+            task = DraftTask(request.prompt, sampling=sampling, max_tokens=request.tokens)
+            drafter.begin(task, SpeculationPlan.of(Directive(), LIMITS))
+
+    def on_commit(self, commit: Commit) -> None:
+        delivery = self.session.on_commit(commit)
+        if self._drafter is not None and delivery is not None:
+            self._drafter.advance(delivery.tokens)
+
+    def appends(self) -> Iterator[Append]:
+        """Draft until nothing more is worth it, and yield what is to be sent."""
+        if self.session.finished:
+            return
+        if self._drafter is not None:
+            grow(self._drafter, self.session, self._ids)
+        while (append := self.session.poll(resting=True)) is not None:
+            yield append
 
 
 class EngineArm:
-    """Answer requests with an engine that has sources of its own."""
+    """Answer requests with an engine that has sources of its own, or with devices that draft."""
 
-    def __init__(self, model: TargetModel, sources: Callable[[], Sequence[ServerSource]]) -> None:
-        """Take a target and a function that makes sources which have seen no text."""
+    def __init__(
+        self,
+        model: TargetModel,
+        sources: Callable[[], Sequence[ServerSource]] = tuple,
+        drafters: Callable[[], Sequence[Drafter]] = tuple,
+    ) -> None:
+        """Take a target, and functions that make sources and devices' drafters which have seen no text."""
         self._model = model
         self._sources = sources
+        self._new_drafters = drafters
         self._config = EngineConfig(prefix_cache=False)
         self._cost = profile(model, self._config.token_budget)
         self._numbers = itertools.count()
         self.forget()
 
     def forget(self) -> None:
-        """Begin with a new engine and new sources; what steps cost stays known."""
+        """Begin with a new engine, sources and drafters; what steps cost stays known."""
         executor = TorchExecutor(self._model, self._config, self._cost)
         self._engine = Engine(executor, self._config, overlay=Overlay(self._sources()))
+        self._drafters = self._new_drafters()
+        gc.collect()
+        gc.freeze()  # as the engine process does when it has loaded the target
 
     def answer(self, requests: Sequence[GenerateRequest], temperature: float) -> TimedOutput:
         """Return the outputs and their times. Raises the error with which the engine ends a session."""
-        devices = {
-            f"request-{next(self._numbers)}": DeviceSession(
-                request.prompt,
-                sampling=SamplingParams(temperature=temperature, seed=number),
-                max_tokens=request.tokens,
-                ignore_eos=True,
-            )
-            for number, request in enumerate(requests)
-        }
-        clock = _Clock()
+        devices: dict[str, Device] = {}
+        for number, request in enumerate(requests):
+            sampling = SamplingParams(temperature=temperature, seed=number)
+            drafter = self._drafters[number] if self._drafters else None
+            devices[f"request-{next(self._numbers)}"] = Device(request, sampling, drafter)
+        numbers = {name: number for number, name in enumerate(devices)}
         steps: list[dict[str, Any]] = []
-        index = {name: number for number, name in enumerate(devices)}
+        clock = _Clock()
         for name, device in devices.items():
-            self._engine.start(name, device.attach(1, LIMITS), LIMITS, Directive())
-        while not all(device.finished for device in devices.values()):
+            self._engine.start(name, device.session.attach(1, LIMITS), LIMITS, Directive())
+        while not all(device.session.finished for device in devices.values()):
             commits = list(self._step())
             cpu, wall = clock.lap()
-            steps.append({"cpu": cpu, "wall": wall, "tokens": {index[name]: c.tokens for name, c in commits}})
-            appends = []
+            steps.append({"cpu": cpu, "wall": wall, "tokens": {numbers[name]: c.tokens for name, c in commits}})
             for name, commit in commits:
                 devices[name].on_commit(commit)
-                if (append := devices[name].poll(resting=True)) is not None:
-                    appends.append((name, append))
+            appends = [(name, append) for name, device in devices.items() for append in device.appends()]
             clock.lap()  # what devices do is no work of the verifier
             for name, append in appends:
                 self._engine.append(name, append)
@@ -198,28 +241,37 @@ class _Clock:
 
 def our_arms(pair: Pair, size: CoLocatedSize, stack: contextlib.ExitStack) -> dict[str, Arm]:
     """Return the arms of our engine. stack: frees what they hold."""
-    plain = EngineArm(_target(pair, size, states=False), list)
-    arms = {PLAIN: Arm(plain.answer, plain.forget)}
+    alone = _target(pair, size, states=False)
     model = _target(pair, size, states=pair.heads is not None)
     heads = None
     if pair.heads is not None:
         heads = load_heads(pair.heads, f"sha256:{model.weights_hash}", int(model.config.hidden_size))
     draft = stack.enter_context(LlamaModel.load(pair.draft, threads=1))
+    most = max(max(size.groups), size.lessons)
+    contexts = [stack.enter_context(TreeContext(draft, n_ctx=draft.n_ctx_train)) for _ in range(most)]
+
+    def drafter(context: TreeContext) -> Drafter:
+        model_source = LlamaSource(context, shared_vocabulary=context.vocab_size)
+        first = CalibratedSource(model_source, Calibrator(), Calibrator(), LATENCY)
+        second = CalibratedSource(NgramSource(), Calibrator(), Calibrator())
+        return Drafter([first, second])
+
+    def sources(depth: int, chains: ChainContext) -> list[ServerSource]:
+        own = [] if heads is None else [HeadsSource(heads, model, vocabulary=model.vocab_size)]
+        gguf = LlamaServerDraft(chains, depth=depth, vocabulary=model.vocab_size)
+        return [*sources_of(["ngram", "recycling"]), *own, gguf]
+
+    found = {PLAIN: EngineArm(alone)}
     for depth in size.depths:
-        chains = ChainContext(draft, length=draft.n_ctx_train, count=max(size.groups), threads=1)
+        chains = ChainContext(draft, length=draft.n_ctx_train, count=most, threads=1)
         stack.enter_context(chains)
-
-        def sources(depth: int = depth, chains: ChainContext = chains) -> list[ServerSource]:
-            own = [] if heads is None else [HeadsSource(heads, model, vocabulary=model.vocab_size)]
-            gguf = LlamaServerDraft(chains, depth=depth, vocabulary=model.vocab_size)
-            return [*sources_of(["ngram", "recycling"]), *own, gguf]
-
-        arm = EngineArm(model, sources)
-        arms[f"{SOURCES}, {depth}"] = Arm(arm.answer, arm.forget)
-    return arms
+        found[f"{SOURCES}, {depth}"] = EngineArm(model, partial(sources, depth, chains))
+    found[DEVICES] = EngineArm(alone, drafters=lambda: [drafter(context) for context in contexts])
+    return {name: Arm(arm.answer, arm.forget) for name, arm in found.items()}
 
 
 def _target(pair: Pair, size: CoLocatedSize, *, states: bool) -> TargetModel:
+    """Load the target. states: whether it keeps those that heads read."""
     model = TargetModel.load(pair.target, dtype="float32", threads=1)
     if states:
         model.keep_states()
@@ -230,33 +282,36 @@ def _target(pair: Pair, size: CoLocatedSize, *, states: bool) -> TargetModel:
 
 
 @contextlib.contextmanager
-def vllm_arms(python: Path, pair: Pair, size: CoLocatedSize, core: int) -> Iterator[dict[str, Arm]]:
-    """Run vLLM's arms, each in a process of its own on the same core. Raises Unavailable if one does not start."""
+def vllm_arms(python: Path, pair: Pair, size: CoLocatedSize, core: int) -> Iterator[tuple[dict[str, Arm], str]]:
+    """Run vLLM's arms, each in a process of its own on the same core; yield them, and what vLLM's version is.
+
+    Raises Unavailable if one does not start, but for suffixes, which need a further package.
+    """
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch, contextlib.ExitStack() as stack:
         draft_from_gguf(pair.draft).save_pretrained(scratch)
-        methods: dict[str, dict[str, Any]] = {VLLM: {}}
+        methods: dict[str, dict[str, Any]] = {VLLM: {}, VLLM_EAGER: {}}
         for count in size.ngram:
             methods[f"vllm ngram, {count}"] = {"method": "ngram", "num_speculative_tokens": count, **LOOK_UP}
         for count in size.draft:
-            methods[f"vllm draft, {count}"] = {
-                "method": "draft_model",
-                "model": scratch,
-                "num_speculative_tokens": count,
-            }
-        methods[SUFFIX] = {"method": "suffix", "suffix_decoding_max_cached_requests": size.lessons}
+            drafting = {"method": "draft_model", "model": scratch, "num_speculative_tokens": count}
+            methods[f"vllm draft, {count}"] = drafting
+        methods[SUFFIX] = {"method": "suffix"}
         arms: dict[str, Arm] = {}
+        version = ""
         for name, method in methods.items():
-            options: dict[str, Any] = {"speculative_config": method, "async_scheduling": False} if method else {}
-            if not size.compiled:
+            options = {"speculative_config": method, "async_scheduling": False} if method else {}
+            if not size.compiled or name == VLLM_EAGER:
                 options["enforce_eager"] = True
             try:
                 running = vllm_baseline.running(python, pair.target, core, {name: options})
-                arms[name] = Arm(stack.enter_context(running)[name].batch)
+                worker = stack.enter_context(running)[name]
             except Unavailable as error:
                 if name != SUFFIX:
                     raise
                 print(f"{SUFFIX}: left out, since it does not start: {error}", flush=True)
-        yield arms
+                continue
+            arms[name], version = Arm(worker.batch, worker.forget), worker.version
+        yield arms, version
 
 
 def measure(
@@ -275,41 +330,63 @@ def measure(
         for number in range(size.rounds):
             for name in rotated(list(arms), number):
                 arm = arms[name]
-                if arm.forget is not None:
-                    arm.forget()
+                arm.forget()
                 arm.answer(lessons, temperature)
                 found[at_once][name].append(total([arm.answer(group, temperature) for group in groups]))
     return found
 
 
-def figures(found: Mapping[int, Mapping[str, Sequence[TimedOutput]]], setting: str) -> dict[str, Any]:
-    """Print and return the rates of the arms by the number of requests at once, and ours over vLLM's."""
-    rates: dict[str, dict[str, float]] = {}
-    steps: dict[str, dict[str, float]] = {}
-    over: dict[str, float] = {}
-    gain: dict[str, dict[str, float]] = {}
+def figures(found: Mapping[int, Rounds], setting: str) -> dict[str, Any]:
+    """Print and return the arms' figures by the number of requests at once, and how the best of them compare."""
+    result: dict[str, dict[str, Any]] = {}
     for at_once, arms in found.items():
+        key = str(at_once)
         print(f"\n{setting}, {at_once} at once: tokens per CPU-second, tokens per step and request", flush=True)
         for name, timed in arms.items():
-            rate = [each.decode_rate for each in timed]
-            rates.setdefault(str(at_once), {})[name] = round(statistics.median(rate), 1)
+            rates = [each.decode_rate for each in timed]
             per_step = sum(each.tokens for each in timed) / sum(each.session_steps for each in timed)
-            steps.setdefault(str(at_once), {})[name] = round(per_step, 3)
-            print(f"  {name:<16} {spread(rate):<30} {per_step:.2f}", flush=True)
-        theirs = {name: rate for name, rate in rates[str(at_once)].items() if name.startswith(VLLM)}
-        ours = {name: rate for name, rate in rates[str(at_once)].items() if name not in theirs}
-        gain[str(at_once)] = {SOURCES: round(max(ours.values()) / ours[PLAIN], 3)}
+            outputs = [output for each in timed for output in each.outputs]
+            repeating = statistics.fmean(map(repetitive, outputs))
+            print(f"  {name:<16} {spread(rates):<30} {per_step:.2f}, {repeating:.0%} repeat themselves", flush=True)
+            for figure, value in (
+                ("tokens_per_cpu_s", round(statistics.median(rates), 1)),
+                ("tokens_per_step", round(per_step, 3)),
+                ("repetitive", round(repeating, 3)),
+            ):
+                result.setdefault(figure, {}).setdefault(key, {})[name] = value
+        theirs = [name for name in arms if name.startswith(VLLM)]
+        ours = [name for name in arms if name not in theirs and name != DEVICES]
+        compared = {"gain": (speculating(ours), [PLAIN]), "devices_over": ([DEVICES], [*ours, *theirs])}
         if theirs:
-            gain[str(at_once)][VLLM] = round(max(theirs.values()) / theirs[VLLM], 3)
-            over[str(at_once)] = round(max(ours.values()) / max(theirs.values()), 3)
-    return {"tokens_per_cpu_s": rates, "tokens_per_step": steps, "gain": gain, "over_vllm": over or None}
+            alone = [name for name in theirs if name in ALONE]
+            compared |= {"vllm_gain": (speculating(theirs), alone), "over_vllm": (ours, theirs)}
+        for figure, (above, below) in compared.items():
+            result.setdefault(figure, {})[key] = over(arms, above, below)
+            print(f"  {figure}: {result[figure][key]}", flush=True)
+    return result
 
 
-def differing(
-    hf: HuggingFaceBaseline,
-    requests: Sequence[GenerateRequest],
-    found: Mapping[int, Mapping[str, Sequence[TimedOutput]]],
-) -> int:
+def speculating(arms: Sequence[str]) -> list[str]:
+    return [name for name in arms if name not in ALONE]
+
+
+def over(arms: Rounds, above: Sequence[str], below: Sequence[str]) -> list[float]:
+    """Return the best arm of some over the best of others, in each round: the median, the least and the greatest.
+
+    The best of several is the one with the greatest median of all other rounds, or of the only round.
+    """
+    count = len(arms[above[0]])
+
+    def best(names: Sequence[str], scored: int) -> float:
+        others = [number for number in range(count) if number != scored] or [scored]
+        chosen = max(names, key=lambda name: statistics.median(arms[name][n].decode_rate for n in others))
+        return arms[chosen][scored].decode_rate
+
+    ratios = [best(above, number) / best(below, number) for number in range(count)]
+    return [round(value, 3) for value in (statistics.median(ratios), min(ratios), max(ratios))]
+
+
+def differing(hf: HuggingFaceBaseline, requests: Sequence[GenerateRequest], found: Mapping[int, Rounds]) -> int:
     """Print where greedy outputs leave those of `plain`; return how many do so without a tie."""
     wrong = 0
     for at_once, arms in found.items():
@@ -319,6 +396,18 @@ def differing(
                     print(f"{name}, {at_once} at once: another token, whose logit is {gap:.2g} below the best")
                     wrong += gap > TIE
     return wrong
+
+
+def unlike_plain(found: Mapping[int, Rounds]) -> int:
+    """Return how many outputs of our engine's arms, of one sampling, are not those of `plain`."""
+    return sum(
+        own != other
+        for arms in found.values()
+        for name, rounds in arms.items()
+        if not name.startswith(VLLM)
+        for ours, theirs in zip(arms[PLAIN], rounds, strict=True)
+        for own, other in zip(ours.outputs, theirs.outputs, strict=True)
+    )
 
 
 def chosen(pair: Pair, plain: Answer, size: CoLocatedSize) -> list[GenerateRequest]:
@@ -347,25 +436,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     pair, size = Pair.in_folder(options.models), options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     core = min(os.sched_getaffinity(0))
     harness.pin(core)
+    result: dict[str, Any] = {"vllm": None}
     with contextlib.ExitStack() as stack:
         arms = our_arms(pair, size, stack)
         requests = chosen(pair, arms[PLAIN].answer, size)
         if options.vllm_python is None:
             print("vLLM: not installed, skipped")
         else:
-            arms |= stack.enter_context(vllm_arms(options.vllm_python, pair, size, core))
+            theirs, result["vllm"] = stack.enter_context(vllm_arms(options.vllm_python, pair, size, core))
+            arms |= theirs
         lessons = pair.encode(harness.prompts("tuning", size.lessons))
         taught = [GenerateRequest(tuple(ids), size.tokens) for ids in lessons.values()]
         for arm, temperature in itertools.product(arms.values(), SETTINGS.values()):
             arm.answer(taught, temperature)  # whatever is slow at first
-        result: dict[str, Any] = {}
-        wrong = 0
+        wrong = unlike = 0
         for setting, temperature in SETTINGS.items():
             found = measure(arms, requests, taught, temperature, size)
             result[setting] = figures(found, setting)
-            if not temperature:
+            if temperature:
+                unlike = unlike_plain(found)
+            else:
                 wrong = differing(HuggingFaceBaseline.load(pair.target), requests, found)
-    criteria = [Criterion.none("greedy outputs that differ without a tie", wrong)]
+    criteria = [
+        Criterion.none("greedy outputs that differ without a tie", wrong),
+        Criterion.none("sampled outputs of our engine that are not those without speculation", unlike),
+    ]
     harness.finish(result, criteria, options.size)
 
 

@@ -67,7 +67,7 @@ class ServerReplay:
         ids: dict[int, int | None] = {ROOT: ROOT}
         while not device.finished:
             if drafter is not None:
-                _draft(drafter, device, ids)
+                grow(drafter, device, ids)
             while (append := device.poll(resting=True)) is not None:
                 engine.append(session, append)
             for event in engine.step():
@@ -82,8 +82,11 @@ class ServerReplay:
         return device.received, counters.steps - steps, counters.evaluated + counters.server_evaluated - nodes
 
 
-def _draft(drafter: Drafter, device: DeviceSession, ids: dict[int, int | None]) -> None:
-    """Let the drafter draft until it rests, and give its nodes to the session. ids: of the drafter's nodes there."""
+def grow(drafter: Drafter, device: DeviceSession, ids: dict[int, int | None]) -> None:
+    """Let the drafter draft until it rests, and give its nodes to the session.
+
+    ids: of the drafter's nodes there, {ROOT: ROOT} at first.
+    """
     while drafter.step():
         pass
     update = drafter.harvest(moved=False)

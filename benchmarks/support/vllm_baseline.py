@@ -40,6 +40,10 @@ class VllmBaseline:
         answer = self._runner.run(self._worker.ask(prompts=prompts, tokens=tokens, temperature=temperature))
         return timed_output(requests, answer["steps"])
 
+    def forget(self) -> None:
+        """Forget the texts of all requests, where its speculation remembers them."""
+        self._runner.run(self._worker.ask(forget=True))
+
 
 @contextlib.contextmanager
 def running(

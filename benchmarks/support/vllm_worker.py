@@ -4,6 +4,7 @@ Needs vLLM, torch and the standard library, and runs in the interpreter of an en
 
 {"prompts": [[ids], ...], "tokens": [n, ...], "temperature": t}
     -> {"steps": [{"cpu": s, "wall": s, "tokens": {index: [ids]}}, ...]}
+{"forget": true} -> {}, when suffix decoding has forgotten all outputs
 
 All requests arrive at once. A step's tokens are those of the requests of that index. `cpu` is of the whole process; the
 requests' own handling counts as part of the first step.
@@ -72,15 +73,30 @@ class PlainVllm:
             cpu, wall = now_cpu, now_wall
         return steps
 
+    def forget(self) -> None:
+        """Empty the outputs that suffix decoding remembers, the only ones that outlive their request."""
+        self._core.model_executor.collective_rpc(_forget_outputs)
+
     def _add(self, prompts: list[list[int]], tokens: list[int], temperature: float) -> list[tuple[str, int]]:
         """Hand the requests to vLLM; return the id of each with its index."""
         added = []
         for index, (prompt, count) in enumerate(zip(prompts, tokens, strict=True)):
             self._requests += 1
-            params = SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
+            params = SamplingParams(
+                temperature=temperature, seed=index, max_tokens=count, ignore_eos=True, detokenize=False
+            )
             self._core.add_request(Request(str(self._requests), prompt, params, None))
             added.append((str(self._requests), index))
         return added
+
+
+def _forget_outputs(worker: Any) -> None:
+    """Run in vLLM's worker."""
+    runner = getattr(worker, "worker", worker).model_runner
+    cache = getattr(getattr(runner, "drafter", None), "suffix_cache", None)
+    if cache is not None:
+        for request in list(cache.cached_requests):
+            cache.evict_cached_response(request)
 
 
 def main() -> None:
@@ -92,6 +108,10 @@ def main() -> None:
     print(json.dumps({"ready": True, "version": vllm.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
+        if request.get("forget"):
+            engine.forget()
+            print(json.dumps({"id": request["id"]}), file=answers, flush=True)
+            continue
         steps = engine.generate(request["prompts"], request["tokens"], request["temperature"])
         print(json.dumps({"id": request["id"], "steps": steps}), file=answers, flush=True)
 
