@@ -67,6 +67,7 @@ KEYS = (
     "transition",
     "crowd",
     "messages_per_s",
+    "excluded_repetitive",
     "calibration_error",
     "brier_skill",
     "predicted_over_measured",
@@ -194,7 +195,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
         expected = sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *parts))
         print(f"expected: about {expected:.0f} minutes on two cores, with nothing beside it", flush=True)
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-        recordings = RecordingLibrary(pair, plan, prompts, teaching, Path(scratch))
+        recordings = RecordingLibrary(
+            pair, plan, prompts, teaching, Path(scratch), keep_repetitive=asked.texts != "heldout"
+        )
         context = RunContext(
             WindowTestbed(pair, controlled=not asked.own, available=engines),
             plan,
@@ -206,6 +209,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)
+    result["excluded_repetitive"] = recordings.excluded
     if result.get("cells"):
         print(summed_up(result["cells"]))
     if set(parts) == set(PARTS) and asked.size is Size.FULL:

@@ -83,7 +83,7 @@ MINUTES = {
     "crowd": 1.0,
     "engines": 3.5,
     "arms": 26.0,
-    "policies": 7.0,
+    "policies": 11.0,
     "live": 4.5,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
@@ -124,6 +124,8 @@ class WindowPlan:
     """Machines with several sessions, on which nobody may be slower than streaming."""
     policies: int = 5
     """Prompts in each arm of the policies, one after the other."""
+    policy_lessons: int = 3
+    """Other prompts, which each arm has played before: a policy that has to try windows begins with bad ones."""
     policy_tokens: int = 160
     """Tokens of each: a policy that has to try what is best needs longer than a cell's sessions."""
     policy_rtts_ms: tuple[float, ...] = THREE_RTTS_MS
@@ -183,6 +185,7 @@ QUICK = WindowPlan(
     arm_rtts_ms=(50.0,),
     arm_machines=(PACEDS,),
     policies=2,
+    policy_lessons=1,
     policy_rtts_ms=(50.0,),
     live=2,
     live_rtts_ms=(50.0,),

@@ -78,7 +78,9 @@ async def _trip(context: RunContext, rtt_ms: float) -> dict[str, list[SessionOut
         for number in range(len(context.recordings.recorded(POLICIES).recordings)):
             for name in rotated(list(ARMS), number):
                 arm = ARMS[name]
-                outcomes[name] += await play(swarms[arm.site], [arm.job(number, rtt_ms, tokens)], 1)
+                played = await play(swarms[arm.site], [arm.job(number, rtt_ms, tokens)], 1)
+                if number >= context.plan.policy_lessons:
+                    outcomes[name] += played
         for name, site in sites.items():
             context.check(site, name)
     return outcomes

@@ -26,6 +26,7 @@ from benchmarks.window.draft_recordings import (
     starting_plan,
 )
 from benchmarks.window.plan import CHANGE_TOKENS, PACED, TOKENS, WindowPlan
+from edge_agent.sdk.types import Options
 from outrider.core.errors import BadRequest
 
 LONG_OUTPUT = 16
@@ -49,9 +50,11 @@ class RecordingLibrary:
         prompts: Mapping[str, Sequence[int]],
         teaching: Mapping[str, Sequence[int]],
         scratch: Path,
+        *,
+        keep_repetitive: bool = False,
     ) -> None:
         """Set up the library. prompts: to play, by name, as many as the plan may need. teaching: those that devices
-        learn from.
+        learn from. keep_repetitive: whether texts that repeat themselves are played too.
 
         Raises ValueError where a prompt is in both.
         """
@@ -64,6 +67,9 @@ class RecordingLibrary:
         self._teaching = dict(islice(teaching.items(), plan.teaching))
         self._lessons: dict[str, Lessons] = {}
         self._scratch = scratch
+        self._keep_repetitive = keep_repetitive
+        self.excluded: dict[str, int] = {}
+        """Recording -> texts that were left out because they repeat themselves."""
         self._recorded: dict[str, DraftRecording] = {}
         self._histories: dict[str, list[bytes]] = {}
 
@@ -86,7 +92,8 @@ class RecordingLibrary:
         plan = self._plan
         await self._teach(where, (0.0, 0.8) if {"model", ARMS} & set(parts) else (0.8,))
         if not {"changes", "model", ARMS, POLICIES}.issuperset(parts):
-            requests, ends = await calls(where, self._first(plan.prompts), options(max(map(plan.tokens_of, TOKENS))))
+            asked = options(max(map(plan.tokens_of, TOKENS)))
+            requests, ends = await self._varied("cells", where, plan.prompts, asked)
             texts = list(self._prompts.values())
             long = {f"long {i}": prompt for i, prompt in enumerate(long_prompts(texts, plan.long))}
             requests += (await calls(where, long, options(LONG_OUTPUT), 1))[0]
@@ -96,7 +103,8 @@ class RecordingLibrary:
             requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
             await self._record("changes", "good", requests, ends)
         if POLICIES in parts:
-            requests, ends = await calls(where, self._first(plan.policies), options(plan.policy_tokens))
+            count = plan.policy_lessons + plan.policies
+            requests, ends = await self._varied(POLICIES, where, count, options(plan.policy_tokens))
             await self._record(POLICIES, "good", requests, ends)
         if ARMS in parts:
             greedy = -(-plan.arms // 2)
@@ -114,10 +122,34 @@ class RecordingLibrary:
         if "model" in parts:
             await self._near(where)
 
+    async def _varied(
+        self, name: str, where: ServiceAddress, count: int, asked: Options
+    ) -> tuple[list[RecordedRequest], tuple[int, ...]]:
+        """Return so many requests whose outputs do not repeat themselves, since any draft guesses those that do.
+
+        Raises BadRequest if there are too few.
+        """
+        found: list[RecordedRequest] = []
+        ends: tuple[int, ...] = ()
+        named, excluded = list(self._prompts.items()), 0
+        for begin in range(0, len(named), count):
+            requests, ends = await calls(where, dict(named[begin : begin + count]), asked)
+            for one in requests:
+                if len(found) == count:
+                    break
+                if self._keep_repetitive or not repetitive(one.output):
+                    found.append(one)
+                else:
+                    excluded += 1
+            if len(found) == count:
+                self.excluded[name] = excluded
+                return found, ends
+        raise BadRequest(f"only {len(found)} outputs of {len(named)} do not repeat themselves; {count} are needed")
+
     async def _near(self, where: ServiceAddress) -> None:
         """Record the candidates whose match rate is nearest to 0.8, chosen by the draft's answers alone.
 
-        Texts that repeat themselves are none, unless there are no others: any draft guesses them.
+        Texts that repeat themselves are none: any draft guesses them.
         """
         found: list[RecordedRequest] = []
         ends: tuple[int, ...] = ()
@@ -125,7 +157,9 @@ class RecordingLibrary:
             asked = options(self._plan.tokens_of(PACED), temperature)
             requests, ends = await calls(where, self._first(self._plan.candidates), asked, 16)
             found += requests
-        found = [one for one in found if not repetitive(one.output)] or found
+        found = [one for one in found if not repetitive(one.output)]
+        if not found:
+            raise BadRequest("all candidates for a match near 0.8 repeat themselves")
         shares = await asyncio.to_thread(match_rates, self._pair, found, ends, self._lessons["good"])
         taken, inside = nearest(shares, self._plan.near)
         print(
