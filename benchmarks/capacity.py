@@ -12,10 +12,11 @@ plays the same list of texts. It begins when all sessions run and ends with the 
 on with others. A figure is the number of tokens delivered meanwhile over that time; ratios are taken within a round,
 and their median is given. `by_sampling` has the same of greedy and of sampled sessions apart: tokens delivered over the
 time in which such sessions ran. Prompts are in the prefix cache, so the figures cover generation and the opening of
-sessions. Each list has other texts than the one before, since a verifier recycles tokens of all texts that it has
-served; as far as a text comes again, that favours `co-located` and `both` alike. What devices know of their draft they
-have learned from the prompts for tuning. Windows are the verifier's own, which maximise the tokens of all sessions
-together; in `device, controlled` they are the coordinator's, which keep every session at least as fast as streaming.
+sessions. Each list begins with other texts than the one before, since a verifier recycles tokens of all texts that it
+has served; greedy texts, of which fewer are left, come again sooner, which favours `co-located` and `both` alike. What
+devices know of their draft they have learned from the prompts for tuning. Windows are the verifier's own, which
+maximise the tokens of all sessions together; in `device, controlled` they are the coordinator's, which keep every
+session at least as fast as streaming.
 
 With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in the last line compares them with ours:
 the faster forward as `autoregression`, and with it what chains commit where our engine verifies trees. Recordings whose
@@ -86,15 +87,15 @@ class CapacitySize:
     """Sessions at once, with the shipped draft."""
     heavy_levels: tuple[int, ...] = (1, 4, 16)
     """The same with the draft that costs far more; none: it is not measured."""
-    each: int = 2
-    """Texts of a list for each session at once. A list has one greedy and one sampled text at least."""
+    least: int = 8
+    """Texts of a list, which has one for each session at once if there are more of them."""
     teaching: int = 8
     """Prompts for tuning from which devices learn, greedy and sampled."""
     tokens: int = 96
     """Most tokens of a session."""
 
 
-FULL = CapacitySize(rounds=3, prompts=24, depths=(2, 4), colocated=(1, 2, 4, 8, 16), both=4)
+FULL = CapacitySize(rounds=3, prompts=48, depths=(2, 4), colocated=(2, 4, 16), both=4)
 QUICK = CapacitySize(
     rounds=1,
     prompts=4,
@@ -103,7 +104,7 @@ QUICK = CapacitySize(
     both=4,
     levels=(1,),
     heavy_levels=(),
-    each=1,
+    least=2,
     teaching=2,
     tokens=48,
 )
@@ -115,7 +116,7 @@ SMOKE = CapacitySize(
     both=2,
     levels=(1,),
     heavy_levels=(),
-    each=1,
+    least=2,
     teaching=1,
     tokens=32,
 )
@@ -334,7 +335,7 @@ async def measure(setups: Sequence[ServingSetup], greedy: Sequence[bool], size: 
         for number, level in enumerate(size.levels):
             begun_with = (turn * len(size.levels) + number) / windows
             for arm in setups if turn % 2 else reversed(setups):
-                count = max(2, level * size.each)
+                count = max(size.least, level)
                 window = await ask(arm, level, in_turn(greedy, begun_with), greedy, count)
                 cells[arm.name, level].windows.append(window)
     return cells
@@ -536,6 +537,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
                 file = draw_plot(found, title, options.out or scratch, key)
                 print(f"wrote {file}")
             found["by_sampling"] = by_sampling(cells, levels)
+            greedy = sum(one.greedy)
+            found["texts"] = {"greedy": greedy, "sampled": len(one.greedy) - greedy}
+            found["swarm_load"] = round(max(cell.median("load") for cell in cells.values()), 2)
             if VLLM in engines:
                 found[VLLM] = report_vllm(cells, levels)
             cost = one.pass_s * cells[PLAIN, 1].median("tokens_per_s")

@@ -23,7 +23,10 @@ AREAS = {
     "engine": ("cloud_verifier/engine", "cloud_verifier/config.py"),
     "front": ("cloud_verifier/engine_process", "cloud_verifier/front"),
     "llama": ("outrider/llama",),
-    "device": ("edge_agent/drafting", "edge_agent/sdk", "edge_agent/session", "edge_agent/target", "outrider/llama"),
+    "device": (
+        *("edge_agent/config.py", "edge_agent/drafting", "edge_agent/sdk", "edge_agent/session", "edge_agent/target"),
+        "outrider/llama",
+    ),
     "http": ("edge_agent/http",),
     "coordinator": (
         *("coordinator/api", "coordinator/placement.py", "coordinator/records.py", "coordinator/config.py"),

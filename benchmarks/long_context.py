@@ -57,7 +57,7 @@ SHORT = 1_024
 LIKE_SHIPPED = 0.9
 """Least agreement of the copies' first choices on that text, over that of the pair itself."""
 WARM, COLD = "Part 1", "Part 2"
-"""First lines of contexts: that of the texts, and one that no cache holds when it is read."""
+"""First lines of contexts, before their length: that of the texts, and one that no cache holds when it is read."""
 POLL_S = 0.005
 """Seconds between two looks at whether a device has sent a proposal."""
 PATIENCE = 2_000
@@ -77,7 +77,7 @@ class LongContextSize:
 
 SMOKE = LongContextSize((0, 300), prompts=1, tokens=8)
 QUICK = LongContextSize((2_000,), prompts=1, tokens=32)
-FULL = LongContextSize((0, 2_000, 8_000, 20_000), prompts=6, tokens=64)
+FULL = LongContextSize((0, 2_000, 8_000, 20_000), prompts=8, tokens=64)
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,10 @@ class Texts:
     def after(self, tokens: int, title: str, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of each prompt after one context of so many tokens; 0 leaves the prompts as they are.
 
-        title: its first line. Contexts with other titles begin alike for a few tokens only, so no cache holds them.
+        title: of its first line. Contexts with other titles, or longer ones, begin alike for a few tokens only, so no
+        cache holds them.
         """
-        context = [*self._ids(f"# {title}\n"), *self.code][:tokens]
+        context = [*self._ids(f"# {title}, {tokens} tokens\n"), *self.code][:tokens]
         if len(context) < tokens:
             raise BadRequest.bound("context", f"{tokens} tokens", f"at most {len(context)}, all held-out code")
         ids = self._pair.encode(prompts)

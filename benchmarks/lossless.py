@@ -36,6 +36,8 @@ Outputs = dict[tuple[str, str], Completion]
 
 REFERENCE, ENGINES = PARTS = ("reference", "engines")
 
+MOST_TIES = 0.001
+"""Share of the tokens that may be ties: with more of them, a wrong token could hide among them."""
 SETTINGS = {
     "greedy": ReferenceSampling(),
     "sampled": ReferenceSampling(
@@ -186,6 +188,7 @@ async def against_reference(pair: Pair, size: Size) -> tuple[dict[str, Any], lis
     }
     return found, [
         Criterion.none("positions that are not the target's token", comparison.mismatches),
+        Criterion.bound("ties", len(comparison.ties), at_most=MOST_TIES * comparison.tokens),
         # Whether a proposal comes in time within a few tokens depends on the machine.
         Criterion(
             "deployments with a draft in which no proposal was accepted",

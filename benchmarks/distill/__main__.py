@@ -47,6 +47,7 @@ class DistillResult:
     by_texts: dict[str, dict[str, float]] = field(default_factory=dict)
     """The same by kind of prompt, and by kind and group: greedy, sampled, and those that repeat themselves."""
     gap_closed: float | None = None
+    gap_closed_95: list[float] | None = None
     code_loss: float | None = None
     swap_ms_p50: float | None = None
     swap_ms_p99: float | None = None
@@ -80,7 +81,7 @@ async def run(
         await fleet.quiet()
         # Not before: this is recorded too, and what is measured with must not be learnt from.
         texts = await gain.written(plain, pair, scale.heldout, scale.heldout_tokens)
-        judge_gain(await asyncio.to_thread(measured, system, stable, texts, run_log), scale, run_log, result)
+        judge_gain(await asyncio.to_thread(measured, system, stable, texts, run_log, result), scale, run_log, result)
         bad = await asyncio.to_thread(safety.prepare, system, scale, texts, stable)
         kept.names[file_digest(bad.file)] = "worse draft"
         fleet.order("arithmetic")
@@ -134,12 +135,15 @@ async def learn(system: DistillSystem, fleet: DeviceFleet, scale: DistillSize, r
     return release
 
 
-def measured(system: DistillSystem, release: str, texts: Sequence[HeldOutText], run_log: RunLog) -> DraftGain:
+def measured(
+    system: DistillSystem, release: str, texts: Sequence[HeldOutText], run_log: RunLog, result: DistillResult
+) -> DraftGain:
     """Measure the draft before and after training, and the reference, in the files that devices load."""
-    after, before = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
-    reference, _ = gain.measured((system.pair.draft, system.pair.narrow), texts)
-    low, high = gain.interval(before, after, reference)
-    run_log.log(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the texts)")
+    after, before, prompts = gain.measured((system.artifacts / f"{release}.gguf", system.pair.narrow), texts)
+    reference, *_ = gain.measured((system.pair.draft, system.pair.narrow), texts)
+    result.gap_closed_95 = [round(end, 3) for end in gain.interval(before, after, reference, prompts)]
+    low, high = result.gap_closed_95
+    run_log.log(f"of the gap {low:.0%} to {high:.0%} is closed (95%, bootstrap over the prompts)")
     return DraftGain(gain.per_step(before), gain.per_step(after), gain.per_step(reference))
 
 

@@ -45,7 +45,7 @@ class HeldOutText:
     first: int
     """Position of the first written token."""
     session: int = 0
-    """All texts count as one session, because no confidence bound is computed here."""
+    """Number of its prompt, which has a greedy text and a sampled one."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,12 @@ async def written(plain: AsyncClient, pair: Pair, count: int, tokens: int) -> li
         done = await asyncio.gather(*(plain.generate(ids, max_tokens=tokens, **options) for _, ids in asked))
         found += [
             HeldOutText(
-                texts.grouped(kind, sampling, one.token_ids), np.array([*ids, *one.token_ids], np.int32), len(ids)
+                texts.grouped(kind, sampling, one.token_ids),
+                np.array([*ids, *one.token_ids], np.int32),
+                len(ids),
+                prompt,
             )
-            for (kind, ids), one in zip(asked, done, strict=True)
+            for prompt, ((kind, ids), one) in enumerate(zip(asked, done, strict=True))
             if one.token_ids
         ]
     return found
@@ -101,22 +104,33 @@ Counted = list[tuple[str, int, DraftCounts]]
 """The (kind and group, tokens, steps) of each text."""
 
 
-def measured(drafts: tuple[Path, Path], written: Sequence[HeldOutText], threads: int = 2) -> tuple[Counted, Counted]:
-    """Compare two drafts on each text."""
+def measured(
+    drafts: tuple[Path, Path], written: Sequence[HeldOutText], threads: int = 2
+) -> tuple[Counted, Counted, list[int]]:
+    """Compare two drafts on each text. Also returns the number of each text's prompt."""
     found = eval_gguf.compare(drafts[0], drafts[1], written, threads).texts  # type: ignore[arg-type]
     return (
         [(text.traffic_class, text.positions, text.candidate) for text in found],
         [(text.traffic_class, text.positions, text.incumbent) for text in found],
+        [text.session for text in found],
     )
 
 
-def interval(before: Counted, after: Counted, reference: Counted, seed: int = 0) -> tuple[float, float]:
-    """Return the 95% interval of the share of the gap that is closed, by bootstrap over the texts of all drafts."""
+def interval(
+    before: Counted, after: Counted, reference: Counted, prompts: Sequence[int], seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95% interval of the share of the gap that is closed, by bootstrap over prompts.
+
+    prompts: of each text the number of its prompt, since the texts of one are alike.
+    """
     dice = random.Random(seed)
-    places = [place for place, (name, _, _) in enumerate(before) if KINDS[0] in texts.groups_of(name)]
+    places: dict[int, list[int]] = {}
+    for place, ((name, _, _), prompt) in enumerate(zip(before, prompts, strict=True)):
+        if KINDS[0] in texts.groups_of(name):
+            places.setdefault(prompt, []).append(place)
     shares = []
     for _ in range(_DRAWS):
-        drawn = dice.choices(places, k=len(places))
+        drawn = [place for prompt in dice.choices(list(places), k=len(places)) for place in places[prompt]]
         one = DraftGain(*(per_step(counted[place] for place in drawn) for counted in (before, after, reference)))
         shares.append(one.gap_closed)
     shares.sort()

@@ -42,7 +42,7 @@ def prepare(system: DistillSystem, scale: DistillSize, texts: Sequence[HeldOutTe
     """Make the draft out of the stable release's file."""
     good = system.artifacts / f"{stable}.gguf"
     bad = worse_draft(good, system.pair.target, system.folder / "worse", scale.noise)
-    new, old = map(gain.per_step, gain.measured((bad, good), texts))
+    new, old = map(gain.per_step, gain.measured((bad, good), texts)[:2])
     return WorseDraft(bad, f"tokens per step {_figures(new)}; of the stable one {_figures(old)}")
 
 

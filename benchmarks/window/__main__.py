@@ -108,10 +108,11 @@ def last_line(result: Mapping[str, Any]) -> dict[str, Any]:
     then by round trip."""
     last = {key: result.get(key) for key in KEYS}
     cells: Sequence[Mapping[str, Any]] = result.get("cells", ())
-    last["cells"] = by_name = defaultdict[str, dict[str, Any]](dict)
+    by_name = defaultdict[str, dict[str, Any]](dict)
     for cell in cells:
         name = f"{cell['verifier']}, {cell['sessions']}, {cell['draft']}"
         by_name[name][f"{cell['rtt_ms']:g}"] = {key: cell[key] for key in CELL_KEYS}
+    last["cells"] = dict(by_name)
     if cells:
         least = {key: min(_known(cells, key), default=None) for key in LEAST}
         last["worst"] = least | {key: max(_known(cells, key), default=None) for key in MOST}

@@ -96,7 +96,7 @@ async def test_a_session_that_differs_ends_the_run() -> None:
 
 
 async def test_every_list_is_one_of_its_own_for_all_configurations() -> None:
-    size = CapacitySize(rounds=2, prompts=7, depths=(), colocated=(), both=2, levels=(1,), each=2)
+    size = CapacitySize(rounds=2, prompts=7, depths=(), colocated=(), both=2, levels=(1,), least=2)
     arms = [setup("autoregression", 0.01), setup("device", 0.03)]
     await measure(arms, GREEDY, size)
     begun = len(GREEDY)  # each is sent once, for the prefix cache

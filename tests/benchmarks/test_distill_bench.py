@@ -114,7 +114,7 @@ def test_the_interval_is_of_texts_that_do_not_repeat_themselves() -> None:
             ("code, greedy", 60, DraftCounts(0, 60, 9)),
         ]
 
-    low, high = interval(counted(30, 30), counted(15, 30), counted(12, 10))
+    low, high = interval(counted(30, 30), counted(15, 30), counted(12, 10), [0, 0, 1])
     assert low == high == pytest.approx(2 / 3)
 
 
@@ -208,10 +208,13 @@ def test_the_interval_holds_the_share_and_is_narrow_where_texts_are_alike() -> N
             ("code", 60, DraftCounts(0, 60, 9))
         ]
 
-    low, high = interval(counted(30, 30), counted(15, 15), counted(12, 12))
+    low, high = interval(counted(30, 30), counted(15, 15), counted(12, 12), range(3))
     assert low == high == pytest.approx(2 / 3)
-    low, high = interval(counted(*[30] * 10), counted(*[12, 30] * 5), counted(*[12] * 10))
+    unlike = counted(*[30] * 10), counted(*[12, 30] * 5), counted(*[12] * 10)
+    low, high = interval(*unlike, range(11))
     assert 0.0 <= low < 0.35 < high <= 1.0
+    low, high = interval(*unlike, [n // 2 for n in range(11)])
+    assert low == high, "both texts of a prompt are drawn together"
 
 
 def test_the_parent_of_a_process_with_brackets_in_its_name_is_found() -> None:

@@ -228,16 +228,20 @@ def test_cells_that_are_slower_than_streaming_are_counted() -> None:
 def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
     nothing = last_line({})
     assert tuple(nothing) == KEYS
-    assert nothing.pop("cells") == []
+    assert nothing.pop("cells") == {}
     assert set(nothing.values()) == {None}
-    changed = {"settle_s": 1.0, "vs_streaming": 1.1, "changes": 2}
-    some = last_line({"cells": [figures(KEY, cell([4.0], [2.0]))], "transition": changed})
-    assert tuple(some["cells"][0]) == CELL_KEYS
-    assert some["transition"] == {"settle_s": 1.0, "vs_streaming": 1.1}
+    changed = {"settle_s": 1.0, "settle_s_median": 0.5, "vs_streaming": 1.1, "changes": 2}
+    other = CellKey(REAL, "narrow", 1.0)
+    played = [figures(KEY, cell([4.0], [2.0])), figures(other, cell([4.0], [4.4]))]
+    some = last_line({"cells": played, "transition": changed})
+    assert tuple(some["cells"]["paced, 8, good"]["50"]) == CELL_KEYS
+    assert some["worst"]["vs_streaming"] == some["cells"]["real CPU, 1, narrow"]["1"]["vs_streaming"] < 1
+    assert some["worst"]["ttft_ratio"] is None
+    assert some["transition"] == {"settle_s": 1.0, "settle_s_median": 0.5, "vs_streaming": 1.1}
 
 
 def test_a_full_run_plays_parts_that_are_expected_to_take_no_longer_than_they_may() -> None:
-    assert sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *PARTS)) <= 80
+    assert sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *PARTS)) <= 90
 
 
 def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
