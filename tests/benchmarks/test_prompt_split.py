@@ -14,6 +14,8 @@ from benchmarks.support.harness import Prompt
 
 GRAM, RUN = 8, 20
 """Tokens of a gram, and of the longest allowed stretch of text all of whose grams stand somewhere else."""
+DEVICES, ASKED = 8, 1_000
+"""Devices of `distill`, each of which asks its own questions, and how many of each are looked at."""
 NOT_LEARNT = {"site-packages", "dist-packages", "test", "tests"}
 
 Copied = Callable[[str, str], int]
@@ -72,14 +74,22 @@ def test_no_held_out_code_is_copied_from_what_models_learn(longest_copied: Copie
 
 
 def test_no_held_out_question_is_one_that_devices_ask(longest_copied: Copied) -> None:
-    asked = "\0".join(questions.arithmetic(4_000, seed=1))
+    asked = "\0".join(one for seed in range(DEVICES) for one in questions.arithmetic(ASKED, seed=seed))
     copied = {prompt.id: longest_copied(text_of(prompt), asked) for prompt in heldout("arithmetic", "chat")}
     assert {name: tokens for name, tokens in copied.items() if tokens} == {}
 
 
 def test_no_held_out_prompt_is_copied_from_one_for_tuning(longest_copied: Copied) -> None:
     tuning = "\0".join(map(text_of, harness.prompts("tuning")))
-    copied = {prompt.id: longest_copied(text_of(prompt), tuning) for prompt in harness.prompts("heldout")}
+    prompts = [*harness.prompts("heldout"), *harness.prompts("quoting")]
+    copied = {prompt.id: longest_copied(text_of(prompt), tuning) for prompt in prompts}
+    assert {name: tokens for name, tokens in copied.items() if tokens} == {}
+
+
+def test_no_code_for_tuning_is_copied_from_what_drafts_learn(longest_copied: Copied, library: str) -> None:
+    """distill_losses measures drafts on it."""
+    code = [prompt for prompt in harness.prompts("tuning") if prompt.kind == "code"]
+    copied = {prompt.id: longest_copied(text_of(prompt), library) for prompt in code}
     assert {name: tokens for name, tokens in copied.items() if tokens} == {}
 
 
