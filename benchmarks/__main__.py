@@ -192,7 +192,7 @@ def listing() -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     usual = [benchmark for benchmark in BENCHMARKS if benchmark.needs is None]
-    quick, full = sum(one.quick_s for one in usual) / 60, sum(map(_full_s, usual)) / 3600
+    quick, full = sum(one.quick_s for one in usual) / SHORT_AT_ONCE / 60, sum(map(_full_s, usual)) / 3600
     return "\n".join(
         (*lines, "", f"Without those that need an option: {quick:.0f} minutes quick, {full:.1f} hours full.")
     )
