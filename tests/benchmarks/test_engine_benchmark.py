@@ -239,7 +239,7 @@ def test_an_interpreter_without_vllm_is_an_error(tmp_path: Path) -> None:
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho no module >&2; exit 1\n")
     python.chmod(0o755)
-    running = vllm_baseline.running(python, tmp_path, min(os.sched_getaffinity(0)), [vllm_baseline.EAGER])
+    running = vllm_baseline.running(python, tmp_path, min(os.sched_getaffinity(0)), {vllm_baseline.EAGER: {}})
     with pytest.raises(Unavailable, match="vllm_worker ended before it was ready"), running:
         pass
 
