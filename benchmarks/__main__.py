@@ -5,7 +5,7 @@
     python -m benchmarks all                  run all of them in full: a night
     python -m benchmarks latency capacity     run some
 
-Full runs come one after another, short ones two at a time, so that no time of theirs means anything.
+Full runs come one after another. Short ones come two at a time, since their figures mean nothing.
 
 A run is left out if there is a result of the same command and of the committed code, as far as the benchmark measures
 it. So the same command goes on where it was stopped, and later runs only what has changed since; `--again` runs all.

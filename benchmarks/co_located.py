@@ -52,6 +52,7 @@ from benchmarks.support.hf_baseline import (
 from benchmarks.support.reference import TIE
 from benchmarks.support.server_replay import grow
 from benchmarks.support.texts import repetitive
+from benchmarks.support.vllm_baseline import VllmBaseline
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.interface import Committed, Failed
@@ -89,18 +90,8 @@ LIMITS = SessionLimits()
 LATENCY = DecodeLatency(((1, 1e-3), (8, 2e-3)))
 """Seconds of a decode for which devices plan."""
 
-Answer = Callable[[Sequence[GenerateRequest], float], TimedOutput]
-"""A function that answers all requests at once, at this temperature."""
 Rounds = Mapping[str, Sequence[TimedOutput]]
 """Arm -> what it answered in each round."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """Hold one way to answer requests. forget: makes it forget all texts that it has seen."""
-
-    answer: Answer
-    forget: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -193,7 +184,7 @@ class EngineArm:
         gc.collect()
         gc.freeze()  # as the engine process does when it has loaded the target
 
-    def answer(self, requests: Sequence[GenerateRequest], temperature: float) -> TimedOutput:
+    def batch(self, requests: Sequence[GenerateRequest], temperature: float) -> TimedOutput:
         """Return the outputs and their times. Raises the error with which the engine ends a session."""
         devices: dict[str, Device] = {}
         for number, request in enumerate(requests):
@@ -228,6 +219,9 @@ class EngineArm:
                     raise error
 
 
+Arm = EngineArm | VllmBaseline
+
+
 class _Clock:
     """Tell the CPU time of this process, and the wall time, since they were last asked for."""
 
@@ -239,7 +233,7 @@ class _Clock:
         return self._since[0] - before[0], self._since[1] - before[1]
 
 
-def our_arms(pair: Pair, size: CoLocatedSize, stack: contextlib.ExitStack) -> dict[str, Arm]:
+def our_arms(pair: Pair, size: CoLocatedSize, stack: contextlib.ExitStack) -> dict[str, EngineArm]:
     """Return the arms of our engine. stack: frees what they hold."""
     alone = _target(pair, size, states=False)
     model = _target(pair, size, states=pair.heads is not None)
@@ -267,7 +261,7 @@ def our_arms(pair: Pair, size: CoLocatedSize, stack: contextlib.ExitStack) -> di
         stack.enter_context(chains)
         found[f"{SOURCES}, {depth}"] = EngineArm(model, partial(sources, depth, chains))
     found[DEVICES] = EngineArm(alone, drafters=lambda: [drafter(context) for context in contexts])
-    return {name: Arm(arm.answer, arm.forget) for name, arm in found.items()}
+    return found
 
 
 def _target(pair: Pair, size: CoLocatedSize, *, states: bool) -> TargetModel:
@@ -282,7 +276,9 @@ def _target(pair: Pair, size: CoLocatedSize, *, states: bool) -> TargetModel:
 
 
 @contextlib.contextmanager
-def vllm_arms(python: Path, pair: Pair, size: CoLocatedSize, core: int) -> Iterator[tuple[dict[str, Arm], str]]:
+def vllm_arms(
+    python: Path, pair: Pair, size: CoLocatedSize, core: int
+) -> Iterator[tuple[dict[str, VllmBaseline], str]]:
     """Run vLLM's arms, each in a process of its own on the same core; yield them, and what vLLM's version is.
 
     Raises Unavailable if one does not start, but for suffixes, which need a further package.
@@ -296,7 +292,7 @@ def vllm_arms(python: Path, pair: Pair, size: CoLocatedSize, core: int) -> Itera
             drafting = {"method": "draft_model", "model": scratch, "num_speculative_tokens": count}
             methods[f"vllm draft, {count}"] = drafting
         methods[SUFFIX] = {"method": "suffix"}
-        arms: dict[str, Arm] = {}
+        arms: dict[str, VllmBaseline] = {}
         version = ""
         for name, method in methods.items():
             options = {"speculative_config": method, "async_scheduling": False} if method else {}
@@ -310,7 +306,7 @@ def vllm_arms(python: Path, pair: Pair, size: CoLocatedSize, core: int) -> Itera
                     raise
                 print(f"{SUFFIX}: left out, since it does not start: {error}", flush=True)
                 continue
-            arms[name], version = Arm(worker.batch, worker.forget), worker.version
+            arms[name], version = worker, worker.version
         yield arms, version
 
 
@@ -331,8 +327,8 @@ def measure(
             for name in rotated(list(arms), number):
                 arm = arms[name]
                 arm.forget()
-                arm.answer(lessons, temperature)
-                found[at_once][name].append(total([arm.answer(group, temperature) for group in groups]))
+                arm.batch(lessons, temperature)
+                found[at_once][name].append(total([arm.batch(group, temperature) for group in groups]))
     return found
 
 
@@ -410,7 +406,7 @@ def unlike_plain(found: Mapping[int, Rounds]) -> int:
     )
 
 
-def chosen(pair: Pair, plain: Answer, size: CoLocatedSize) -> list[GenerateRequest]:
+def chosen(pair: Pair, plain: EngineArm, size: CoLocatedSize) -> list[GenerateRequest]:
     """Return requests whose greedy outputs do not repeat themselves. Raises Unavailable if there are too few."""
     held_out, quoting = (pair.encode(harness.prompts(split)).values() for split in ("heldout", "quoting"))
     mixed = [ids for both in itertools.zip_longest(held_out, quoting) for ids in both if ids is not None]
@@ -419,7 +415,7 @@ def chosen(pair: Pair, plain: Answer, size: CoLocatedSize) -> list[GenerateReque
     at_once = max(size.groups)
     for begin in range(0, len(requests), at_once):
         some = requests[begin : begin + at_once]
-        outputs = plain(some, 0.0).outputs
+        outputs = plain.batch(some, 0.0).outputs
         good += [request for request, output in zip(some, outputs, strict=True) if not repetitive(output)]
         if len(good) >= size.requests:
             print(f"{len(good)} of {begin + len(some)} greedy outputs do not repeat themselves", flush=True)
@@ -438,8 +434,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     harness.pin(core)
     result: dict[str, Any] = {"vllm": None}
     with contextlib.ExitStack() as stack:
-        arms = our_arms(pair, size, stack)
-        requests = chosen(pair, arms[PLAIN].answer, size)
+        ours = our_arms(pair, size, stack)
+        requests = chosen(pair, ours[PLAIN], size)
+        arms: dict[str, Arm] = {**ours}
         if options.vllm_python is None:
             print("vLLM: not installed, skipped")
         else:
@@ -448,7 +445,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lessons = pair.encode(harness.prompts("tuning", size.lessons))
         taught = [GenerateRequest(tuple(ids), size.tokens) for ids in lessons.values()]
         for arm, temperature in itertools.product(arms.values(), SETTINGS.values()):
-            arm.answer(taught, temperature)  # whatever is slow at first
+            arm.batch(taught, temperature)  # whatever is slow at first
         wrong = unlike = 0
         for setting, temperature in SETTINGS.items():
             found = measure(arms, requests, taught, temperature, size)
