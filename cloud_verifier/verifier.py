@@ -30,7 +30,7 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
-from outrider.wire.channels import bind, check_bind, is_loopback, server
+from outrider.wire.channels import bind, check_bind, is_loopback, server, start
 from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
 from outrider.wire.v1 import coordinator_pb2, engine_pb2
@@ -152,7 +152,7 @@ class VerifierProcess:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
         await add_services(self._startup, self._health, grpc_server, reflected=config.reflection)
-        await grpc_server.start()
+        await start(grpc_server)
         reminding = asyncio.create_task(self._startup.remind())
         try:
             ready = await self._host.start()

@@ -34,7 +34,7 @@ from outrider.processes import leave, trim_freed_memory
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 from outrider.wire import codecs
-from outrider.wire.channels import bind, server
+from outrider.wire.channels import bind, server, start
 from outrider.wire.health import HealthServicer
 from outrider.wire.strangers import Strangers
 from outrider.wire.ticket import Claims, claims_from_bytes, claims_to_bytes
@@ -160,7 +160,7 @@ class FurtherFront:
         await add_services(startup, self._health, grpc_server, reflected=self._config.reflection)
         address = self._options["address"]
         port = bind(grpc_server, address, tls=self._config.tls, insecure=self._config.insecure, shared=True)
-        await grpc_server.start()
+        await start(grpc_server)
         self._link.tell("serves")
         try:
             async with strangers.bounded(port):

@@ -239,6 +239,14 @@ def bind(
         raise Unavailable(f"cannot listen on {address}; {doubt}") from error
 
 
+async def start(server: grpc.aio.Server) -> None:
+    """Serve, also where the caller is cancelled meanwhile: gRPC's task then runs all the same, and would raise an
+    InvalidStateError of a start without its caller at `stop`."""
+    import asyncio  # as gRPC above
+
+    await asyncio.shield(server.start())
+
+
 def check_free(address: str) -> None:
     """Raise Unavailable if `host:port` cannot be listened on: gRPC would say so on stderr first, in a line of C++."""
     host, port = split_address(address)

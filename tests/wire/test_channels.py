@@ -247,6 +247,21 @@ async def test_a_certificate_without_its_key_is_refused_at_once(certificate):
         channels.bind(channels.server(), "127.0.0.1:0", tls=mixed)
 
 
+async def test_a_server_whose_start_was_cancelled_stops_without_a_word():
+    server, said = channels.server(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    channels.bind(server, "127.0.0.1:0")
+    starting = asyncio.create_task(channels.start(server))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await server.stop(0.0)
+    del server
+    await asyncio.sleep(0.1)
+    assert starting.cancelled()
+    assert said == []
+
+
 async def test_a_server_that_hangs_without_closing_is_noticed_within_seconds():
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", HUNG_SERVER, stdout=pipe)
