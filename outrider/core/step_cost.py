@@ -25,7 +25,8 @@ _DRIFT = 0.003
 _UNKNOWN = 0.5
 """The greatest uncertainty of a value, as a share of it: before the first observation, and long after the last."""
 _CLIP = 0.3
-"""The greatest error that one step counts with, as a share of the prediction: a longer step was disturbed."""
+"""The greatest error that one step counts with, as a share of the prediction: a longer step was disturbed, if the next
+ones are not. Each such step doubles the variance of all values, so that a few in a row are believed."""
 
 Floats = NDArray[np.float64]
 
@@ -58,12 +59,12 @@ class StepCost:
     def observe(self, rows: int, sessions: int, seconds: float) -> None:
         """Learn from the seconds that a step took."""
         expected = self.seconds(rows, sessions)
-        error = min(max(seconds - expected, -_CLIP * expected), _CLIP * expected)
+        error, most = seconds - expected, _CLIP * expected
         reads = np.append(self._effective(self._weights(rows)), float(sessions))
         spread = self._covariance @ reads
         gain = spread / (float(reads @ spread) + (_NOISE * expected) ** 2)
-        self._state = np.maximum(self._state + gain * error, [*[1e-7] * len(KNOTS), 0.0])
-        self._covariance -= np.outer(gain, spread)
+        self._state = np.maximum(self._state + gain * min(max(error, -most), most), [*[1e-7] * len(KNOTS), 0.0])
+        self._covariance += self._covariance if abs(error) > most else -np.outer(gain, spread)
         self._forget()
 
     def _effective(self, weights: Floats) -> Floats:

@@ -64,6 +64,16 @@ def test_a_disturbed_step_does_not_upset_it() -> None:
     assert cost.seconds(8, 1) == pytest.approx(before, rel=0.02)
 
 
+def test_steps_that_take_several_times_as_long_are_soon_believed_however_much_was_seen_before() -> None:
+    cost = StepCost({8: 0.007})
+    for _ in range(1000):
+        cost.observe(32, 1, 0.007)
+    for _ in range(15):
+        cost.observe(32, 1, 0.028)
+    assert cost.seconds(32, 1) == pytest.approx(0.028, rel=0.05)
+    assert cost.seconds(8, 1) == pytest.approx(0.007, rel=0.05)
+
+
 def test_what_is_learned_of_small_steps_leaves_large_ones_alone() -> None:
     cost = StepCost({1: 0.010, 8: 0.010, 512: 0.300})
     for _ in range(200):

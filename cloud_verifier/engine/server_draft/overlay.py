@@ -72,6 +72,8 @@ class _Source:
     """Trees without a node."""
     observing_s: float = 0.0
     """Seconds in which it learned from the last step."""
+    waits: bool = False
+    """Whether it pays for none of the sessions of the last step, with or without a device: it need not learn then."""
     failures: int = 0
     """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
     resumes: int = 0
@@ -87,10 +89,6 @@ class _Source:
     def gain(self, beside: bool) -> float:
         """Return the tokens that it is expected to add to the next step of a session."""
         return self.policies[beside].expected_gain * self.answered[beside].value
-
-    @property
-    def paused(self) -> bool:
-        return all(policy.paused for policy in self.policies.values())
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class Overlay:
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            waits = one.paused or self._step < one.resumes
+            waits = one.waits or self._step < one.resumes
             if not last or waits or not (source.wants_top or source.wants_hidden):
                 continue
             begun = self._clock()
@@ -304,6 +302,7 @@ class Overlay:
         now. taken: nodes in the step already. may_pause: groups in which no source has been paused in this step.
         """
         asked: list[EngineSession] = []
+        one.waits = True
         for beside, group in groups.items():
             policy, count = one.policies[beside], min(len(group), one.source.max_sessions)
             if beside and one.policies[False].pauses_in(self._step):
@@ -322,6 +321,7 @@ class Overlay:
                                 other.policies[beside].judge_anew()
                     continue
                 sessions = sessions[: TRIAL_SESSIONS if policy.on_trial else None]
+            one.waits &= not group
             asked += sessions
         return asked[: one.source.max_sessions]
 

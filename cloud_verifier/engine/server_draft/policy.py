@@ -25,7 +25,10 @@ TRIAL = 8
 TRIAL_SESSIONS = 8
 """The most sessions that are drafted for in a step of a trial: what it gains is per session."""
 SHORT_TRIAL, MOST_GAIN = 3, 8.0
-"""Steps after which a trial ends if even the shortest drafting took more than this gain per session would be worth."""
+"""Steps after which a trial may end early: if even the shortest drafting took more than this gain per session would be
+worth, or if it has sufficed to show that drafting does not pay."""
+SUFFICES = 2 * TRIAL_SESSIONS
+"""Number of sessions drafted for, over the steps of a trial, after which it may have shown that."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1024
 """Number of steps; each is twice as long as the last one with about as many sessions, until drafting has paid again."""
 REMEMBERED = 40
@@ -77,6 +80,8 @@ class DraftPolicy:
         self._shortest_s = math.inf
         """Seconds of the shortest drafting for a session since the last pause."""
         self._judged = 0
+        self._sessions = 0
+        """Drafted for since the trial began, over all steps."""
         self._pauses: dict[int, int] = {}
         """Bits of the number of sessions -> steps of the next pause."""
         self._resumes = 0
@@ -96,11 +101,14 @@ class DraftPolicy:
                 return False
             self._resumes = step  # not the case that failed
         self.paused = False
+        greatest_gain, drafting_s = self._expected_gain + self._gain_error, self.time.seconds(sessions)
         if self.on_trial:
             worth_s = MOST_GAIN * float(cost(np.array([0]))[0]) / commits
-            if self._judged < SHORT_TRIAL or self._shortest_s < worth_s:
+            drafting_s = min(drafting_s, self._shortest_s * sessions)
+            shown = self._sessions >= SUFFICES and self._saved_s(commits, sessions, cost, greatest_gain) <= drafting_s
+            if self._judged < SHORT_TRIAL or (self._shortest_s < worth_s and not shown):
                 return True
-        elif self._saved_s(commits, sessions, cost, self._expected_gain + self._gain_error) > 0.0:
+        elif self._saved_s(commits, sessions, cost, greatest_gain) > drafting_s:
             self._pauses.pop(sessions.bit_length(), None)
             return True
         pause = self._pauses.get(sessions.bit_length(), FIRST_PAUSE)
@@ -116,7 +124,8 @@ class DraftPolicy:
 
     def judge_anew(self) -> None:
         """Forget what was gained: what it gains has become another, and a trial shows what."""
-        self._judged, self._gain, self._nodes, self._squares = 0, MovingAverage(), MovingAverage(), MovingAverage()
+        self._gain, self._nodes, self._squares = MovingAverage(), MovingAverage(), MovingAverage()
+        self._judged, self._sessions = 0, 0
         self._shortest_s = math.inf
 
     def reading_pays(self, tokens: int, left: int, commits: float, sessions: int, cost: CostCurve) -> bool:
@@ -125,7 +134,7 @@ class DraftPolicy:
         left: tokens that it may still generate. sessions: that would be drafted for.
         """
         steps = left / (1.0 + self._expected_gain)
-        saved_s = self._saved_s(commits, sessions, cost, self._expected_gain)
+        saved_s = self._saved_s(commits, sessions, cost, self._expected_gain) - self.time.seconds(sessions)
         return self.time.read_s * tokens < steps * saved_s / sessions
 
     @property
@@ -149,9 +158,9 @@ class DraftPolicy:
         return math.sqrt(variance / max(1, min(self._judged, REMEMBERED)))
 
     def _saved_s(self, commits: float, sessions: int, cost: CostCurve, gain: float) -> float:
-        """Return the seconds that a step with drafting saves: those of its gain by plain steps, less what it costs."""
+        """Return the seconds that a step's nodes save: those of their gain by plain steps, less what they cost."""
         plain, filled = map(float, cost(np.array([0, round(self._nodes.value * sessions)])))
-        return gain * sessions * plain / commits - (filled - plain) - self.time.seconds(sessions)
+        return gain * sessions * plain / commits - (filled - plain)
 
     def observe_drafting(self, sessions: int, seconds: float) -> None:
         """Note, for a trial that may end early, that drafting for so many sessions took so long."""
@@ -163,3 +172,4 @@ class DraftPolicy:
         self._squares.add((accepted / sessions) ** 2)
         self._nodes.add(nodes / sessions)
         self._judged += 1
+        self._sessions += sessions

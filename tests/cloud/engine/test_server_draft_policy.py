@@ -58,10 +58,21 @@ def test_what_pays_goes_on() -> None:
 
 
 def test_what_does_not_pay_is_paused_after_a_trial() -> None:
-    world = World(gain=0.5)
+    world = World(gain=0.5, sessions=1)
     assert world.drafted(TRIAL) == TRIAL
     assert world.drafted(FIRST_PAUSE) == 0
     assert world.drafted(TRIAL) == TRIAL
+
+
+def test_a_trial_with_many_sessions_ends_when_it_has_shown_enough() -> None:
+    assert World(gain=0.5).drafted(FIRST_PAUSE) == SHORT_TRIAL
+
+
+def test_a_trial_goes_on_while_what_it_gains_is_too_uneven_to_tell() -> None:
+    world = World(gain=0.5)
+    for world.gain in (3.8, 0.0, 0.0):
+        assert world.drafted(1) == 1
+    assert 0 < world.drafted(TRIAL) < TRIAL - 3
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
@@ -72,7 +83,7 @@ def test_pauses_grow_up_to_a_bound() -> None:
 
 def test_a_dear_draft_is_paused_however_right_it_is() -> None:
     # 16 * 2.9 commits in 20 + 32 + 50 ms, against 16 in 20: 0.57 of it.
-    assert World(gain=1.9, drafting_s=0.05).drafted(TRIAL + FIRST_PAUSE) == TRIAL
+    assert World(gain=1.9, drafting_s=0.05).drafted(FIRST_PAUSE) == SHORT_TRIAL
     assert World(gain=1.9, drafting_s=0.004).drafted(TRIAL + FIRST_PAUSE) == TRIAL + FIRST_PAUSE
 
 
@@ -95,7 +106,7 @@ def test_a_draft_that_has_become_bad_is_stopped_within_a_few_steps() -> None:
 
 def test_fewer_sessions_end_a_pause() -> None:
     world = World(gain=0.9)
-    assert world.drafted(TRIAL + 10) == TRIAL  # 16: 30.4 commits in 54 ms, against 16 in 20
+    assert world.drafted(TRIAL + 10) == SHORT_TRIAL  # 16: 30.4 commits in 54 ms, against 16 in 20
     world.sessions = 9
     assert world.drafted(10) == 0
     world.sessions = 4  # 7.6 commits in 20 + 8 + 2 ms, against 4 in 20
@@ -122,9 +133,9 @@ def test_a_load_that_swings_reaches_long_pauses_too() -> None:
 
 
 def test_a_trial_ends_early_where_drafting_takes_more_than_it_could_ever_gain() -> None:
-    # 8 tokens of each of 16 sessions are worth 160 ms.
-    assert World(gain=1.9, drafting_s=0.17).drafted(FIRST_PAUSE) == SHORT_TRIAL
-    assert World(gain=1.9, drafting_s=0.15).drafted(FIRST_PAUSE) == TRIAL
+    # 8 tokens of a session are worth 160 ms.
+    assert World(gain=1.9, drafting_s=0.17, sessions=1).drafted(FIRST_PAUSE) == SHORT_TRIAL
+    assert World(gain=1.9, drafting_s=0.15, sessions=1).drafted(FIRST_PAUSE) == TRIAL
 
 
 def test_one_slow_drafting_does_not_end_a_trial() -> None:
@@ -136,8 +147,6 @@ def test_one_slow_drafting_does_not_end_a_trial() -> None:
 
 
 def test_what_others_commit_counts_against_a_longer_step() -> None:
-    # 16 * 0.6 more commits for 8 + 2 ms: against 16 in 20 ms it pays, against 16 and 24 for devices' nodes no more.
-    assert World(gain=0.6, beside=0.0).drafted(TRIAL) == TRIAL
     world = World(gain=1.9, drafting_s=0.004)
     assert world.drafted(100) == 100
     world.beside = 32.0
