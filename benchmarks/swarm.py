@@ -2,7 +2,8 @@
 
 `Swarm` runs jobs in a few processes (benchmarks.support.draft_replay.worker); nothing there evaluates a model. This
 program records held-out prompts, then sends each by a live device and by a light client in turn, one session at a time
-on loopback, the verifier on one core and the drafting device on another. `acceptance_over_live` is the median, over
+on loopback, the verifier on one core and the drafting device on another. Both run in processes of the swarm, alike but
+for the draft's passes, and begin with what was learned while recording. `acceptance_over_live` is the median, over
 prompts and rounds, of the replay's tokens per step over the live one's; it must be within 5% of 1.
 """
 
@@ -15,47 +16,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.support import harness
-from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
-from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest
+from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
+from benchmarks.support.draft_replay.recording import DraftRecording
 from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
 from benchmarks.support.harness import Criterion, Pair, Size
-from edge_agent.sdk.client import AsyncClient
 
 TOLERANCE = 0.05
 
 
 async def against_live(
-    recorded: DraftRecording, swarm: Swarm, client: AsyncClient, rounds: int
-) -> dict[str, list[tuple[float, SessionOutcome]]]:
-    """Return by setting the tokens per step of a live session and the replay's outcome, for each prompt and round."""
-    found: dict[str, list[tuple[float, SessionOutcome]]] = {}
+    recorded: DraftRecording, swarm: Swarm, rounds: int
+) -> dict[str, list[tuple[SessionOutcome, SessionOutcome]]]:
+    """Return by setting the outcomes of a live session and of its replay, for each prompt and round."""
+    found: dict[str, list[tuple[SessionOutcome, SessionOutcome]]] = {}
     for turn in range(rounds):
         for number, recording in enumerate(recorded.recordings):
             setting = recording.call.name.rpartition(" ")[2]
-            live_first = (turn + number) % 2 == 0
-            live = await _live(client, recording.call) if live_first else 0.0
-            replayed = await swarm.play(SessionJob(number))
-            live = live or await _live(client, recording.call)
-            if replayed.error:
-                raise RuntimeError(f"the replay of {recording.call.name} failed: {replayed.error}")
-            found.setdefault(setting, []).append((live, replayed))
+            played = {}
+            for live in harness.rotated((True, False), turn + number):
+                outcome = await swarm.play(SessionJob(number, live=live))
+                if outcome.error:
+                    raise RuntimeError(f"{recording.call.name}, {'live' if live else 'replayed'}: {outcome.error}")
+                played[live] = outcome
+            if played[True].wrong:
+                raise RuntimeError(f"the live output of {recording.call.name} is not the recorded one")
+            found.setdefault(setting, []).append((played[True], played[False]))
     return found
 
 
-async def _live(client: AsyncClient, call: RecordedRequest) -> float:
-    completion = await client.generate(call.prompt, **options_of(call))
-    if completion.token_ids != call.output:
-        raise RuntimeError(f"the live output of {call.name} is not the recorded one: run benchmarks.lossless")
-    return completion.statistics.tokens_per_step
+def report(found: Mapping[str, Sequence[tuple[SessionOutcome, SessionOutcome]]]) -> dict[str, dict[str, float]]:
+    """Print a line per setting; medians of live, replayed and their ratio, by setting.
 
-
-def report(found: Mapping[str, Sequence[tuple[float, SessionOutcome]]]) -> dict[str, dict[str, float]]:
-    """Print a line per setting; medians of live, replayed and their ratio, by setting."""
+    found: pairs (live, replayed).
+    """
     result = {}
     for setting, pairs in found.items():
-        ratios = [replayed.tokens / replayed.steps / live for live, replayed in pairs]
-        live = statistics.median(live for live, _ in pairs)
-        replay = statistics.median(replayed.tokens / replayed.steps for _, replayed in pairs)
+        ratios = [_per_step(replayed) / _per_step(live) for live, replayed in pairs]
+        live = statistics.median(_per_step(live) for live, _ in pairs)
+        replay = statistics.median(_per_step(replayed) for _, replayed in pairs)
         wrong = sum(replayed.wrong for _, replayed in pairs)
         asked, missed = (sum(getattr(replayed, name) for _, replayed in pairs) for name in ("asked", "missed"))
         print(
@@ -72,6 +70,10 @@ def report(found: Mapping[str, Sequence[tuple[float, SessionOutcome]]]) -> dict[
     return result
 
 
+def _per_step(outcome: SessionOutcome) -> float:
+    return outcome.tokens / outcome.steps
+
+
 async def main(argv: Sequence[str] | None = None) -> None:
     options = harness.arguments("swarm", __doc__).parse_args(argv)
     pair = Pair.in_folder(options.models)
@@ -85,13 +87,8 @@ async def main(argv: Sequence[str] | None = None) -> None:
             file = Path(scratch, "recorded.json")
             recorded.save(file)
             print(f"{len(recorded.recordings)} recordings; {_pace(recorded)}", flush=True)
-            async with (
-                AsyncClient(coordinator=cluster.address, timeout=None) as client,
-                Swarm(file, where, cores=[device_core]) as swarm,
-            ):
-                for recording in recorded.recordings:  # the live draft learns as the recorded one has
-                    await _live(client, recording.call)
-                found = report(await against_live(recorded, swarm, client, rounds))
+            async with Swarm(file, where, cores=[device_core], draft=pair.draft) as swarm:
+                found = report(await against_live(recorded, swarm, rounds))
     _finish(found, options.size)
 
 

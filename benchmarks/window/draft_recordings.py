@@ -95,7 +95,7 @@ def _once(pair: Pair, requests: Sequence[RecordedRequest], ends: Sequence[int], 
     table = token_table((pair.target / "tokenizer.json").read_bytes())
     plan = generous(config.directive, config.limits)
     with recorder(pair.draft, table, replace(plan, depth=depth or plan.depth), ends) as recording:
-        return recording.finish([recording.record(call) for call in requests])
+        return recording.finish([recording.record(call) for call in requests], timed=False)
 
 
 def nearest(shares: Sequence[float], most: int, within: tuple[float, float] = NEAR) -> tuple[list[int], int]:

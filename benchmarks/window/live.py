@@ -1,9 +1,9 @@
 """Play devices that compute their draft beside recorded ones, with the same texts over the same links.
 
-A recorded device waits for as long as a pass of the draft took while no session ran, and its core is free meanwhile. A
-live one computes the pass on the devices' core, beside its own messages, the emulated link and the coordinator. All
-else is the same in both: the client of the SDK, its process, and what it has learned of its draft before. Both are
-compared with plain streaming, one session at a time; the three take turns by text.
+A recorded device waits for as long as a pass of the draft took after pauses like a device's, and its core is free
+meanwhile. A live one computes the pass on the devices' core, beside its own messages, the emulated link and the
+coordinator. All else is the same in both: the client of the SDK, its process, and what it has learned of its draft
+before. Both are compared with plain streaming, one session at a time; the three take turns by text.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ for). Every answer of the draft is recorded under its place: the output up to a 
 there. A replay (benchmarks.support.draft_replay.client) runs the device's own drafter, growth and driver over these
 answers, so there is no second growth policy, and it knows what is below a root only once a Commit or its own proposal
 has led there.
+
+The times of decodes are taken apart, on some of the requests, with the pauses of a device that waits for its verifier:
+after a pause the processor's caches hold other things, and a pass takes up to three times as long.
 """
 
 from __future__ import annotations
@@ -43,6 +46,12 @@ ROOM = 256
 """Most nodes of a recorded tree: more than any device holds, so that none is left out for want of room."""
 SLOW_STEP_MS = 1_000.0
 """Step time so long that a device's own time costs nothing, and `min_acceptance` alone bounds the tree."""
+TIMED, TIMED_TOKENS = 6, 48
+"""Number of requests on which times are taken, and the most tokens of each."""
+TIMED_DECODES = 6
+"""The most decodes between two pauses, about as many as a device has time for in a step."""
+PAUSE_S = 0.02
+"""Length of a pause."""
 
 
 class RecordingSource:
@@ -65,6 +74,10 @@ class RecordingSource:
     def lead(self, output: Sequence[int]) -> None:
         """Begin another recording."""
         self._output, self.answers = tuple(output), {}
+
+    def forget_times(self) -> None:
+        for times in (self.decodes, self.commits, self.corrections):
+            times.clear()
 
     def begin(self, task: DraftTask) -> None:
         self._position, self._evaluated = len(task.received), set()
@@ -135,31 +148,47 @@ class DraftRecorder:
     def record(self, call: RecordedRequest) -> RecordedProposals:
         """Grow the tree from every position of the output."""
         drafter, source = self._drafter, self._source
-        source.lead(call.output)
-        ends = frozenset(() if call.ignore_eos else self._ends)
-        task = DraftTask(call.prompt, (), call.sampling, call.max_tokens, ends)
-        drafter.begin(task, self._plan)
+        self._begin(call)
         for token in call.output:
             while drafter.step():
                 pass
             drafter.advance([token])
         return RecordedProposals(call, source.prefill_s, dict(source.answers))
 
-    def finish(self, recordings: Sequence[RecordedProposals]) -> DraftRecording:
-        source = self._source
-        decodes = {width: statistics.fmean(seconds) for width, seconds in source.decodes.items()}
+    def finish(self, recordings: Sequence[RecordedProposals], *, timed: bool = True) -> DraftRecording:
+        """Return the recording of the draft. timed: whether it is to be played, so that times are taken first."""
+        source, lessons = self._source, tuple(tuple(witness.lessons) for witness in self._witnesses)
+        if timed:
+            source.forget_times()
+            for recorded in recordings[:: max(1, len(recordings) // TIMED)][:TIMED]:
+                self._take_times(recorded.call)
+        decodes = {width: statistics.median(seconds) for width, seconds in source.decodes.items()}
         decodes = decodes or dict(self._widths.seconds)
-        commit_s = statistics.fmean(source.commits or [0.0])
+        commit_s = statistics.median(source.commits or [0.0])
         return DraftRecording(
             recordings=tuple(recordings),
             vocabulary=self._vocabulary,
             widths=self._widths.seconds,
             decodes=tuple(sorted(decodes.items())),
             commit_s=commit_s,
-            correction_s=statistics.fmean(source.corrections or [commit_s + DecodeLatency.measured(decodes).of(1)]),
-            lessons=tuple(tuple(witness.lessons) for witness in self._witnesses),
+            correction_s=statistics.median(source.corrections or [commit_s + DecodeLatency.measured(decodes).of(1)]),
+            lessons=lessons,
             ends=self._ends,
         )
+
+    def _begin(self, call: RecordedRequest) -> None:
+        self._source.lead(call.output)
+        ends = frozenset(() if call.ignore_eos else self._ends)
+        self._drafter.begin(DraftTask(call.prompt, (), call.sampling, call.max_tokens, ends), self._plan)
+
+    def _take_times(self, call: RecordedRequest) -> None:
+        self._begin(call)
+        for token in call.output[:TIMED_TOKENS]:
+            for _ in range(TIMED_DECODES):
+                if not self._drafter.step():
+                    break
+            time.sleep(PAUSE_S)
+            self._drafter.advance([token])
 
 
 def generous(directive: Directive, limits: SessionLimits) -> SpeculationPlan:

@@ -54,11 +54,11 @@ class DraftRecording:
     widths: tuple[tuple[int, float], ...]
     """Seconds of a decode by width as the device measured them at its start, for its growth to plan with."""
     decodes: tuple[tuple[int, float], ...]
-    """Mean seconds of the recorded decodes by width, scoring included: the time that a replay takes."""
+    """Median seconds of a decode by width, scoring included, with a device's pauses: the time that a replay takes."""
     commit_s: float
-    """Mean seconds to take in a token that was evaluated already."""
+    """Median seconds to take in a token that was evaluated already."""
     correction_s: float
-    """Mean seconds to take in a token that was not evaluated: at least a decode."""
+    """Median seconds to take in a token that was not evaluated: at least a decode."""
     lessons: tuple[tuple[Observation, ...], ...]
     """Observations of the four calibrators (model greedy, model sampled, n-gram greedy, n-gram sampled): those that
     the device had made by the end of recording, unless they are replaced by those of other prompts."""
