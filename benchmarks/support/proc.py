@@ -25,6 +25,13 @@ def cpu_seconds(pid: int) -> float:
     return 0.0
 
 
+def busy_seconds(core: int) -> float:
+    """Return the seconds since the machine's start for which a CPU was not idle, whatever ran there."""
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    user, nice, system, _idle, _iowait, *others = next(map(int, line[1:9]) for line in lines if line[0] == f"cpu{core}")
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_mb(pid: int) -> float:
     """Return the resident memory of a process in MB; 0 if it is gone."""
     with contextlib.suppress(OSError):
