@@ -108,18 +108,7 @@ QUICK = CapacitySize(
     teaching=2,
     tokens=48,
 )
-SMOKE = CapacitySize(
-    rounds=1,
-    prompts=2,
-    depths=(2,),
-    colocated=(2,),
-    both=2,
-    levels=(1,),
-    heavy_levels=(),
-    least=2,
-    teaching=1,
-    tokens=32,
-)
+SMOKE = replace(QUICK, prompts=2, depths=(2,), colocated=(2,), both=2, teaching=1, tokens=32)
 
 
 @dataclass(frozen=True)

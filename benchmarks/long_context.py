@@ -20,7 +20,6 @@ import dataclasses
 import json
 import math
 import statistics
-import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,17 +29,15 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Criterion, Pair, Prompt, Size
+from benchmarks.support.long_prompts import LongPrompts
 from benchmarks.support.reference import TIE, Reference, ReferenceSampling
 from benchmarks.support.texts import APART, repetitive
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.types import Completion, Options
-from models.recipe.corpus import split_of
-from models.recipe.settings import END
 from outrider.core.errors import BadRequest, between
 from outrider.llama import LlamaModel, TextContext
 
@@ -146,44 +143,6 @@ def write_scaled_draft(source: Path, path: Path, trained: int) -> None:
     writer.close()
 
 
-def heldout_code() -> str:
-    """Return the files of Python's standard library that the pair's recipe keeps from training, one after another."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = (path.relative_to(root) for path in sorted(root.rglob("*.py")))
-    kept = (name for name in names if not {"site-packages", "dist-packages", "test", "tests"}.intersection(name.parts))
-    return END.join(
-        (root / name).read_text(errors="replace") for name in kept if split_of(name.as_posix()) == "heldout"
-    )
-
-
-class Texts:
-    """Make prompts of a chosen length."""
-
-    def __init__(self, pair: Pair) -> None:
-        self._tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-        self._pair = pair
-        self.code = self._ids(heldout_code())
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def after(self, tokens: int, title: str, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt after one context of so many tokens; 0 leaves the prompts as they are.
-
-        title: of its first line. Contexts with other titles, or longer ones, begin alike for a few tokens only, so no
-        cache holds them.
-        """
-        context = [*self._ids(f"# {title}, {tokens} tokens\n"), *self.code][:tokens]
-        if len(context) < tokens:
-            raise BadRequest.bound("context", f"{tokens} tokens", f"at most {len(context)}, all held-out code")
-        ids = self._pair.encode(prompts)
-        if not context:
-            return [ids[one.id] for one in prompts]
-        goes_on, begins = self._ids("\n\n\n"), self._ids(END)
-        return [[*context, *(goes_on if one.kind == "code" else begins), *ids[one.id]] for one in prompts]
-
-
 @contextlib.asynccontextmanager
 async def devices(pair: Pair, coordinator: str) -> AsyncIterator[dict[str, AsyncClient]]:
     """Yield a client for each arm; those with a draft give it room for the longest context, whatever memory is free."""
@@ -218,7 +177,7 @@ async def begin(client: AsyncClient, prompt: Sequence[int], *, drafts: bool = Fa
     return counts.first_token_s, proposed_s
 
 
-async def read(clients: Mapping[str, AsyncClient], texts: Texts, context: int) -> dict[str, float]:
+async def read(clients: Mapping[str, AsyncClient], texts: LongPrompts, context: int) -> dict[str, float]:
     """Let verifier and devices read a context; return the seconds of the first requests.
 
     streaming_first_token, draft_first_token: to the first token, where neither side has read any of the context.
@@ -242,7 +201,7 @@ async def read(clients: Mapping[str, AsyncClient], texts: Texts, context: int) -
 
 
 async def ask(
-    clients: Mapping[str, AsyncClient], texts: Texts, context: int, prompts: Sequence[Prompt], tokens: int
+    clients: Mapping[str, AsyncClient], texts: LongPrompts, context: int, prompts: Sequence[Prompt], tokens: int
 ) -> AsyncIterator[Answers]:
     """Send each prompt after the context with each setting and arm, whose order rotates."""
     for number, prompt in enumerate(texts.after(context, WARM, prompts)):
@@ -366,7 +325,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     answers: list[Answers] = []
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         copies = scaled_pair(pair, Path(scratch), options.trained)
-        texts = Texts(copies)
+        texts = LongPrompts(copies)
         async with harness.one_verifier(copies) as cluster, devices(copies, cluster.address) as clients:
             for context in size.contexts:
                 seconds = await read(clients, texts, context)

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.long_context import WARM, Texts
 from benchmarks.support import harness, proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recording import DraftRecording
 from benchmarks.support.draft_replay.swarm import Swarm, record_drafts
 from benchmarks.support.harness import Criterion, Pair, Size, quantile
+from benchmarks.support.long_prompts import LongPrompts
 from benchmarks.support.malicious_client import RawStream
 from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
@@ -275,7 +275,9 @@ async def main(argv: Sequence[str] | None = None) -> None:
     lengths = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
     _, device_core = harness.cores()
     heldout = harness.prompts("heldout", lengths.prompts)
-    prompts = {one.id: ids for one, ids in zip(heldout, Texts(pair).after(CONTEXT, WARM, heldout), strict=True)}
+    prompts = {
+        one.id: ids for one, ids in zip(heldout, LongPrompts(pair).after(CONTEXT, "Part 1", heldout), strict=True)
+    }
     settings = {
         "greedy": Options(max_tokens=lengths.tokens, temperature=0.0, seed=0),
         "T=0.8": Options(max_tokens=lengths.tokens, temperature=0.8, seed=SEED),

@@ -15,9 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import long_context
-from benchmarks.long_context import ARMS, BOTH, DRAFT, POSITIONS, STREAMING, TRAINED, Answers, Texts
+from benchmarks.long_context import ARMS, BOTH, DRAFT, POSITIONS, STREAMING, TRAINED, Answers
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, Size
+from benchmarks.support.long_prompts import LongPrompts
 from benchmarks.support.reference import TIE, ReferenceSampling, TokenDifference
 from cloud_verifier.distill.gguf.reader import read_gguf
 from edge_agent.sdk.types import Completion
@@ -36,8 +37,8 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def texts() -> Texts:
-    return Texts(PAIR)
+def texts() -> LongPrompts:
+    return LongPrompts(PAIR)
 
 
 def test_the_target_of_the_copies_has_the_same_weights_and_more_positions(copies: Pair) -> None:
@@ -58,7 +59,7 @@ def test_a_target_that_is_scaled_already_is_refused(copies: Pair, tmp_path: Path
         long_context.scaled_pair(PAIR, tmp_path, POSITIONS)
 
 
-def test_llama_cpp_scales_the_draft_as_transformers_does(copies: Pair, texts: Texts) -> None:
+def test_llama_cpp_scales_the_draft_as_transformers_does(copies: Pair, texts: LongPrompts) -> None:
     plain = read_gguf(PAIR.draft)
     config = copy.deepcopy(plain.config)
     config.rope_parameters = json.loads((copies.target / "config.json").read_text())["rope_parameters"]
@@ -75,7 +76,7 @@ def test_llama_cpp_scales_the_draft_as_transformers_does(copies: Pair, texts: Te
     assert np.abs(found - as_plain).max() > 1.0
 
 
-def test_prompts_share_a_context_of_the_wanted_length(texts: Texts) -> None:
+def test_prompts_share_a_context_of_the_wanted_length(texts: LongPrompts) -> None:
     ids = PAIR.encode(PROMPTS)
     first, second = texts.after(1_000, "Part 1", PROMPTS)
     assert first[:1_000] == second[:1_000] and first[1_000:] != second[1_000:]
@@ -85,18 +86,18 @@ def test_prompts_share_a_context_of_the_wanted_length(texts: Texts) -> None:
     assert texts.after(0, "Part 1", PROMPTS) == [ids[one.id] for one in PROMPTS]
 
 
-def test_contexts_with_other_titles_have_no_long_beginning_in_common(texts: Texts) -> None:
+def test_contexts_with_other_titles_have_no_long_beginning_in_common(texts: LongPrompts) -> None:
     one, other = (texts.after(1_000, title, PROMPTS[:1])[0] for title in (long_context.WARM, long_context.COLD))
     assert one[:8] != other[:8]
     assert len(one) == len(other)
 
 
-def test_a_context_longer_than_the_code_is_refused(texts: Texts) -> None:
+def test_a_context_longer_than_the_code_is_refused(texts: LongPrompts) -> None:
     with pytest.raises(BadRequest, match="all held-out code"):
         texts.after(10**6, "Part 1", PROMPTS)
 
 
-def test_the_code_is_enough_for_a_full_run_and_its_positions_too(texts: Texts) -> None:
+def test_the_code_is_enough_for_a_full_run_and_its_positions_too(texts: LongPrompts) -> None:
     longest = max(long_context.FULL.contexts)
     assert all(len(prompt) + long_context.PATIENCE <= POSITIONS for prompt in texts.after(longest, "Part 1", PROMPTS))
 
