@@ -113,25 +113,25 @@ def _named(program: Path) -> frozenset[Path]:
 
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 60, 900),
-    Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_300),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 5_100),
+    Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 900),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_600),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
-    Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 240),
-    Benchmark("chaos", "faults one after another, under load", CLUSTER, 50, 1_300, uses=PREVIOUS),
+    Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
+    Benchmark("chaos", "faults one after another, under load", CLUSTER, 50, 1_000, uses=PREVIOUS),
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 60, 960),
-    Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill", "releases"), 240, 1_500),
+    Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill", "releases"), 240, 1_000),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
     Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 430),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_800
     ),
     Benchmark(
-        "rules", "how often each acceptance rule accepts a child", ("core", "llama", "prompts", "models"), 20, 300
+        "rules", "how often each acceptance rule accepts a child", ("core", "llama", "prompts", "models"), 20, 120
     ),
     Benchmark("overhead", "what the SDK and the HTTP server cost", (*SERVING, "http"), 15, 540),
     Benchmark("constrained", "outputs that follow a grammar, and what it costs", SPEED, 40, 600),
-    Benchmark("exact", "the bits of `--attention exact`, and their cost", ("engine", "models"), 12, 300),
+    Benchmark("exact", "the bits of `--attention exact`, and their cost", ("engine", "models"), 12, 150),
     Benchmark("control_plane", "coordinators and their Redis under 10,000 sessions", ("core", "coordinator"), 20, 520),
     Benchmark("front", "what a verifier's front costs for each session and step", ("core", "front"), 20, 150),
     Benchmark(
@@ -141,10 +141,10 @@ BENCHMARKS = (
         25,
         120,
     ),
-    Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 5, 75),
-    Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 120),
+    Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 5, 30),
+    Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 45),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
-    Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 300),
+    Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_800),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),

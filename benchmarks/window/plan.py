@@ -77,12 +77,12 @@ LONG_RTTS_MS = (20.0, 100.0)
 MINUTES = {
     "recordings": 1.5,
     "cells": 18.5,
-    "statics": 16.0,
+    "statics": 12.5,
     "model": 3.5,
     "changes": 1.5,
     "crowd": 1.0,
     "engines": 3.5,
-    "arms": 26.0,
+    "arms": 21.0,
     "policies": 11.0,
     "live": 4.5,
 }
@@ -103,7 +103,7 @@ class WindowPlan:
     rounds: int = 1
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
-    static_prompts: tuple[int, int] = (6, 16)
+    static_prompts: tuple[int, int] = (5, 12)
     """Prompts in each arm of a static cell with one session, and with several (played in two halves)."""
     near: int = 8
     """Recordings whose match rate is near 0.8."""
@@ -119,7 +119,7 @@ class WindowPlan:
     """Rounds of many sessions, with other texts for each of them."""
     arm_lessons: int = 6
     """Other prompts, which every verifier of an arm has served before."""
-    arm_rtts_ms: tuple[float, ...] = RTTS_MS
+    arm_rtts_ms: tuple[float, ...] = (1.0, 50.0, 100.0, 200.0)
     arm_machines: tuple[VerifierMachine, ...] = (SIXTEEN, CROWD)
     """Machines with several sessions, on which nobody may be slower than streaming."""
     policies: int = 5

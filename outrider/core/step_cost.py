@@ -26,7 +26,9 @@ _UNKNOWN = 0.5
 """The greatest uncertainty of a value, as a share of it: before the first observation, and long after the last."""
 _CLIP = 0.3
 """The greatest error that one step counts with, as a share of the prediction: a longer step was disturbed, if the next
-ones are not. Each such step doubles the variance of all values, so that a few in a row are believed."""
+ones are not."""
+_DOUBT = 0.05
+"""The uncertainty that such a step adds to the values it reads, as a share of them: a few in a row are believed."""
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +66,10 @@ class StepCost:
         spread = self._covariance @ reads
         gain = spread / (float(reads @ spread) + (_NOISE * expected) ** 2)
         self._state = np.maximum(self._state + gain * min(max(error, -most), most), [*[1e-7] * len(KNOTS), 0.0])
-        self._covariance += self._covariance if abs(error) > most else -np.outer(gain, spread)
+        if abs(error) > most:
+            self._covariance += np.diag((reads > 0.0) * self._unobserved() * (_DOUBT / _UNKNOWN) ** 2)
+        else:
+            self._covariance -= np.outer(gain, spread)
         self._forget()
 
     def _effective(self, weights: Floats) -> Floats:

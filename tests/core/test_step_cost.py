@@ -74,6 +74,18 @@ def test_steps_that_take_several_times_as_long_are_soon_believed_however_much_wa
     assert cost.seconds(8, 1) == pytest.approx(0.007, rel=0.05)
 
 
+def test_many_disturbed_steps_among_others_leave_it_sound() -> None:
+    rng = random.Random(0)
+    cost = StepCost({1: 0.005, 4: 0.005, 8: 0.006, 32: 0.03}, share_s=0.0001)
+    for _ in range(3000):
+        rows = rng.choice([1, 1, 1, 2, 3, 4, 6, 9, 17, 33, 64, 128])
+        cost.observe(rows, rng.choice([1, rows]), (0.003 + 0.0005 * rows) * rng.choice([1, 1, 1, 1, 0.5, 0.3, 3, 10]))
+        table = cost.table()
+        assert all(1e-4 < seconds < 10.0 for seconds in table.values()), table
+        spread = np.linalg.eigvalsh(cost._covariance)
+        assert spread.min() >= -1e-9 * spread.max()
+
+
 def test_what_is_learned_of_small_steps_leaves_large_ones_alone() -> None:
     cost = StepCost({1: 0.010, 8: 0.010, 512: 0.300})
     for _ in range(200):
