@@ -85,6 +85,7 @@ class Runner:
             status = await _process(command, log, errors, HANG_S + HANG_TIMES * expected_s)
         seconds = round(time.monotonic() - began, 1)
         last = last_line(logs / f"{benchmark.name}.log")
+        beside_vllm = VLLM_PYTHON in (benchmark.needs, benchmark.uses)
         if status is None:
             return Ended(benchmark.name, f"STOPPED: it hangs, see {logs}", 1, seconds)
         if last is None:
@@ -96,7 +97,7 @@ class Runner:
             uncommitted=uncommitted,
             date=date,
             machine=results.machine(),
-            versions=results.versions(),
+            versions=results.versions(self.given.get(VLLM_PYTHON) if beside_vllm else None),
             status=status,
             seconds=seconds,
             last=last,

