@@ -130,7 +130,8 @@ def versions(vllm_python: Path | None = None) -> dict[str, str]:
     if vllm_python is not None:
         folders = [*map(str, vllm_python.parent.parent.glob("lib/python*/site-packages"))]
         for name in VLLM:
-            found |= {name: one.version for one in importlib.metadata.distributions(name=name, path=folders)}
+            for one in importlib.metadata.distributions(name=name, path=folders):
+                found[name] = one.version
     return found
 
 
