@@ -49,6 +49,8 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
+WARM_UP = 16
+"""Steps before a trial from which a source learns again, so that it is not judged by what it has missed."""
 FAILED_PAUSE = 64
 """Steps without a source that has failed; each further failure in a row doubles them."""
 MOST_FAILURES = 3
@@ -73,7 +75,7 @@ class _Source:
     observing_s: float = 0.0
     """Seconds in which it learned from the last step."""
     waits: bool = False
-    """Whether it pays for none of the sessions of the last step, with or without a device: it need not learn then."""
+    """Whether it will not be asked for a while about sessions like those of the last step, and need not learn."""
     failures: int = 0
     """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
     resumes: int = 0
@@ -306,6 +308,7 @@ class Overlay:
         for beside, group in groups.items():
             policy, count = one.policies[beside], min(len(group), one.source.max_sessions)
             if beside and one.policies[False].pauses_in(self._step):
+                one.waits &= one.policies[False].pauses_in(self._step + WARM_UP)
                 continue  # what does not pay alone does not pay beside others, and needs no trial there
             sessions = self._worth_reading(one, policy, drafting[beside], count, commits, cost)
             if sessions and one.source.pauses:
@@ -319,6 +322,7 @@ class Overlay:
                         for other in self._sources:
                             if other is not one and not other.policies[beside].paused:
                                 other.policies[beside].judge_anew()
+                    one.waits &= policy.pauses_in(self._step + WARM_UP)
                     continue
                 sessions = sessions[: TRIAL_SESSIONS if policy.on_trial else None]
             one.waits &= not group

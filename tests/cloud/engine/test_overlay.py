@@ -27,7 +27,7 @@ from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft import overlay, policy
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, grow
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay, _Draft
+from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, WARM_UP, Overlay, _Draft
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
 from cloud_verifier.engine.session import COMPARE, DEVICE, Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -383,6 +383,34 @@ def test_a_source_that_finds_nothing_pauses(target: Target) -> None:
     rig.attach("s", client(prompt_of(9), nothing, max_tokens=120, ignore_eos=True))
     rig.run()
     assert source.asked <= policy.TRIAL**2 + 1
+
+
+def test_a_source_that_waits_learns_again_only_before_its_next_trial(target: Target) -> None:
+    class Listening(Knowing):
+        pauses = True
+        wants_top = 2
+
+        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
+            proposed.append(rig.engine.counters.steps)
+            return {one.session.session_id: ProposedTree(one.session.protocol.position) for one in requests}
+
+        def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
+            observed.append(rig.engine.counters.steps)
+
+    proposed: list[int] = []
+    observed: list[int] = []
+    ticks = itertools.count()
+    overlay = Overlay([Listening({})], clock=lambda: 1e-4 * next(ticks))
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
+    rig.attach("s", client(prompt_of(9), nothing, max_tokens=180, ignore_eos=True))
+    rig.run()
+    pauses = [(a, b) for a, b in itertools.pairwise(proposed) if b - a > policy.FIRST_PAUSE // 2]
+    assert len(pauses) == 1
+    began, ended = pauses[0]
+    assert ended - began > policy.FIRST_PAUSE
+    within = [step for step in observed if began + 1 < step < ended]
+    assert within and min(within) >= ended - WARM_UP - 1
+    assert {*range(ended - WARM_UP + 1, ended)} <= {*within}
 
 
 class Mute(Knowing):
