@@ -113,8 +113,8 @@ def _named(program: Path) -> frozenset[Path]:
 
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 60, 900),
-    Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 900),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_600),
+    Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_100),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_700),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
@@ -122,7 +122,7 @@ BENCHMARKS = (
     Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 60, 960),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill", "releases"), 240, 1_000),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
-    Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 490),
+    Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 700),
     Benchmark(
         "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_800
     ),

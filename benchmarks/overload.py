@@ -24,7 +24,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class LoadSizes:
     places: int
     """Most sessions that the verifier serves at once; its default is 64."""
     warm_s: float
-    """Time before counting, at every level."""
+    """Time before counting, at every level: longer than its sessions take, which all begin together."""
     count_s: float
     """Time that is counted at every level."""
     overload_warm_s: float
@@ -82,7 +82,7 @@ class LoadSizes:
     """Prompts that are refused while every place is taken."""
 
 
-FULL = LoadSizes((4, 8, 16, 32, 64), 64, 20.0, 30.0, 45.0, 120.0, tokens=96, prompts=8)
+FULL = LoadSizes((8, 16, 32, 64), 64, 45.0, 75.0, 45.0, 120.0, tokens=96, prompts=8)
 QUICK = LoadSizes((4,), 16, 1.0, 3.0, 4.0, 6.0, tokens=32, prompts=2)
 SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
 
@@ -119,7 +119,7 @@ class LoadGenerator:
         self._draw = random.Random(SEED)
         self.ended: list[EndedSession] = []
         self.busy = 0.0
-        """Share of a load's time for which the clients' core was busy, the greatest of all loads so far."""
+        """Share of the counted time for which the clients' core was busy, the greatest of all loads so far."""
 
     async def closed(self, level: int, lengths: LoadSizes) -> Goodput:
         """Run `level` sessions at once, each followed by the next, and return the goodput."""
@@ -130,8 +130,7 @@ class LoadGenerator:
             while time.monotonic() < end:
                 await self._one()
 
-        with self._core_watched():
-            await asyncio.gather(*(play() for _ in range(level)))
+        await asyncio.gather(*(play() for _ in range(level)), self._watch(begin, end))
         return Goodput.of(self.ended, begin, end)
 
     async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
@@ -142,25 +141,26 @@ class LoadGenerator:
         began = time.monotonic()
         begin = began + lengths.overload_warm_s
         end = begin + lengths.overload_s
+        watching = asyncio.create_task(self._watch(begin, end))
         arrivals: set[asyncio.Task[None]] = set()
         due, came = began, 0
-        with self._core_watched():
-            while (due := due + self._draw.expovariate(per_s)) < end:
-                await asyncio.sleep(due - time.monotonic())
-                task = asyncio.create_task(self._one())
-                arrivals.add(task)
-                task.add_done_callback(arrivals.discard)
-                came += 1
-            await asyncio.sleep(end - time.monotonic())
+        while (due := due + self._draw.expovariate(per_s)) < end:
+            await asyncio.sleep(due - time.monotonic())
+            task = asyncio.create_task(self._one())
+            arrivals.add(task)
+            task.add_done_callback(arrivals.discard)
+            came += 1
+        await watching
         for task in arrivals:
             task.cancel()
         await asyncio.gather(*arrivals, return_exceptions=True)
         return Goodput.of(self.ended, begin, end), came
 
-    @contextlib.contextmanager
-    def _core_watched(self) -> Iterator[None]:
+    async def _watch(self, begin: float, end: float) -> None:
+        """Note for how much of this time the clients' core was busy."""
+        await asyncio.sleep(begin - time.monotonic())
         before, began = proc.busy_seconds(self._core), time.monotonic()
-        yield
+        await asyncio.sleep(end - began)
         self.busy = max(self.busy, (proc.busy_seconds(self._core) - before) / (time.monotonic() - began))
 
     async def _one(self) -> None:
@@ -330,7 +330,7 @@ def _finish(
     rate: Goodput,
     came: int,
     outcomes: Sequence[SessionOutcome],
-    busy: float = 0.0,
+    busy: float,
     size: Size = Size.FULL,
 ) -> None:
     """Print what was found and the last line; exits with status 1 if a criterion is not met.
@@ -369,6 +369,7 @@ def _finish(
             "refusal_p50_ms": harness.rounded(quantile(refusals, 0.50)),
             "refusal_p99_ms": harness.rounded(quantile(refusals, 0.99)),
             "engine_ms_per_refusal": round(cost.refusal_ms, 3),
+            "front_ms_per_refusal": round(cost.front_ms, 3),
             "engine_ms_per_prompt": round(cost.prompt_ms, 1),
             "differing": wrong,
             "errors": errors,

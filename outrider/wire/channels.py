@@ -8,6 +8,7 @@ probing is off and the look-ahead small.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import resource
 import socket
@@ -240,10 +241,8 @@ def bind(
 
 
 async def start(server: grpc.aio.Server) -> None:
-    """Serve, also where the caller is cancelled meanwhile: gRPC's task then runs all the same, and would raise an
-    InvalidStateError of a start without its caller at `stop`."""
-    import asyncio  # as gRPC above
-
+    """Start serving. If the caller is cancelled, gRPC completes its start all the same: otherwise `stop` would raise an
+    InvalidStateError."""
     await asyncio.shield(server.start())
 
 

@@ -195,19 +195,22 @@ def outcomes(*, errors: Iterable[str] = ()) -> list[SessionOutcome]:
     ]
 
 
-def test_overload_fails_for_lost_goodput_for_dear_refusals_and_for_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overload_fails_for_lost_goodput_dear_refusals_errors_and_full_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     peak, cheap = Goodput(100.0, 2.0), RefusalCost(0.5, 1.0, 500.0, 100)
-    overload._finish(cheap, 16, peak, Goodput(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]))
+    overload._finish(cheap, 16, peak, Goodput(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]), 0.89)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["goodput_share_of_peak"], last["shed"], last["refusal_p50_ms"]) == (0.81, 1, 10.0)
-    for cost, rate, errors in (
-        (cheap, Goodput(79.0, 1.6), []),
-        (RefusalCost(100.0, 1.0, 500.0, 100), Goodput(81.0, 1.6), []),
-        (RefusalCost(0.5, 1.0, 500.0, 99), Goodput(81.0, 1.6), []),
-        (cheap, Goodput(81.0, 1.6), ["Unavailable: gone"]),
+    for cost, rate, errors, busy in (
+        (cheap, Goodput(79.0, 1.6), [], 0.5),
+        (RefusalCost(100.0, 1.0, 500.0, 100), Goodput(81.0, 1.6), [], 0.5),
+        (RefusalCost(0.5, 1.0, 500.0, 99), Goodput(81.0, 1.6), [], 0.5),
+        (cheap, Goodput(81.0, 1.6), ["Unavailable: gone"], 0.5),
+        (cheap, Goodput(81.0, 1.6), [], 0.91),
     ):
         with pytest.raises(SystemExit):
-            overload._finish(cost, 16, peak, rate, 9, outcomes(errors=errors))
+            overload._finish(cost, 16, peak, rate, 9, outcomes(errors=errors), busy)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +281,14 @@ def test_a_quantile_is_a_value_that_was_measured() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert quantile(list(range(100)), 0.99) == 99
+
+
+def test_a_core_is_busy_while_a_process_computes_there() -> None:
+    core = min(os.sched_getaffinity(0))
+    code = f"import os, time; os.sched_setaffinity(0, [{core}])\nwhile time.process_time() < 1.0: pass"
+    before = proc.busy_seconds(core)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert proc.busy_seconds(core) - before > 0.8
 
 
 async def test_a_family_is_the_process_and_all_below_it_and_nobody_else() -> None:

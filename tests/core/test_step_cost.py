@@ -80,10 +80,10 @@ def test_many_disturbed_steps_among_others_leave_it_sound() -> None:
     for _ in range(3000):
         rows = rng.choice([1, 1, 1, 2, 3, 4, 6, 9, 17, 33, 64, 128])
         cost.observe(rows, rng.choice([1, rows]), (0.003 + 0.0005 * rows) * rng.choice([1, 1, 1, 1, 0.5, 0.3, 3, 10]))
-        table = cost.table()
-        assert all(1e-4 < seconds < 10.0 for seconds in table.values()), table
         spread = np.linalg.eigvalsh(cost._covariance)
         assert spread.min() >= -1e-9 * spread.max()
+    for rows in (1, 4, 33, 128):  # the mean of a disturbed step is twice that of the others
+        assert 0.6 < cost.seconds(rows, 1) / (0.003 + 0.0005 * rows) < 1.8
 
 
 def test_what_is_learned_of_small_steps_leaves_large_ones_alone() -> None:

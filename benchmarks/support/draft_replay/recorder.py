@@ -7,8 +7,9 @@ there. A replay (benchmarks.support.draft_replay.client) runs the device's own d
 answers, so there is no second growth policy, and it knows what is below a root only once a Commit or its own proposal
 has led there.
 
-The times of decodes are taken apart, on some of the requests, with the pauses of a device that waits for its verifier:
-after a pause the processor's caches hold other things, and a pass takes up to three times as long.
+The times of decodes are taken separately, on some of the requests, with pauses like those of a device that waits for
+its verifier, since a pass after a pause takes longer than one of many in a row. They are medians over the passes between
+two pauses.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ class DraftRecorder:
         return RecordedProposals(call, source.prefill_s, dict(source.answers))
 
     def finish(self, recordings: Sequence[RecordedProposals], *, timed: bool = True) -> DraftRecording:
-        """Return the recording of the draft. timed: whether it is to be played, so that times are taken first."""
+        """Return the recording of the draft, as the last call of a recorder.
+
+        timed: whether it is to be played, so that times are taken first.
+        """
         source, lessons = self._source, tuple(tuple(witness.lessons) for witness in self._witnesses)
         if timed:
             source.forget_times()

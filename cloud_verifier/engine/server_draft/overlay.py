@@ -49,8 +49,6 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
-WARM_UP = 16
-"""Steps before a trial from which a source learns again, so that it is not judged by what it has missed."""
 FAILED_PAUSE = 64
 """Steps without a source that has failed; each further failure in a row doubles them."""
 MOST_FAILURES = 3
@@ -74,8 +72,6 @@ class _Source:
     """Trees without a node."""
     observing_s: float = 0.0
     """Seconds in which it learned from the last step."""
-    waits: bool = False
-    """Whether it will not be asked for a while about sessions like those of the last step, and need not learn."""
     failures: int = 0
     """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
     resumes: int = 0
@@ -212,16 +208,20 @@ class Overlay:
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
-        """Let the sources learn from the rows of the last step, before the executor begins the next one."""
+        """Let the sources learn from the rows of the last step, before the executor begins the next one.
+
+        One that is paused learns from as many sessions as its next trial has, so that it is not judged by what it has
+        missed.
+        """
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            waits = one.waits or self._step < one.resumes
-            if not last or waits or not (source.wants_top or source.wants_hidden):
+            if not last or self._step < one.resumes or not (source.wants_top or source.wants_hidden):
                 continue
+            seen = last[:TRIAL_SESSIONS] if one.policies[False].pauses_in(self._step) else last
             begun = self._clock()
             try:
-                for session, rows in _evaluated(executor, last, source):
+                for session, rows in _evaluated(executor, seen, source):
                     source.observe(session, rows)
             except Exception:
                 self._failed(one, [rows.session.session_id for rows, _ in last])
@@ -304,11 +304,9 @@ class Overlay:
         now. taken: nodes in the step already. may_pause: groups in which no source has been paused in this step.
         """
         asked: list[EngineSession] = []
-        one.waits = True
         for beside, group in groups.items():
             policy, count = one.policies[beside], min(len(group), one.source.max_sessions)
             if beside and one.policies[False].pauses_in(self._step):
-                one.waits &= one.policies[False].pauses_in(self._step + WARM_UP)
                 continue  # what does not pay alone does not pay beside others, and needs no trial there
             sessions = self._worth_reading(one, policy, drafting[beside], count, commits, cost)
             if sessions and one.source.pauses:
@@ -322,10 +320,8 @@ class Overlay:
                         for other in self._sources:
                             if other is not one and not other.policies[beside].paused:
                                 other.policies[beside].judge_anew()
-                    one.waits &= policy.pauses_in(self._step + WARM_UP)
                     continue
                 sessions = sessions[: TRIAL_SESSIONS if policy.on_trial else None]
-            one.waits &= not group
             asked += sessions
         return asked[: one.source.max_sessions]
 

@@ -26,9 +26,9 @@ TRIAL_SESSIONS = 8
 """The most sessions that are drafted for in a step of a trial: what it gains is per session."""
 SHORT_TRIAL, MOST_GAIN = 3, 8.0
 """Steps after which a trial may end early: if even the shortest drafting took more than this gain per session would be
-worth, or if it has sufficed to show that drafting does not pay."""
-SUFFICES = 2 * TRIAL_SESSIONS
-"""Number of sessions drafted for, over the steps of a trial, after which it may have shown that."""
+worth, or if the sessions of these steps were enough to tell that drafting does not pay."""
+ENOUGH_SESSIONS = 2 * TRIAL_SESSIONS
+"""Gains of sessions, over the steps of a trial, from which that can be told."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1024
 """Number of steps; each is twice as long as the last one with about as many sessions, until drafting has paid again."""
 REMEMBERED = 40
@@ -81,7 +81,7 @@ class DraftPolicy:
         """Seconds of the shortest drafting for a session since the last pause."""
         self._judged = 0
         self._sessions = 0
-        """Drafted for since the trial began, over all steps."""
+        """Number of gains of sessions since the trial began, over all steps."""
         self._pauses: dict[int, int] = {}
         """Bits of the number of sessions -> steps of the next pause."""
         self._resumes = 0
@@ -101,14 +101,14 @@ class DraftPolicy:
                 return False
             self._resumes = step  # not the case that failed
         self.paused = False
-        greatest_gain, drafting_s = self._expected_gain + self._gain_error, self.time.seconds(sessions)
+        drafting_s = self.time.seconds(sessions)
         if self.on_trial:
+            drafting_s = min(drafting_s, self._shortest_s * sessions)  # the first one may have had to load something
             worth_s = MOST_GAIN * float(cost(np.array([0]))[0]) / commits
-            drafting_s = min(drafting_s, self._shortest_s * sessions)
-            shown = self._sessions >= SUFFICES and self._saved_s(commits, sessions, cost, greatest_gain) <= drafting_s
-            if self._judged < SHORT_TRIAL or (self._shortest_s < worth_s and not shown):
+            open_yet = self._sessions < ENOUGH_SESSIONS or self._may_save(commits, sessions, cost, drafting_s)
+            if self._judged < SHORT_TRIAL or (self._shortest_s < worth_s and open_yet):
                 return True
-        elif self._saved_s(commits, sessions, cost, greatest_gain) > drafting_s:
+        elif self._may_save(commits, sessions, cost, drafting_s):
             self._pauses.pop(sessions.bit_length(), None)
             return True
         pause = self._pauses.get(sessions.bit_length(), FIRST_PAUSE)
@@ -155,7 +155,11 @@ class DraftPolicy:
     def _gain_error(self) -> float:
         """Return the standard error of the mean gain: of few steps, or uneven ones, a source may only look useless."""
         variance = max(0.0, self._squares.value - self._gain.value**2)
-        return math.sqrt(variance / max(1, min(self._judged, REMEMBERED)))
+        return math.sqrt(variance / max(1, min(self._judged, REMEMBERED) - 1))
+
+    def _may_save(self, commits: float, sessions: int, cost: CostCurve, drafting_s: float) -> bool:
+        """Return whether nodes may save more seconds than drafting takes, as far as their gain is known."""
+        return self._saved_s(commits, sessions, cost, self._expected_gain + self._gain_error) > drafting_s
 
     def _saved_s(self, commits: float, sessions: int, cost: CostCurve, gain: float) -> float:
         """Return the seconds that a step's nodes save: those of their gain by plain steps, less what they cost."""

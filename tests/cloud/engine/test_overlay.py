@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft import overlay, policy
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, grow
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, WARM_UP, Overlay, _Draft
+from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay, _Draft
 from cloud_verifier.engine.server_draft.recycling import RecyclingSource
 from cloud_verifier.engine.session import COMPARE, DEVICE, Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
@@ -385,32 +385,33 @@ def test_a_source_that_finds_nothing_pauses(target: Target) -> None:
     assert source.asked <= policy.TRIAL**2 + 1
 
 
-def test_a_source_that_waits_learns_again_only_before_its_next_trial(target: Target) -> None:
+def test_a_paused_source_learns_from_as_many_sessions_as_a_trial_has(target: Target) -> None:
     class Listening(Knowing):
         pauses = True
         wants_top = 2
 
         def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-            proposed.append(rig.engine.counters.steps)
             return {one.session.session_id: ProposedTree(one.session.protocol.position) for one in requests}
 
         def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-            observed.append(rig.engine.counters.steps)
+            observed[rig.engine.counters.steps].add(session.session_id)
 
-    proposed: list[int] = []
-    observed: list[int] = []
+    observed: defaultdict[int, set[str]] = defaultdict(set)
     ticks = itertools.count()
     overlay = Overlay([Listening({})], clock=lambda: 1e-4 * next(ticks))
-    rig = Rig(target("llama"), EngineConfig(kv_slots=4096), overlay=overlay)
-    rig.attach("s", client(prompt_of(9), nothing, max_tokens=180, ignore_eos=True))
-    rig.run()
-    pauses = [(a, b) for a, b in itertools.pairwise(proposed) if b - a > policy.FIRST_PAUSE // 2]
-    assert len(pauses) == 1
-    began, ended = pauses[0]
-    assert ended - began > policy.FIRST_PAUSE
-    within = [step for step in observed if began + 1 < step < ended]
-    assert within and min(within) >= ended - WARM_UP - 1
-    assert {*range(ended - WARM_UP + 1, ended)} <= {*within}
+    rig = Rig(target("llama"), EngineConfig(kv_slots=4096, max_sessions=32), overlay=overlay)
+    names = [f"s{i}" for i in range(policy.TRIAL_SESSIONS + 4)]
+    for name in names:
+        rig.attach(name, client(prompt_of(9), nothing, max_tokens=60, ignore_eos=True))
+    paused: dict[int, bool] = {}
+    while rig.engine._live:
+        rig.turn()
+        paused[rig.engine.counters.steps] = overlay._sources[0].policies[False].paused
+    pauses = [step for step in sorted(paused) if paused[step] and paused.get(step + 1)]
+    assert len(pauses) > policy.TRIAL
+    assert all(len(observed[step]) == policy.TRIAL_SESSIONS for step in pauses[1:] if step in observed)
+    assert len(set.union(*(observed[step] for step in pauses[1:]))) == policy.TRIAL_SESSIONS
+    assert any(len(seen) == len(names) for seen in observed.values())
 
 
 class Mute(Knowing):
