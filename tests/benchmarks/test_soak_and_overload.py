@@ -195,9 +195,7 @@ def outcomes(*, errors: Iterable[str] = ()) -> list[SessionOutcome]:
     ]
 
 
-def test_overload_fails_for_lost_goodput_dear_refusals_errors_and_full_clients(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_overload_fails_if_a_criterion_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
     peak, cheap = Goodput(100.0, 2.0), RefusalCost(0.5, 1.0, 500.0, 100)
     overload._finish(cheap, 16, peak, Goodput(81.0, 1.6), 9, outcomes(errors=["Overloaded: full"]), 0.89)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -8,8 +8,8 @@ answers, so there is no second growth policy, and it knows what is below a root 
 has led there.
 
 The times of decodes are taken separately, on some of the requests, with pauses like those of a device that waits for
-its verifier, since a pass after a pause takes longer than one of many in a row. They are medians over the passes between
-two pauses.
+its verifier, since a pass after a pause takes longer than one of many in a row. They are medians over the passes
+between two pauses.
 """
 
 from __future__ import annotations
