@@ -111,6 +111,10 @@ def machine() -> Machine:
     for line in info.read_text().splitlines() if info.is_file() else ():
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
+        elif line.startswith("flags"):
+            # One model's name stands for hosts with and without them, and they decide how fast products of matrices are.
+            flags = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+            cpu += next((f", {shown}" for flag, shown in flags.items() if flag in line.split()), "")
             break
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(cpu=cpu[:200], cores=len(os.sched_getaffinity(0)), memory_gib=round(memory, 1))
