@@ -112,7 +112,7 @@ def machine() -> Machine:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
         elif line.startswith("flags"):
-            # One model's name stands for hosts with and without them, and they decide how fast products of matrices are.
+            # A CPU's name stands for hosts with and without them, and they decide how fast matrices are multiplied.
             flags = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
             cpu += next((f", {shown}" for flag, shown in flags.items() if flag in line.split()), "")
             break
