@@ -112,9 +112,9 @@ def _named(program: Path) -> frozenset[Path]:
 
 
 BENCHMARKS = (
-    Benchmark("lossless", "every token against an independent reference", SPEED, 60, 900),
+    Benchmark("lossless", "every token against an independent reference", SPEED, 60, 700),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_100),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_700),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_400),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
@@ -124,7 +124,7 @@ BENCHMARKS = (
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
     Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 700),
     Benchmark(
-        "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_800
+        "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_400
     ),
     Benchmark(
         "rules", "how often each acceptance rule accepts a child", ("core", "llama", "prompts", "models"), 20, 120
@@ -145,7 +145,7 @@ BENCHMARKS = (
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 45),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
     Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
-    Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_800),
+    Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_200),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),

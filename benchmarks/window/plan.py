@@ -77,13 +77,13 @@ LONG_RTTS_MS = (20.0, 100.0)
 MINUTES = {
     "recordings": 1.5,
     "cells": 18.5,
-    "statics": 12.5,
+    "statics": 11.5,
     "model": 3.5,
     "changes": 1.5,
     "crowd": 1.0,
     "engines": 3.5,
-    "arms": 21.0,
-    "policies": 11.0,
+    "arms": 18.5,
+    "policies": 9.5,
     "live": 4.5,
 }
 """Minutes of each part of a full run, on two cores with nothing beside it."""
@@ -103,7 +103,7 @@ class WindowPlan:
     rounds: int = 1
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
-    static_prompts: tuple[int, int] = (5, 12)
+    static_prompts: tuple[int, int] = (4, 12)
     """Prompts in each arm of a static cell with one session, and with several (played in two halves)."""
     near: int = 8
     """Recordings whose match rate is near 0.8."""
@@ -113,7 +113,7 @@ class WindowPlan:
     """Other prompts, from which devices have learned."""
     changes: int = 3
     """Sessions on each link that changes."""
-    arms: int = 10
+    arms: int = 8
     """Prompts at T=0.8, and half as many others that are greedy, in each arm of who proposes nodes."""
     arm_rounds: int = 2
     """Rounds of many sessions, with other texts for each of them."""
@@ -122,7 +122,7 @@ class WindowPlan:
     arm_rtts_ms: tuple[float, ...] = (1.0, 50.0, 100.0, 200.0)
     arm_machines: tuple[VerifierMachine, ...] = (SIXTEEN, CROWD)
     """Machines with several sessions, on which nobody may be slower than streaming."""
-    policies: int = 5
+    policies: int = 4
     """Prompts in each arm of the policies, one after the other."""
     policy_lessons: int = 3
     """Other prompts, which each arm has played before: a policy that has to try windows begins with bad ones."""
