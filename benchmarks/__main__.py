@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from benchmarks import results
 from benchmarks.catalogue import BENCHMARKS, PREVIOUS, SUITE, VLLM_PYTHON, Benchmark
-from benchmarks.results import Result
+from benchmarks.results import NOT_MET, Result
 from outrider.processes import tied_to_this_process
 
 OUT = results.ROOT / "benchmarks" / "out"
@@ -90,6 +90,8 @@ class Runner:
             return Ended(benchmark.name, f"STOPPED: it hangs, see {logs}", 1, seconds)
         if last is None:
             return Ended(benchmark.name, f"FAILED without a result, see {logs}", status or 1, seconds)
+        if not status and all(figure is None for figure in last.values()):
+            return Ended(benchmark.name, "left out: this machine has nothing to measure it on", 0, seconds)
         Result(
             name=benchmark.name,
             command=published,
@@ -100,6 +102,7 @@ class Runner:
             versions=results.versions(self.given.get(VLLM_PYTHON) if beside_vllm else None),
             status=status,
             seconds=seconds,
+            not_met=not_met(logs / f"{benchmark.name}.log"),
             last=last,
         ).write(self.folder)
         return Ended(benchmark.name, _outcome(status), status, seconds)
@@ -185,6 +188,12 @@ def last_line(log: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return last if isinstance(last, dict) and last else None
+
+
+def not_met(log: Path) -> tuple[str, ...]:
+    """Return the lines of a benchmark's output that name a goal which was not met, cut to what a result may hold."""
+    lines = log.read_text(errors="replace").splitlines()
+    return tuple(line.removesuffix(NOT_MET)[:200] for line in lines if line.endswith(NOT_MET))[:400]
 
 
 def listing() -> str:

@@ -2,7 +2,8 @@
 
 A published result whose code has changed since is marked in docs/benchmarks.md, and `python -m benchmarks all` runs the
 benchmark again. So `areas` names what of the product decides the figures, not all that is imported. The benchmark's own
-program counts as well, and what it imports of benchmarks/support, but for what all of them share.
+program counts as well, and what it imports of other benchmarks and of benchmarks/support, but for what all of them
+share.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ CLUSTER = ("core", "engine", "front", "device", "coordinator")
 SPEED = (*CLUSTER, "prompts", "models")
 SERVING = ("core", "engine", "front", "device", "prompts", "models")
 """What a device and one verifier without a coordinator run."""
-SHARED = ("harness", "engine_options", "plotting", "proc")
-"""Modules of benchmarks/support that start, print and draw."""
+SHARED = ("harness", "engine_options", "plotting", "proc", "capacity_plot", "catalogue", "results")
+"""Modules of benchmarks that start, print, draw and keep results."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class Benchmark:
         folder = ROOT / "benchmarks" / self.program
         programs = tuple(sorted(folder.glob("*.py"))) if folder.is_dir() else (folder.with_suffix(".py"),)
         own = f"benchmarks/{self.program}{'' if folder.is_dir() else '.py'}"
-        support = sorted(str(path.relative_to(ROOT)) for path in _support(programs))
-        return (own, *support, *(path for area in self.areas for path in AREAS[area]))
+        imported = sorted(str(path.relative_to(ROOT)) for path in _imported(programs) if path not in programs)
+        return (own, *imported, *(path for area in self.areas for path in AREAS[area]))
 
 
 @functools.cache
-def _support(programs: tuple[Path, ...]) -> set[Path]:
-    """Return the modules of benchmarks/support that these import or start, and those that these import in turn."""
+def _imported(programs: tuple[Path, ...]) -> set[Path]:
+    """Return the modules of benchmarks that these import or start, and those that these import in turn."""
     found: set[Path] = set()
     left = [*programs]
     while left:
@@ -98,16 +99,16 @@ def _support(programs: tuple[Path, ...]) -> set[Path]:
 
 @functools.cache
 def _named(program: Path) -> frozenset[Path]:
-    """Return the modules of benchmarks/support that a module names, in an import or as one that it starts."""
+    """Return the modules of benchmarks that a module names, in an import or as one that it starts."""
 
     def names() -> Iterator[str]:
         text = program.read_text()
-        yield from re.findall(r'"(benchmarks\.support\.[a-z_.]+)"', text)
+        yield from re.findall(r'"(benchmarks\.[a-z_.]+)"', text)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
-    paths = (ROOT / f"{name.replace('.', '/')}.py" for name in names() if name.startswith("benchmarks.support."))
+    paths = (ROOT / f"{name.replace('.', '/')}.py" for name in names() if name.startswith("benchmarks."))
     return frozenset(path for path in paths if path.is_file())
 
 

@@ -417,7 +417,7 @@ def criteria(result: dict[str, Any]) -> list[Criterion]:
         Criterion.bound("CPU per session and decision, ms", result["ms_per_session_decision"], at_most=MAX_DECISION_MS),
         Criterion.bound("99th percentile of opening, ms", result["open_p99_ms"], at_most=MAX_OPEN_MS),
         Criterion.bound("takeover, s", result["takeover_s"], at_most=MAX_TAKEOVER_S),
-        Criterion.none("sessions and calls lost", result["lost"]),
+        Criterion.bound("sessions and calls lost", result["lost"], at_most=0),
     ]
 
 

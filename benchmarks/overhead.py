@@ -25,7 +25,7 @@ import grpc
 import httpx
 
 from benchmarks.support import harness
-from benchmarks.support.harness import Pair, Size
+from benchmarks.support.harness import Criterion, Pair, Size
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
@@ -149,6 +149,11 @@ def ratio(above: list[float], below: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(above, below, strict=True)), 3)
 
 
+GOAL = 1.05
+COMPARED = ("http_over_sdk", "sdk_over_stream", "http_over_sdk_first", "sdk_over_stream_first")
+"""Ratios of the last line that should be less than GOAL."""
+
+
 def figures(timings: dict[str, list[Timing]]) -> dict[str, float]:
     """Print the medians; return the figures of the last line."""
     health = statistics.median(first for first, _ in timings.pop("health"))
@@ -198,7 +203,9 @@ async def run(pair: Pair, size: Size) -> dict[str, float]:
 
 async def main(argv: Sequence[str] | None = None) -> None:
     options = harness.arguments("overhead", __doc__).parse_args(argv)
-    harness.finish(await run(Pair.in_folder(options.models), options.size))
+    found = await run(Pair.in_folder(options.models), options.size)
+    goals = [Criterion.bound(name, found[name], at_most=GOAL, strict=True, enforced_from=None) for name in COMPARED]
+    harness.finish(found, goals, options.size)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ MAX_BYTES = 1 << 18
 GENERATED = ("benchmarks/results", "docs")
 """What a run leaves changed in a checkout, or nobody runs: changes there do not make its commit untrue."""
 
+NOT_MET = ", NOT MET"
+"""End of a line of output that tells a goal which was not met."""
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -64,6 +66,8 @@ class Result(BaseModel):
     status: Annotated[int, Field(ge=-64, le=255)] | None
     """Exit status; 1 if a criterion of the benchmark does not hold, None if the page did not tell."""
     seconds: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    not_met: Annotated[tuple[Text, ...], Field(max_length=400)] = ()
+    """What the run printed of its goals that were not met."""
     last: dict[str, Any]
     """The run's last line of output."""
 

@@ -4,7 +4,8 @@
 program records held-out prompts, then sends each by a live device and by a light client in turn, one session at a time
 on loopback, the verifier on one core and the drafting device on another. Both run in processes of the swarm, alike but
 for the draft's passes, and begin with what was learned while recording. `acceptance_over_live` is the median, over
-prompts and rounds, of the replay's tokens per step over the live one's; it must be within 5% of 1.
+prompts and rounds, of the replay's tokens per step over the live one's; it must be within 5% of 1. So should be
+`tokens_per_step_over_live`, which is of all tokens and all steps.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def report(found: Mapping[str, Sequence[tuple[SessionOutcome, SessionOutcome]]])
             f" {len(pairs)} pairs, {wrong} wrong tokens, {missed} of {asked} questions beyond the recording",
             flush=True,
         )
+        tokens_per_step = [_per_step_of_all([pair[which] for pair in pairs]) for which in range(2)]
         result[setting] = {
+            "of_all": round(tokens_per_step[1] / tokens_per_step[0], 4),
             "live": round(live, 3),
             "replayed": round(replay, 3),
             "ratio": round(statistics.median(ratios), 4),
@@ -72,6 +75,10 @@ def report(found: Mapping[str, Sequence[tuple[SessionOutcome, SessionOutcome]]])
 
 def _per_step(outcome: SessionOutcome) -> float:
     return outcome.tokens / outcome.steps
+
+
+def _per_step_of_all(outcomes: Sequence[SessionOutcome]) -> float:
+    return sum(one.tokens for one in outcomes) / sum(one.steps for one in outcomes)
 
 
 async def main(argv: Sequence[str] | None = None) -> None:
@@ -103,6 +110,7 @@ def _finish(found: Mapping[str, Mapping[str, float]], size: Size) -> None:
     harness.finish(
         {
             "acceptance_over_live": {setting: values["ratio"] for setting, values in found.items()},
+            "tokens_per_step_over_live": {setting: values["of_all"] for setting, values in found.items()},
             "tokens_per_step_live": {setting: values["live"] for setting, values in found.items()},
             "tokens_per_step_replayed": {setting: values["replayed"] for setting, values in found.items()},
             "wrong_tokens": wrong,
@@ -115,6 +123,16 @@ def _finish(found: Mapping[str, Mapping[str, float]], size: Size) -> None:
                 ", ".join(far) or "none",
                 not far,
                 enforced_from=Size.FULL,
+            ),
+            *(
+                Criterion.bound(
+                    f"{name}, tokens per step of all replayed sessions over those of live ones",
+                    values["of_all"],
+                    at_least=1.0 - TOLERANCE,
+                    at_most=1.0 + TOLERANCE,
+                    enforced_from=None,
+                )
+                for name, values in found.items()
             ),
         ],
         size,

@@ -105,6 +105,8 @@ def recorded(result: Result) -> str:
     text = " ".join(what) + "."
     if result.uncommitted:
         text += " **With changes that are not committed.**"
+    if result.not_met:
+        text += f" **Goals that were not met: {len(result.not_met)}.**"
     return text if not result.status else f"{text} **A criterion does not hold.**"
 
 

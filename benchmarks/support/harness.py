@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from benchmarks.results import NOT_MET
 from coordinator.cluster import Cluster, stand_apart
 from edge_agent.target.chat_template import ChatTemplate
 from outrider.core.errors import BadRequest
@@ -100,7 +101,7 @@ class Criterion:
         return not self.met and self.enforced_from is not None and size >= self.enforced_from
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.found}, wanted {self.wanted}{'' if self.met else ', NOT MET'}"
+        return f"{self.name}: {self.found}, wanted {self.wanted}{'' if self.met else NOT_MET}"
 
 
 @dataclass(frozen=True)

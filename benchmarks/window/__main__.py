@@ -85,6 +85,7 @@ CELL_KEYS = (
     "vs_streaming",
     "vs_streaming_lower95",
     "vs_streaming_upper95",
+    "slowest",
     "ttft_ratio",
     "gap_ms_p50",
     "gap_ms_p99",

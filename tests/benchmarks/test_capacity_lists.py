@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,9 +45,6 @@ class FakeSwarm:
         at = [begun + self.seconds * (i + 1) / 10 for i in range(10)]
         return SessionOutcome(tokens=10, steps=5, finish="length", delivered_s=at, wrong=self.wrong)
 
-    def cpu_s(self) -> float:
-        return 0.0
-
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +57,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def setup(name: str, seconds: float, wrong: int = 0) -> ServingSetup:
     swarm: Any = FakeSwarm(seconds, wrong)
     cluster: Any = SimpleNamespace()
-    return ServingSetup(name, swarm, cluster, drafted=False)
+    return ServingSetup(name, swarm, cluster, drafted=False, clients_core=min(os.sched_getaffinity(0)))
 
 
 def test_greedy_and_sampled_texts_come_in_turn_however_few_there_are_of_one_kind() -> None:

@@ -59,6 +59,7 @@ def test_what_a_benchmark_imports_or_starts_of_the_shared_modules_is_measured_to
     assert "benchmarks/support/harness.py" not in window, "all import it"
     assert "benchmarks/support/fleet_simulation/optimum.py" in by_name["fleet"].measures
     assert "benchmarks/support/pace.py" not in by_name["fleet"].measures
+    assert "benchmarks/soak_findings.py" in by_name["soak"].measures, "a part of it outside benchmarks/support"
 
 
 def test_the_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,6 +185,25 @@ def test_a_run_whose_criteria_fail_is_kept_and_fails_now_and_later(
     assert found is not None and found.status == 1
     assert runner.main(["all"]) == 1
     assert "FAILED with status 1, on " in capsys.readouterr().out
+
+
+def test_a_machine_that_cannot_measure_anything_leaves_the_result_of_another(
+    stand: Stand, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand(FIGURE)
+    assert runner.main(["all"]) == 0
+    stand("print('{\"gpu\": null}')")
+    assert runner.main(["all"]) == 0
+    found = results.read("rules", tmp_path / "results")
+    assert found is not None and found.last == {"tokens": 3}
+    assert "nothing to measure it on" in capsys.readouterr().out
+
+
+def test_a_result_names_the_goals_that_were_not_met(stand: Stand, tmp_path: Path) -> None:
+    stand(f"print('speed: 1, wanted at least 2, NOT MET'); print('tokens: 3, wanted at least 2'); {FIGURE}")
+    assert runner.main(["all"]) == 0
+    found = results.read("rules", tmp_path / "results")
+    assert found is not None and found.not_met == ("speed: 1, wanted at least 2",)
 
 
 @pytest.mark.parametrize("code", ["print('text')", "raise ValueError", "print('[1]')", "print('{}')", "pass"])

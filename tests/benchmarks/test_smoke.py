@@ -191,7 +191,10 @@ async def test_swarm(coordinated: Cluster, monkeypatch: pytest.MonkeyPatch, caps
     await swarm.main(SMOKE)
     last = last_line(capsys)
     assert last["wrong_tokens"] == 0
-    for figure in ("acceptance_over_live", "tokens_per_step_live", "tokens_per_step_replayed"):
+    for figure in (
+        *("acceptance_over_live", "tokens_per_step_over_live"),
+        *("tokens_per_step_live", "tokens_per_step_replayed"),
+    ):
         assert last[figure].keys() == {"greedy", "T=0.8"}
         assert min(last[figure].values()) > 0
 

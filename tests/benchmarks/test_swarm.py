@@ -269,7 +269,6 @@ async def test_a_swarm_plays_in_processes_and_tells_of_their_death(
     async with Swarm(tmp_path / "recorded.json", ServiceAddress(verifier.address), processes=2) as swarm:
         both = await asyncio.gather(swarm.play(SessionJob(0)), swarm.play(SessionJob(1)))
         assert [(o.tokens, o.wrong, o.error) for o in both] == [(TOKENS, 0, "")] * 2
-        assert swarm.cpu_s() > 0.0
         await swarm.kill()
         verifier.script.step_s = 1.0
         playing = asyncio.create_task(swarm.play(SessionJob(2)))

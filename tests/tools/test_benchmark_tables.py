@@ -96,6 +96,7 @@ def test_what_is_said_of_a_run_tells_all_that_is_known(folder: Path) -> None:
     assert benchmark_tables.recorded(result(seconds=41.6)).endswith("in 42 s.")
     assert "outside a checkout" in benchmark_tables.recorded(result(commit=None))
     assert benchmark_tables.recorded(result(status=1)).endswith("**A criterion does not hold.**")
+    assert benchmark_tables.recorded(result(not_met=("a", "b"))).endswith("**Goals that were not met: 2.**")
     assert benchmark_tables.recorded(result(uncommitted=True)).endswith("**With changes that are not committed.**")
     taken = benchmark_tables.recorded(result(source="page", status=None))
     assert taken.startswith("Taken over from an earlier page: recorded 2026-01-02")

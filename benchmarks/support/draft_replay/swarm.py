@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.support import proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
 from benchmarks.support.draft_replay.recorder import generous, recorder
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, RecordedRequest
@@ -144,7 +143,3 @@ class Swarm:
     async def kill(self, number: int = 0) -> None:
         """Send SIGKILL to one process, and so end all its clients."""
         await self._workers.pop(number % len(self._workers)).kill()
-
-    def cpu_s(self) -> float:
-        """Return the seconds of CPU time that the living processes have used."""
-        return sum(proc.cpu_seconds(worker.pid) for worker in self._workers)

@@ -46,6 +46,7 @@ from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBac
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
 from cloud_verifier.engine.torch_backend.kernels.linear import (
     LEAST_ROWS,
+    PADDED_ROWS,
     Int8Linear,
     int8_if_close,
     pack_linears,
@@ -199,6 +200,8 @@ class TargetModel:
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
             tile, least = self.attention.row_tile, LEAST_ROWS if self._packed else 1
+            if self.compiled and self._packed:
+                least = PADDED_ROWS  # a single row would be compiled anew
             ids, positions = _padded(batch.input_ids, tile, least), _padded(batch.position_ids, tile, least)
             if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
                 ids, positions = ids.clone(), positions.clone()
