@@ -245,7 +245,7 @@ def report(load: str, tally: FleetTally) -> dict[str, Any]:
         "vs_optimum": round(tally.vs_optimum(), 4),
         "vs_optimum_alone": round(tally.vs_optimum("goodput alone"), 4),
         "ucb_vs_optimum_alone": round(tally.vs_optimum(UCB), 4),
-        "promise_broken": {n: round(tally.promise_broken(n), 4) for n in COMPARED},
+        "promise_broken": {n: round(tally.promise_broken(n), 4) for n in FLEETS},
         "judged": len(tally.judged),
         "goodput_over_streaming": {n: round(tally.goodput(n), 3) for n in (*FLEETS, *OPTIMA)},
         "slowest_over_streaming": {n: round(tally.shares(n)[0], 3) for n in (*FLEETS, *OPTIMA)},
