@@ -49,8 +49,6 @@ CONTEXT = 400
 the verifier."""
 KV_SLOTS = 49_152
 """Room for every place's prompt, output and nodes, so that places are what the verifier runs out of."""
-MOST_BUSY = 0.9
-"""Share of the time for which the clients' core may be busy, whatever keeps it so, before it counts as the limit."""
 PROMPT_TOKENS = 1_000
 STALLED_TOKENS = 128
 """Tokens requested by a session that will stall, which it does after `run_ahead` of them, 64."""
@@ -300,7 +298,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     print(f"open loop, {offered:.1f} arrivals/s: {rate.tokens_per_s:.1f} tokens/s")
     print(f"the clients' core was busy for {load.busy:.0%} of it, and for {closed.busy:.0%} of a closed loop at most")
     busy = max(closed.busy, load.busy)
-    if busy > MOST_BUSY:
+    if busy > proc.MOST_BUSY:
         print("the load generator was the limit: the goodput of this run says nothing about the verifier")
     _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended], busy, options.size)
 
@@ -377,7 +375,7 @@ def _finish(
         },
         [
             Criterion.bound("goodput under overload over the peak", share, at_least=WANTED),
-            Criterion.bound("share of the time for which the clients' core was busy", busy, at_most=MOST_BUSY),
+            Criterion.bound("share of the time for which the clients' core was busy", busy, at_most=proc.MOST_BUSY),
             Criterion.none("sessions whose output differs", wrong),
             Criterion.none("sessions that ended by an error", errors),
             Criterion.none("prompts that were let in with every place taken", cost.asked - cost.refused),

@@ -14,6 +14,8 @@ from typing import Any
 from benchmarks.support import harness
 from outrider.core.errors import Unavailable
 
+MOST_BUSY = 0.9
+"""Share of the time for which the clients' core may be busy, whatever runs there, before it may limit a figure."""
 _LINE_BYTES = 1 << 24
 
 

@@ -199,9 +199,9 @@ class TargetModel:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
-            tile, least = self.attention.row_tile, LEAST_ROWS if self._packed else 1
-            if self.compiled and self._packed:
-                least = PADDED_ROWS  # a single row would be compiled anew
+            tile, least = self.attention.row_tile, 1
+            if self._packed:
+                least = PADDED_ROWS if self.compiled else LEAST_ROWS  # a single row would be compiled anew
             ids, positions = _padded(batch.input_ids, tile, least), _padded(batch.position_ids, tile, least)
             if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
                 ids, positions = ids.clone(), positions.clone()

@@ -60,7 +60,7 @@ def test_steps_of_every_size_meet_few_shapes_so_that_what_onednn_keeps_of_each_s
     with torch.inference_mode():
         for count in range(1, 513):
             assert packed(_rows(count, 8)).shape == (count, 8)
-    assert len(met) <= 50
+    assert len(met) < 50
     assert set(range(4, 17)) <= met, "small steps are computed as they are"
 
 

@@ -35,14 +35,15 @@ core, a step of 1 / 64 / 512 rows in ms: with AMX 10.4 / 23 / 229, in tiles of 3
 _HINT_ROWS = 16
 """Rows that the packed layout is made for; the best choice measured from 1 to 128 rows."""
 PADDED_ROWS = 4
+"""Rows to which fewer are padded where that pays."""
 LEAST_ROWS = PADDED_ROWS if "AVX512" in torch.backends.cpu.get_cpu_capability() else 1
 """Fewer rows are padded to these; a step as a whole, so that layers need not pad. With AVX-512 four are computed faster
 than one. With AVX2, whose rows have the same bits either way, 1 / 2 / 3 rows of the shipped target take 14.3 / 14.1 /
 16.4 ms on one core, and padded 16.9 / 18.2 / 19.0."""
 _ROW_BLOCK = 16
-"""More rows are padded to multiples of this, up to four times as many to multiples of half of it. oneDNN keeps a
-primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five layers at every number of rows from 8 to 512 took
-4.4 GB, padded 0.3 GB, in the same time."""
+"""More rows are padded to multiples of this, up to four times as many to multiples of half of it, beyond sixteen times
+as many to multiples of its double. oneDNN keeps a primitive of 1 to 5 MB for every shape, up to 1,024 shapes: five
+layers at every number of rows from 8 to 512 took 4.4 GB, padded 0.3 GB, in the same time."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Greatest difference to torch's own linear, relative to its greatest output."""
 _INT8 = 127
@@ -232,5 +233,5 @@ def _padded(rows: int) -> int:
     """Return the number of rows that is computed for so many."""
     if rows <= _ROW_BLOCK:
         return max(rows, LEAST_ROWS)
-    block = _ROW_BLOCK if rows > 4 * _ROW_BLOCK else _ROW_BLOCK // 2
+    block = _ROW_BLOCK // 2 if rows <= 4 * _ROW_BLOCK else _ROW_BLOCK if rows <= 16 * _ROW_BLOCK else 2 * _ROW_BLOCK
     return -(-rows // block) * block
