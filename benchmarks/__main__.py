@@ -5,7 +5,8 @@
     python -m benchmarks all                  run all of them in full: a night
     python -m benchmarks latency capacity     run some
 
-Full runs come one after another. Short ones come two at a time, since their figures mean nothing.
+Full runs come one after another. Short ones come two at a time, since their figures mean nothing, each with one thread
+for what it computes: the threads of two would wait for each other in busy loops.
 
 A run is left out if there is a result of the same command and of the committed code, as far as the benchmark measures
 it. So the same command goes on where it was stopped, and later runs only what has changed since; `--again` runs all.
@@ -24,7 +25,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -82,7 +83,7 @@ class Runner:
         logs.mkdir(parents=True, exist_ok=True)
         print(f"{benchmark.name}: python {' '.join(command)}; takes about {expected_s} s, see {logs}", flush=True)
         with (logs / f"{benchmark.name}.log").open("wb") as log, (logs / f"{benchmark.name}.err").open("wb") as errors:
-            status = await _process(command, log, errors, HANG_S + HANG_TIMES * expected_s)
+            status = await _process(command, log, errors, HANG_S + HANG_TIMES * expected_s, self.environment)
         seconds = round(time.monotonic() - began, 1)
         last = last_line(logs / f"{benchmark.name}.log")
         beside_vllm = VLLM_PYTHON in (benchmark.needs, benchmark.uses)
@@ -106,6 +107,12 @@ class Runner:
             last=last,
         ).write(self.folder)
         return Ended(benchmark.name, _outcome(status), status, seconds)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a run, without what its command tells already."""
+        threads = {} if self.size == FULL else {"OMP_NUM_THREADS": "1"}
+        return {name: value for name, value in os.environ.items() if name != VLLM_VARIABLE} | threads
 
     def command(self, benchmark: Benchmark) -> tuple[str, ...]:
         """Return the arguments of `python` that run a benchmark."""
@@ -138,7 +145,9 @@ def _still_true(found: Result, benchmark: Benchmark, command: Sequence[str]) -> 
     return same and results.changed_since(found.commit, benchmark.measures) is False
 
 
-async def _process(command: Sequence[str], log: IO[bytes], errors: IO[bytes], limit_s: float) -> int | None:
+async def _process(
+    command: Sequence[str], log: IO[bytes], errors: IO[bytes], limit_s: float, environment: Mapping[str, str]
+) -> int | None:
     """Run `python` with these arguments from the root of the checkout; return its status, None if it was stopped."""
     process = await asyncio.create_subprocess_exec(
         *(*tied_to_this_process(), sys.executable, *command),
@@ -147,7 +156,7 @@ async def _process(command: Sequence[str], log: IO[bytes], errors: IO[bytes], li
         stderr=errors,
         cwd=results.ROOT,
         start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name != VLLM_VARIABLE},  # the command tells all
+        env=environment,
     )
     try:
         return await asyncio.wait_for(process.wait(), limit_s)

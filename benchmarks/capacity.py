@@ -1,22 +1,22 @@
 """Measure the tokens per second of one verifier on one core, by who drafts: nobody, the verifier, the devices.
 
-Several verifiers share one core and are measured in turn: `autoregression` streams; `device` verifies what recorded
-devices draft (benchmarks.support.draft_replay: the draft passes take their recorded time, but on no core of the
-verifier's); `co-located` has all that a verifier can have of its own, n-grams, token recycling, heads and a draft, once
-for each depth of the draft's chain, each source pausing where it does not pay; `both` is such a verifier with the
-devices' nodes besides, and `both, controlled` has the coordinator's windows, which a device alone has to follow;
-`server draft` drafts in every step, to measure what a draft on that core costs. Each has a verifier for itself, but
-`autoregression` and `device`, which have nothing of the verifier's. 1 to 32 sessions at once run in a closed loop,
-greedy and sampled in turn; outputs with more than 30% repeated 4-grams are left out. In a round every configuration
-plays the same list of texts. It begins when all sessions run and ends with the last text of the list, while sessions go
-on with others. A figure is the number of tokens delivered meanwhile over that time; ratios are taken within a round,
-and their median is given. `by_sampling` has the same of greedy and of sampled sessions apart: tokens delivered over the
-time in which such sessions ran. Prompts are in the prefix cache, so the figures cover generation and the opening of
-sessions. Each list begins with other texts than the one before, since a verifier recycles tokens of all texts that it
-has served; greedy texts, of which fewer are left, come again sooner, which favours `co-located` and `both` alike. What
-devices know of their draft they have learned from the prompts for tuning. Windows are the verifier's own, which
-maximise the tokens of all sessions together; in `device, controlled` they are the coordinator's, which keep every
-session at least as fast as streaming.
+Several verifiers share one core and are measured in turn, while the processes of the others stand still:
+`autoregression` streams; `device` verifies what recorded devices draft (benchmarks.support.draft_replay: the draft
+passes take their recorded time, but on no core of the verifier's); `co-located` has all that a verifier can have of its
+own, n-grams, token recycling, heads and a draft, once for each depth of the draft's chain, each source pausing where it
+does not pay; `both` is such a verifier with the devices' nodes besides, and `both, controlled` has the coordinator's
+windows, which a device alone has to follow; `server draft` drafts in every step, to measure what a draft on that core
+costs. Each has a verifier for itself, but `autoregression` and `device`, which have nothing of the verifier's. 1 to 32
+sessions at once run in a closed loop, greedy and sampled in turn; outputs with more than 30% repeated 4-grams are left
+out. In a round every configuration plays the same list of texts. It begins when all sessions run and ends with the last
+text of the list, while sessions go on with others. A figure is the number of tokens delivered meanwhile over that time;
+ratios are taken within a round, and their median is given. `by_sampling` has the same of greedy and of sampled sessions
+apart: tokens delivered over the time in which such sessions ran. Prompts are in the prefix cache, so the figures cover
+generation and the opening of sessions. Each list begins with other texts than the one before, since a verifier recycles
+tokens of all texts that it has served; greedy texts, of which fewer are left, come again sooner, which favours `co-
+located` and `both` alike. What devices know of their draft they have learned from the prompts for tuning. Windows are
+the verifier's own, which maximise the tokens of all sessions together; in `device, controlled` they are the
+coordinator's, which keep every session at least as fast as streaming.
 
 With `--engine vllm` verifiers that run vLLM take their turns too, and `vllm` in the last line compares them with ours:
 the faster forward as `autoregression`, and with it what chains commit where our engine verifies trees. Recordings whose
@@ -40,6 +40,7 @@ import contextlib
 import itertools
 import math
 import os
+import signal
 import statistics
 import tempfile
 import time
@@ -67,6 +68,8 @@ CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
 SHARE_OF_BOUND = 0.9
+REGISTERED_S = 0.1
+"""Time between two looks whether a verifier is registered again."""
 BOTH_KEY = "both_over_best"
 BOTH_CONTROLLED = "both, controlled"
 
@@ -326,14 +329,50 @@ async def measure(setups: Sequence[ServingSetup], greedy: Sequence[bool], size: 
         begun = [SessionJob(i, drafted=arm.drafted, ending="cancel", after=1) for i in range(len(greedy))]
         await asyncio.gather(*map(arm.swarm.play, begun))
     windows = size.rounds * len(size.levels)
-    for turn in range(size.rounds):
-        for number, level in enumerate(size.levels):
-            begun_with = (turn * len(size.levels) + number) / windows
-            for arm in setups if turn % 2 else reversed(setups):
-                count = max(size.least, level)
-                window = await ask(arm, level, in_turn(greedy, begun_with), greedy, count)
-                cells[arm.name, level].windows.append(window)
+    with stopped([arm.cluster for arm in setups]):
+        for turn in range(size.rounds):
+            for number, level in enumerate(size.levels):
+                begun_with = (turn * len(size.levels) + number) / windows
+                for arm in setups if turn % 2 else reversed(setups):
+                    count = max(size.least, level)
+                    async with running(arm.cluster):
+                        window = await ask(arm, level, in_turn(greedy, begun_with), greedy, count)
+                    cells[arm.name, level].windows.append(window)
     return cells
+
+
+@contextlib.contextmanager
+def stopped(clusters: Sequence[Cluster]) -> Iterator[None]:
+    """Stop the processes of clusters, which take some of both cores without any session, until the context is left."""
+    for cluster in clusters:
+        _signal(cluster, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for cluster in clusters:
+            _signal(cluster, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def running(cluster: Cluster) -> AsyncIterator[None]:
+    """Let a stopped cluster run until the context is left, which is entered once its verifier has a lease again."""
+    _signal(cluster, signal.SIGCONT)
+    try:
+        registered = False
+        while not registered:
+            await asyncio.sleep(REGISTERED_S)
+            registered = bool((await harness.status(cluster.address)).verifiers)
+            if not all(child.running for child in cluster.verifiers):
+                raise RuntimeError("a verifier has ended; its log stands below")
+        yield
+    finally:
+        _signal(cluster, signal.SIGSTOP)
+
+
+def _signal(cluster: Cluster, number: signal.Signals) -> None:
+    for child in (cluster.coordinator, *cluster.verifiers):
+        if child is not None:
+            child.signal_group(number)
 
 
 SPEEDS = {"greedy": "greedy_per_s", "sampled": "sampled_per_s"}

@@ -51,20 +51,22 @@ SAMPLINGS = {"greedy": 0.0, "sampled": 0.8}
 class LossesSize:
     prompts: dict[str, int]
     steps: int
-    """Steps of 2,048 tokens."""
     heldout: int
     """Held-out prompts of each kind."""
     runs: tuple[tuple[Loss, int], ...] = (("kl", 0), ("tv", 0), ("hybrid", 0), ("hybrid", 16))
     """Loss and rank of LoRA of each run; 0 trains all weights."""
     length: int = 128
     """Most tokens that the target writes after each prompt."""
+    batch_tokens: int = 2_048
+    """Tokens of a step."""
+    threads: int = 2
 
 
 RATES = {False: 3e-3, True: 1e-2}
 """Whether with LoRA -> learning rate."""
 FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
-QUICK = LossesSize({"arithmetic": 32, "code": 16}, 4, 2, length=64)
-SMOKE = LossesSize({"arithmetic": 4, "code": 4}, 1, 1, length=16)
+QUICK = LossesSize({"arithmetic": 32, "code": 16}, 4, 2, length=64, batch_tokens=512, threads=1)
+SMOKE = LossesSize({"arithmetic": 4, "code": 4}, 1, 1, length=16, batch_tokens=512, threads=1)
 
 
 class MemoryLog:
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     """Write the traffic, train every variant on it and measure all of them."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(scale.threads)
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
     made = {"arithmetic": questions.arithmetic, "code": questions.code}
@@ -197,8 +199,8 @@ def train(pair: Pair, scale: LossesSize, folder: Path, loss: Loss, rank: int) ->
         lora_rank=rank,
         steps=scale.steps,
         learning_rate=RATES[rank > 0],
-        batch_tokens=2_048,
-        threads=2,
+        batch_tokens=scale.batch_tokens,
+        threads=scale.threads,
     ).write(run)
     command = [sys.executable, "-m", "cloud_verifier.distill.training.run", str(run)]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -206,7 +208,7 @@ def train(pair: Pair, scale: LossesSize, folder: Path, loss: Loss, rank: int) ->
         raise RuntimeError(f"training by {loss} with rank {rank} failed: {ran.stderr[-2000:]}")
     model = AutoModelForCausalLM.from_pretrained(run / "model")
     write_gguf(model, AutoTokenizer.from_pretrained(run / "model"), run / "whole.gguf", "draft")
-    quantize(run / "whole.gguf", run / "draft.gguf", "Q8_0", threads=2)
+    quantize(run / "whole.gguf", run / "draft.gguf", "Q8_0", threads=scale.threads)
     check_types(run / "draft.gguf", "Q8_0")
     return float(json.loads((run / "done.json").read_text(encoding="utf-8"))["seconds"])
 

@@ -122,7 +122,7 @@ def _cpu_s(front: int) -> tuple[float, float]:
 
 async def run(pair: Pair, size: Size, processes: int = 1) -> list[Load]:
     seconds = size.pick(smoke=0.5, quick=2.0, full=30.0)
-    numbers = size.pick(smoke=(2, 4), quick=(64, 256, 512), full=(64, 256, 512))
+    numbers = size.pick(smoke=(2, 4), quick=(16, 64), full=(64, 256, 512))
     front_core, other_core = harness.cores()
     harness.pin(other_core)
     loads = []

@@ -13,6 +13,8 @@ HANG_S = 1_800.0
 class DistillSize:
     """Set the sizes and times of one run."""
 
+    alarm_fall: float = 0.05
+    """Fall of a class's acceptance that begins a run."""
     alarm_tokens: int = 40_000
     """Tokens of a class after which the loop judges its acceptance."""
     run_tokens: int = 110_000
@@ -54,21 +56,22 @@ class DistillSize:
 
 FULL = DistillSize()
 QUICK = DistillSize(
+    alarm_fall=0.12,  # so few tokens tell no less
     alarm_tokens=2_000,
     run_tokens=0,
-    steps=30,
+    steps=20,
     dataset={"copies": 100, "heldout_share": 0.25},
     training={
-        "learning_rate": 1e-3,
-        "batch_tokens": 1_536,
-        "micro_tokens": 1_536,
+        "learning_rate": 2e-3,
+        "batch_tokens": 768,
+        "micro_tokens": 768,
         "save_seconds": 2.0,
         "report_steps": 1,
-        "measure_steps": 15,
+        "measure_steps": 10,
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
-    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
+    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_confidence": 0.5, "gate_sessions": 6},
     flush_s=2.0,
     request_tokens=96,
     pause_s=5.0,

@@ -26,7 +26,6 @@ from outrider.processes import tied_to_this_process
 
 _TRAINER = b"cloud_verifier.distill.training.run"
 _RETRY_S = 2.0
-_ALARM_FALL = 0.05
 """Fall of acceptance that raises the alarm. From code to sums the narrow draft falls by 0.1 to 0.3."""
 _CANARY_SHARE = 0.5
 """Share of eight devices that get a trial; a smaller one would choose one or two."""
@@ -100,9 +99,10 @@ class DistillSystem:
         scale = self._scale
         gate = ", ".join(f"{name} {value}" for name, value in scale.gate.items())
         return (
-            f"prompts are recorded as context; alarm_fall {_ALARM_FALL}, alarm_tokens {scale.alarm_tokens}, run_tokens"
-            f" {scale.run_tokens}, dataset {scale.dataset}, training {scale.training | {'steps': scale.steps}}, canary:"
-            f" share {_CANARY_SHARE}, bound {scale.canary_bound}, alpha {scale.canary_alpha}, {scale.session_samples}"
+            f"prompts are recorded as context; alarm_fall {scale.alarm_fall}, alarm_tokens {scale.alarm_tokens},"
+            f" run_tokens {scale.run_tokens}, dataset {scale.dataset},"
+            f" training {scale.training | {'steps': scale.steps}}, canary: share {_CANARY_SHARE},"
+            f" bound {scale.canary_bound}, alpha {scale.canary_alpha}, {scale.session_samples}"
             f" samples of a session, window {scale.canary_s:.0f} s{f'; {gate}' if gate else ''}"
         )
 
@@ -199,7 +199,7 @@ class DistillSystem:
             "fresh_tokens": 10_000_000,
             "daily_minutes": _DAILY_MINUTES,
             "alarm_tokens": scale.alarm_tokens,
-            "alarm_fall": _ALARM_FALL,
+            "alarm_fall": scale.alarm_fall,
             "run_tokens": scale.run_tokens,
             "dataset_options": json.dumps(scale.dataset),
             "training_options": json.dumps(scale.training | {"steps": scale.steps}),

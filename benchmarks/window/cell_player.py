@@ -119,7 +119,7 @@ class CellPlayer:
             await playing
 
     def _job(self, number: int, rtt_ms: float, drafted: bool) -> SessionJob:
-        return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms)
+        return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms, probed=True)
 
 
 @contextlib.asynccontextmanager

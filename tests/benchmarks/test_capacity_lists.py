@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import math
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,20 +26,38 @@ from benchmarks.capacity import (
     measure,
     report,
 )
+from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 
 GREEDY = (True, True, False, False, False, False, False)
 
 
+class FakeCluster:
+    """Note whether its processes run; it has one, a verifier."""
+
+    coordinator = None
+    address = ""
+
+    def __init__(self) -> None:
+        self.verifiers = [self]
+        self.running = True
+        self.stands_still = False
+
+    def signal_group(self, number: int) -> None:
+        self.stands_still = number == signal.SIGSTOP
+
+
 class FakeSwarm:
     """Play every session in the same time, one token after another, and note what was asked for."""
 
-    def __init__(self, seconds: float, wrong: int = 0) -> None:
+    def __init__(self, cluster: FakeCluster, seconds: float, wrong: int = 0) -> None:
+        self.cluster = cluster
         self.seconds = seconds
         self.wrong = wrong
         self.played: list[int] = []
 
     async def play(self, job: SessionJob) -> SessionOutcome:
+        assert not self.cluster.stands_still
         self.played.append(job.recording)
         begun = time.monotonic()
         await asyncio.sleep(self.seconds)
@@ -51,12 +70,16 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     async def timing(cluster: object) -> dict[str, float]:
         return {"draft": 1.0, "verify": 2.0}
 
+    async def status(address: str) -> Any:
+        return SimpleNamespace(verifiers=["registered"])
+
     monkeypatch.setattr(capacity, "timing", timing)
+    monkeypatch.setattr(harness, "status", status)
 
 
 def setup(name: str, seconds: float, wrong: int = 0) -> ServingSetup:
-    swarm: Any = FakeSwarm(seconds, wrong)
-    cluster: Any = SimpleNamespace()
+    cluster: Any = FakeCluster()
+    swarm: Any = FakeSwarm(cluster, seconds, wrong)
     return ServingSetup(name, swarm, cluster, drafted=False, clients_core=min(os.sched_getaffinity(0)))
 
 
@@ -102,6 +125,29 @@ async def test_every_list_is_one_of_its_own_for_all_configurations() -> None:
     assert slow[:3] == fast[:3] == [0, 2, 1]
     assert slow[-3:] == fast[-3:], "the second round's"
     assert slow[:3] != slow[-3:]
+
+
+async def test_the_processes_of_all_others_stand_still_while_one_configuration_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arms = [setup("autoregression", 0.01), setup("device", 0.01)]
+    still: list[tuple[bool, ...]] = []
+
+    async def watched(arm: ServingSetup, *given: Any) -> LoadWindow:
+        still.append(tuple(cast(FakeCluster, one.cluster).stands_still for one in arms))
+        return await ask(arm, *given)
+
+    monkeypatch.setattr(capacity, "ask", watched)
+    await measure(arms, GREEDY, CapacitySize(1, 7, depths=(), colocated=(), both=2, levels=(1,), least=2))
+    assert still == [(True, False), (False, True)]
+    assert not any(cast(FakeCluster, arm.cluster).stands_still for arm in arms)
+
+
+async def test_a_verifier_that_has_ended_is_not_waited_for() -> None:
+    arm = setup("device", 0.01)
+    cast(FakeCluster, arm.cluster).running = False
+    with pytest.raises(RuntimeError, match="a verifier has ended"):
+        await measure([arm], GREEDY, CapacitySize(1, 7, depths=(), colocated=(), both=2, levels=(1,), least=2))
 
 
 SPEEDS = {

@@ -161,7 +161,7 @@ async def test_a_session_in_rounds_delivers_the_recorded_output(
 
 
 async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path: Path) -> None:
-    (outcome,) = await played(record_draft(0.8), tmp_path, SessionJob(0))
+    (outcome,) = await played(record_draft(0.8), tmp_path, SessionJob(0, probed=True))
     assert outcome.wrong == 0
     assert len(outcome.predicted) == len(outcome.happened) > 20
     assert 0 < sum(outcome.happened) < len(outcome.happened)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedRequest, copied
 from benchmarks.support.draft_replay.rounds import RoundDrafter
 from benchmarks.support.draft_replay.source import ReplayedDrafts, WrongSpanSource
@@ -23,6 +24,7 @@ from benchmarks.support.network_link import Link
 from benchmarks.support.network_proxy import MAX_RTT_MS, DelayProxy
 from benchmarks.support.ucb_specstop import UcbSpecStop
 from edge_agent.config import EdgeSettings
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.drafting.sources.base import DraftSource
 from edge_agent.sdk.client import AsyncClient
@@ -64,6 +66,8 @@ class SessionJob:
     """Scheme of a client that drafts in rounds (benchmarks.support.draft_replay.rounds)."""
     live: bool = False
     """Whether a client that drafts computes the draft's passes instead of replaying them."""
+    probed: bool = False
+    """Whether the outcome says what was predicted of nodes, which takes a client some CPU time."""
 
 
 @dataclass
@@ -100,7 +104,7 @@ class SessionOutcome:
     session_id: str = ""
     """The coordinator's session id; empty without a coordinator."""
     predicted: list[float] = field(default_factory=list)
-    """Path acceptance as estimated when sent, of the first nodes whose outcome became known."""
+    """Path acceptance as estimated when sent, of the first nodes whose outcome became known; empty unless probed."""
     happened: list[bool] = field(default_factory=list)
     """Whether those nodes became text."""
 
@@ -272,8 +276,9 @@ class Player:
             outcome.asked += source.asked
             outcome.missed += source.missed
         for drafter in drafts.drafters if drafts else ():
-            outcome.predicted += [round(predicted, 4) for predicted, _ in drafter.settled]
-            outcome.happened += [happened for _, happened in drafter.settled]
+            settled = drafter.settled if isinstance(drafter, ProbedDrafter) else []
+            outcome.predicted += [round(predicted, 4) for predicted, _ in settled]
+            outcome.happened += [happened for _, happened in settled]
         return outcome
 
     def _drafts(self, job: SessionJob) -> ReplayedDrafts:
@@ -283,7 +288,13 @@ class Player:
             drafter = partial(RoundDrafter, trip_s=rtt_ms / 1e3, bandit=bandit)
             return ReplayedDrafts(self._recorded, self._taught, release=self._release, drafter=drafter)
         if not any(job.wrong_span):
-            return ReplayedDrafts(self._recorded, self._taught, release=self._release, ngram_only=job.ngram_only)
+            return ReplayedDrafts(
+                self._recorded,
+                self._taught,
+                release=self._release,
+                ngram_only=job.ngram_only,
+                drafter=ProbedDrafter if job.probed else Drafter,
+            )
         output, vocabulary = self._recorded.recordings[job.recording].call.output, self._recorded.vocabulary
 
         def wrap(source: DraftSource) -> DraftSource:

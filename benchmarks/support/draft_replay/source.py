@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, copied, place
 from edge_agent.drafting.calibrated_source import CalibratedSource
+from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
@@ -153,7 +153,7 @@ class ReplayedDrafts(DraftPool):
         wrap: Callable[[DraftSource], DraftSource] = lambda source: source,
         release: str = "recorded",
         ngram_only: bool = False,
-        drafter: Callable[[Sequence[CalibratedSource]], ProbedDrafter] = ProbedDrafter,
+        drafter: Callable[[Sequence[CalibratedSource]], Drafter] = Drafter,
     ) -> None:
         release = f"{release}-ngram" if ngram_only else release
         super().__init__("recorded", DraftOptions(workers=workers), release=release)
@@ -165,7 +165,7 @@ class ReplayedDrafts(DraftPool):
         self._wrap = wrap
         self._drafter = drafter
         self.sources: list[ReplayedSource] = []
-        self.drafters: list[ProbedDrafter] = []
+        self.drafters: list[Drafter] = []
 
     def apply_prior(self, prior: AcceptancePrior) -> None:
         """Apply a prior as a pool with a model does; the recording stands for the model."""

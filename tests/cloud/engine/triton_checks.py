@@ -249,6 +249,7 @@ def test_fused_layers_compute_what_the_models_own_do(norm: type[torch.nn.Module]
         torch.testing.assert_close(module.up_proj(x), up, atol=close, rtol=close)
 
 
+@pytest.mark.timeout(600)
 def test_layers_of_one_kind_are_compiled_once(tiny_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloud_verifier.engine.torch_backend.kernels.linear._pack", None)  # of a CPU, with numbers
     model = TargetModel.load(tiny_directory("qwen3"), dtype="float32", device=str(DEVICE), attention="triton")
