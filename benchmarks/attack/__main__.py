@@ -1,4 +1,4 @@
-"""Attack a live cluster in every way that a review found, while a neighbour's session goes on.
+"""Attack a live cluster in every way that an earlier version did not withstand, while a neighbour's session goes on.
 
 One line of JSON for each attack says what was measured and whether the product held; the last line counts them.
 `--code` starts the cluster from another checkout, such as one of an earlier commit; the attackers are this one's.
@@ -25,39 +25,38 @@ from benchmarks.support import harness
 from benchmarks.support.harness import Criterion, Pair, Size
 from coordinator.cluster import stand_apart
 
-ATTACKS: dict[str, tuple[str, Attack]] = {
-    "watch_coordinator": ("1.1", floods.watch_coordinator),
-    "reflect_coordinator": ("1.1", floods.reflect_coordinator),
-    "watch_verifier": ("1.1", floods.watch_verifier),
-    "reflect_verifier": ("1.1", floods.reflect_verifier),
-    "unfinished_at_coordinator": ("1.2", floods.unfinished_at_coordinator),
-    "unfinished_at_verifier": ("1.2", floods.unfinished_at_verifier),
-    "unfinished_health_checks": ("1.2", floods.unfinished_health_checks),
-    "health_checks": ("1.1", floods.health_checks),
-    "unfinished_from_many_connections": ("1.2", floods.unfinished_from_many_connections),
-    "two_tenants": ("1.1", floods.two_tenants),
-    "refusals": ("1.11", floods.refusals),
-    "unread_downloads": ("1.3", floods.unread_downloads),
-    "unread_downloads_with_ticket": ("1.3", floods.unread_downloads_with_ticket),
-    "all_places": ("1.4", places.all_places),
-    "flood_of_opens": ("1.4", places.flood_of_opens),
-    "closed_tickets": ("1.4", places.closed_tickets),
-    "hostile_drafts": ("1.5", hostile_files.hostile_drafts),
-    "bad_draft_of_up": ("1.5", hostile_files.bad_draft_of_up),
-    "redis_lost": ("1.6", trust.redis_lost),
-    "killed_session": ("1.7", places.killed_session),
-    "revoked_tenant": ("1.7", places.revoked_tenant),
-    "frame_sizes": ("1.8", sizes.frame_sizes),
-    "worse_made_stable": ("1.9", canary.worse_made_stable),
-    "better_rolled_back": ("1.9", canary.better_rolled_back),
-    "template_bombs": ("1.10", hostile_files.template_bombs),
-    "silent_connections": ("1.11", floods.silent_connections),
-    "unknown_keys": ("1.11", floods.unknown_keys),
-    "key_in_redis": ("1.11", trust.key_in_redis),
-    "fenced_by_id": ("1.11", trust.fenced_by_id),
-    "on_loopback": ("1.11", trust.on_loopback),
+ATTACKS: dict[str, Attack] = {
+    "watch_coordinator": floods.watch_coordinator,
+    "reflect_coordinator": floods.reflect_coordinator,
+    "watch_verifier": floods.watch_verifier,
+    "reflect_verifier": floods.reflect_verifier,
+    "unfinished_at_coordinator": floods.unfinished_at_coordinator,
+    "unfinished_at_verifier": floods.unfinished_at_verifier,
+    "unfinished_health_checks": floods.unfinished_health_checks,
+    "health_checks": floods.health_checks,
+    "unfinished_from_many_connections": floods.unfinished_from_many_connections,
+    "two_tenants": floods.two_tenants,
+    "refusals": floods.refusals,
+    "unread_downloads": floods.unread_downloads,
+    "unread_downloads_with_ticket": floods.unread_downloads_with_ticket,
+    "all_places": places.all_places,
+    "flood_of_opens": places.flood_of_opens,
+    "closed_tickets": places.closed_tickets,
+    "hostile_drafts": hostile_files.hostile_drafts,
+    "bad_draft_of_up": hostile_files.bad_draft_of_up,
+    "redis_lost": trust.redis_lost,
+    "killed_session": places.killed_session,
+    "revoked_tenant": places.revoked_tenant,
+    "frame_sizes": sizes.frame_sizes,
+    "worse_made_stable": canary.worse_made_stable,
+    "better_rolled_back": canary.better_rolled_back,
+    "template_bombs": hostile_files.template_bombs,
+    "silent_connections": floods.silent_connections,
+    "unknown_keys": floods.unknown_keys,
+    "key_in_redis": trust.key_in_redis,
+    "fenced_by_id": trust.fenced_by_id,
+    "on_loopback": trust.on_loopback,
 }
-"""Attack -> the section of the review that found it, and what carries it out."""
 SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
 QUICK = (*SMOKE, "killed_session")
 TIMES = 2.0
@@ -68,12 +67,11 @@ ATTACK_S = 1_200.0
 
 async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
     """Carry out one attack; return its line."""
-    section, attack = ATTACKS[name]
     attacks = len(lab.attacks)
     began = time.monotonic()
     try:
         async with asyncio.timeout(ATTACK_S):
-            finding = await attack(lab)
+            finding = await ATTACKS[name](lab)
     except Exception as error:  # whatever it is, nothing was shown
         finding = Finding(False, {"error": f"{type(error).__name__}: {error}"[:300]}, "the attack was carried out")
     windows = lab.attacks[attacks:]
@@ -82,7 +80,6 @@ async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
     ratio = during / quiet if during and quiet else None
     line = {
         "attack": name,
-        "section": section,
         "held": finding.held,
         "measured": finding.measured,
         "bound": finding.bound,
@@ -97,8 +94,8 @@ async def carry_out(name: str, lab: Lab) -> dict[str, Any]:
 async def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     if options.list:
-        for name, (section, attack) in ATTACKS.items():
-            print(f"{name:<30} {section:<5} {attack.__doc__}")
+        for name, attack in ATTACKS.items():
+            print(f"{name:<33} {attack.__doc__}")
         return
     pair = Pair.in_folder(options.models)
     names = options.only or options.size.pick(smoke=SMOKE, quick=QUICK, full=tuple(ATTACKS))

@@ -63,7 +63,10 @@ async def train(system: DistillSystem, number: int, scale: DistillSize, run_log:
     """Wait for the training, kill it twice and wait for its end."""
     folder = system.run_folder(number)
     saved = folder / "checkpoint" / "state.safetensors"
-    await until(saved.exists, HANG_S, "the training's first checkpoint")
+    first = "the training's first checkpoint"
+    await until(lambda: saved.exists() or any(one.number == number for one in system.state().history), HANG_S, first)
+    if not saved.exists():
+        raise Unavailable(f"the run ended before its training: {outcome(system.state().history)}")
     await _cut("the trainer", system.kill_trainer, folder, scale, run_log)
     await _cut("the loop", system.kill_loop, folder, scale, run_log)
     await until((folder / DONE).exists, HANG_S, "the training is over")

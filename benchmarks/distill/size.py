@@ -60,7 +60,7 @@ QUICK = DistillSize(
     alarm_tokens=2_000,
     run_tokens=0,
     steps=20,
-    dataset={"copies": 100, "heldout_share": 0.25},
+    dataset={"copies": 100, "heldout_share": 0.25, "validation_share": 0.15},
     training={
         "learning_rate": 2e-3,
         "batch_tokens": 768,

@@ -54,7 +54,7 @@ from benchmarks.window.testbed import CorePair, WindowTestbed
 
 PARTS = ("cells", "statics", "model", "changes", "crowd", "calibration", "arms", "policies", "live")
 SHORT = ("cells", "calibration")
-"""Those of a quick run, unless `--only` names others; a smoke run has live devices, arms and policies too."""
+"""Those of a quick run, unless `--only` names others."""
 ENGINES = "engines"
 """A part that needs vLLM."""
 KEYS = (
@@ -188,7 +188,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
     plan = asked.size.pick(smoke=SMOKE, quick=QUICK, full=WindowPlan())
-    usual = asked.size.pick(smoke=(*SHORT, "live", "arms", "policies"), quick=SHORT, full=PARTS)
+    usual = asked.size.pick(smoke=PARTS, quick=SHORT, full=PARTS)
     parts = asked.only or (usual if VLLM not in engines else (ENGINES,))
     pair = Pair.in_folder(asked.models)
     prompts, teaching = (pair.encode(harness.prompts(split)) for split in (asked.texts, "tuning"))

@@ -14,7 +14,7 @@ from benchmarks.support import harness
 from benchmarks.support.reliability import Reliability, reliability
 from benchmarks.window.cells import Cell, CellKey, figures, line, merged, predicted_over_measured
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import CROWD, CROWD_RTT_MS, PACED
+from benchmarks.window.plan import CROWD_RTT_MS, PACED
 from benchmarks.window.testbed import RunningVerifier
 
 CALIBRATED = CellKey(PACED, "good", 50.0)
@@ -86,9 +86,10 @@ async def _site(
 
 async def crowd(context: RunContext) -> dict[str, Any]:
     """Play more sessions than speculation pays for."""
-    key, cell = CellKey(CROWD, "good", CROWD_RTT_MS), Cell()
+    machine = context.plan.crowd
+    key, cell = CellKey(machine, "good", CROWD_RTT_MS), Cell()
     async with (
-        context.testbed.site(CROWD, context.core_pairs[0]) as site,
+        context.testbed.site(machine, context.core_pairs[0]) as site,
         site.swarm(context.recordings.file("good")) as swarm,
     ):
         player = context.player(site, swarm, "good")
@@ -99,11 +100,11 @@ async def crowd(context: RunContext) -> dict[str, Any]:
     print(line(key, found), flush=True)
     shown = {name: "-" if found[name] is None else found[name] for name in ("min_acceptance", "k_median", "predicted")}
     print(
-        f"a crowd, {CROWD}: min_acceptance {shown['min_acceptance']}, k {shown['k_median']},"
+        f"a crowd, {machine}: min_acceptance {shown['min_acceptance']}, k {shown['k_median']},"
         f" predicted {shown['predicted']}x by the coordinator; the slowest {found['slowest']:.2f}x",
         flush=True,
     )
-    return {"crowd": {name: found[name] for name in CROWD_KEYS} | {"machine": str(CROWD)}}
+    return {"crowd": {name: found[name] for name in CROWD_KEYS} | {"machine": str(machine)}}
 
 
 def calibration(cells: Mapping[CellKey, Cell]) -> dict[str, Any]:

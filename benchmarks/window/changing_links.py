@@ -11,15 +11,7 @@ from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 from benchmarks.window.cell_player import watched
 from benchmarks.window.cells import ObservedWindow
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import (
-    CHANGE_S,
-    CHANGE_TOKENS,
-    CHANGES,
-    CHANGING,
-    COLLAPSE,
-    COLLAPSE_RTT_MS,
-    PLAIN_CHANGE_TOKENS,
-)
+from benchmarks.window.plan import CHANGING, ChangingLink
 from benchmarks.window.testbed import CorePair, play
 from benchmarks.window.transitions import (
     AFTER_S,
@@ -38,27 +30,6 @@ from benchmarks.window.transitions import (
 LOOK_S = 0.1
 
 
-@dataclass(frozen=True)
-class ChangingLink:
-    """Describe the link over which sessions are played, and the change in mid-session."""
-
-    name: str
-    rtt_ms: float
-    changes: tuple[tuple[float, float], ...] = ()
-    """Changes of the round trip, as in ServiceAddress."""
-    wrong_span: tuple[int, int] = (0, 0)
-    """Positions of the output with wrong proposals, as in SessionJob."""
-
-    def periods(self, outcome: SessionOutcome) -> list[ChangePeriod]:
-        return periods_of_link(outcome, self.changes) if self.changes else periods_of_draft(outcome, self.wrong_span)
-
-
-LINES = (
-    ChangingLink("RTT 5, 300, 5 ms", 5.0, changes=CHANGES),
-    ChangingLink(f"draft fails and recovers, RTT {COLLAPSE_RTT_MS:g} ms", COLLAPSE_RTT_MS, wrong_span=COLLAPSE),
-)
-
-
 @dataclass
 class PlayedLink:
     """Hold what was measured over one changing link."""
@@ -69,7 +40,8 @@ class PlayedLink:
 
 
 async def play_transitions(context: RunContext) -> dict[str, Any]:
-    playing = [partial(_play, context, *one) for one in zip(LINES, context.core_pairs, strict=True)]
+    pairs = zip(context.plan.changing_links, context.core_pairs, strict=True)
+    playing = [partial(_play, context, *one) for one in pairs]
     played = await context.each(playing, [CHANGING])
     found = [each for line in played for each in line.transitions]
     worst_cases = summary(found)
@@ -93,26 +65,32 @@ async def play_transitions(context: RunContext) -> dict[str, Any]:
 
 
 async def _play(context: RunContext, line: ChangingLink, cores: CorePair) -> PlayedLink:
-    recordings, found = context.recordings, PlayedLink()
+    plan, recordings, found = context.plan, context.recordings, PlayedLink()
     async with (
         context.testbed.site(CHANGING, cores) as site,
         site.swarm(recordings.file("changes"), line.changes) as swarm,
     ):
         await play(swarm, [SessionJob(0, ending="cancel", after=8, rtt_ms=line.rtt_ms)], 1)  # whatever is slow at first
         for number in range(len(recordings.recorded("changes").recordings)):
-            plain = SessionJob(number, False, "cancel", PLAIN_CHANGE_TOKENS, rtt_ms=line.rtt_ms)
+            plain = SessionJob(number, False, "cancel", plan.plain_change_tokens, rtt_ms=line.rtt_ms)
             (streamed,) = await play(swarm, [plain], 1)
             observations: list[ObservedWindow] = []
             async with watched(site, observations, LOOK_S):
-                job = SessionJob(number, True, "cancel", CHANGE_TOKENS, line.rtt_ms, line.wrong_span, CHANGE_S)
+                job = SessionJob(
+                    number, True, "cancel", plan.change_tokens, line.rtt_ms, line.wrong_span, plan.change_s
+                )
                 (outcome,) = await play(swarm, [job], 1)
             seen = [each for each in observations if each.session_id == outcome.session_id]
-            periods = line.periods(outcome)
+            periods = _periods(line, outcome)
             found.transitions += [transition(period, outcome, streamed, seen) for period in periods]
             if not number:
                 found.series.append(_series(line, outcome, streamed, seen, periods))
         context.check(site)
     return found
+
+
+def _periods(line: ChangingLink, outcome: SessionOutcome) -> list[ChangePeriod]:
+    return periods_of_link(outcome, line.changes) if line.changes else periods_of_draft(outcome, line.wrong_span)
 
 
 def _series(
@@ -125,7 +103,7 @@ def _series(
     """Return speed and window of one session over time, for the plot."""
     begun = began_s(outcome)
     return {
-        "name": line.name,
+        "name": str(line),
         "adaptive": list(over_time(outcome)),
         "streaming": list(over_time(streamed)),
         "k": [(each.at_s - begun, each.k) for each in seen],

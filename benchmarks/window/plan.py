@@ -49,17 +49,6 @@ SIXTEEN = VerifierMachine(16, 80.0, 0.05)
 CROWD = VerifierMachine(32, 80.0, 3.0)
 """A machine with more sessions than pay: a plain row costs 3 ms, so a node takes time from everybody."""
 CROWD_RTT_MS = 50.0
-CHANGES = ((2.5, 300.0), (10.5, 5.0))
-"""Seconds since a session's begin -> ms of its round trip from then on; 5 at first. Periods of eight seconds."""
-CHANGE_S = 20.0
-"""Time after which a session on a changing link is ended."""
-CHANGE_TOKENS = 700
-"""More tokens than arrive in that time: 12.5 a second streamed, up to four times that on a short round trip."""
-PLAIN_CHANGE_TOKENS = 60
-"""Tokens of the same prompt by streaming, whose speed does not change."""
-COLLAPSE = (80, 185)
-"""Positions of the output at which the draft proposes wrong tokens: eight seconds' worth of streaming."""
-COLLAPSE_RTT_MS = 50.0
 TOKENS = {REAL: 112, REALS: 112, PACED: 80, PACEDS: 64, CROWD: 64, SIXTEEN: 64}
 """Tokens of a session. The coordinator decides its windows after a second at most: paced ones stream for about two and
 a half seconds or longer, those on the real CPU for about two."""
@@ -90,6 +79,22 @@ MINUTES = {
 
 
 @dataclass(frozen=True)
+class ChangingLink:
+    """Describe a link over which sessions are played, and the change in mid-session."""
+
+    rtt_ms: float
+    changes: tuple[tuple[float, float], ...] = ()
+    """Seconds since a session's begin -> ms of its round trip from then on."""
+    wrong_span: tuple[int, int] = (0, 0)
+    """Positions of the output with wrong proposals, as in SessionJob."""
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return f"draft fails and recovers, RTT {self.rtt_ms:g} ms"
+        return f"RTT {', '.join(f'{rtt_ms:g}' for rtt_ms in (self.rtt_ms, *dict(self.changes).values()))} ms"
+
+
+@dataclass(frozen=True)
 class WindowPlan:
     """Set how many prompts, tokens and rounds a run plays."""
 
@@ -113,6 +118,17 @@ class WindowPlan:
     """Other prompts, from which devices have learned."""
     changes: int = 3
     """Sessions on each link that changes."""
+    change_s: float = 20.0
+    """Time after which such a session is ended, in periods of eight seconds."""
+    change_tokens: int = 700
+    """More tokens than arrive in that time: 12.5 a second streamed, up to four times that on a short round trip."""
+    plain_change_tokens: int = 60
+    """Tokens of the same prompt by streaming, whose speed does not change."""
+    changing_links: tuple[ChangingLink, ChangingLink] = (
+        ChangingLink(5.0, changes=((2.5, 300.0), (10.5, 5.0))),
+        ChangingLink(50.0, wrong_span=(80, 185)),  # eight seconds' worth of streaming
+    )
+    crowd: VerifierMachine = CROWD
     arms: int = 8
     """Prompts at T=0.8, and half as many others that are greedy, in each arm of who proposes nodes."""
     arm_rounds: int = 2
@@ -209,6 +225,11 @@ SMOKE = replace(
     arm_lessons=1,
     arm_machines=(),
     policy_tokens=24,
+    change_s=2.5,
+    change_tokens=48,
+    plain_change_tokens=8,
+    changing_links=(ChangingLink(5.0, changes=((0.5, 30.0), (1.5, 5.0))), ChangingLink(50.0, wrong_span=(8, 20))),
+    crowd=VerifierMachine(2, 80.0, 3.0),
     static_cells=((REAL, (("good", 1.0),)),),
     only=frozenset({(REAL, 1.0)}),
     tokens=24,

@@ -25,7 +25,7 @@ from benchmarks.window.draft_recordings import (
     record_draft,
     starting_plan,
 )
-from benchmarks.window.plan import CHANGE_TOKENS, PACED, TOKENS, WindowPlan
+from benchmarks.window.plan import PACED, TOKENS, WindowPlan
 from edge_agent.sdk.types import Options
 from outrider.core.errors import BadRequest
 
@@ -100,7 +100,7 @@ class RecordingLibrary:
             for draft in plan.drafts:
                 await self._record(draft, draft, requests, ends)
         if "changes" in parts:
-            requests, ends = await calls(where, self._first(plan.changes), options(CHANGE_TOKENS))
+            requests, ends = await calls(where, self._first(plan.changes), options(plan.change_tokens))
             await self._record("changes", "good", requests, ends)
         if POLICIES in parts:
             count = plan.policy_lessons + plan.policies

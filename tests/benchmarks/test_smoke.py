@@ -344,6 +344,10 @@ async def test_window(
     assert tuple(cell) == window.CELL_KEYS
     assert cell["vs_streaming"] == last["worst"]["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
+    [static] = last["statics"]
+    assert min(static["vs_best"], last["vs_best_single_static"], last["paced"]["50"], last["vs_model"]) > 0
+    assert last["transition"]["vs_streaming"] > 0
+    assert last["crowd"]["slowest"] > 0
     [live] = last["live"]
     assert (live["rtt_ms"], live["texts"]) == (50.0, 2)
     assert min(live["live_vs_streaming"], live["replayed_vs_streaming"]) > 0
