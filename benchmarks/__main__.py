@@ -5,8 +5,8 @@
     python -m benchmarks all                  run all of them in full: a night
     python -m benchmarks latency capacity     run some
 
-Full runs come one after another. Short ones come two at a time, since their figures mean nothing, each with one thread
-for what it computes: the threads of two would wait for each other in busy loops.
+Full runs come one after another. Short ones come two at a time, since their figures mean nothing, and compute with one
+thread where their own program does not say otherwise: threads of two runs would wait for each other in busy loops.
 
 A run is left out if there is a result of the same command and of the committed code, as far as the benchmark measures
 it. So the same command goes on where it was stopped, and later runs only what has changed since; `--again` runs all.
@@ -110,7 +110,7 @@ class Runner:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of a run, without what its command tells already."""
+        """Return the environment of a run, without what its command tells; a short run has one thread for each pool."""
         threads = {} if self.size == FULL else {"OMP_NUM_THREADS": "1"}
         return {name: value for name, value in os.environ.items() if name != VLLM_VARIABLE} | threads
 

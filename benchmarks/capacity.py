@@ -1,6 +1,6 @@
 """Measure the tokens per second of one verifier on one core, by who drafts: nobody, the verifier, the devices.
 
-Several verifiers share one core and are measured in turn, while the processes of the others stand still:
+Several verifiers share one core and are measured in turn, while coordinators and verifiers of the others stand still:
 `autoregression` streams; `device` verifies what recorded devices draft (benchmarks.support.draft_replay: the draft
 passes take their recorded time, but on no core of the verifier's); `co-located` has all that a verifier can have of its
 own, n-grams, token recycling, heads and a draft, once for each depth of the draft's chain, each source pausing where it
@@ -68,8 +68,12 @@ CONTROLLED = "device, controlled"
 WANTED = {1: 1.6, 4: 1.5, 16: 1.15}
 """Sessions -> the ratio of `device` to `autoregression` that is expected at least."""
 SHARE_OF_BOUND = 0.9
-REGISTERED_S = 0.1
-"""Time between two looks whether a verifier is registered again."""
+LOOK_S = 0.1
+"""Time between two looks at whether a verifier is registered again."""
+RENEWED_S = 3.9
+"""What is left of a lease of five seconds where a verifier has reported within the last second."""
+HANG_S = 600.0
+"""Time after which a verifier that has not registered again never will. No figure depends on it."""
 BOTH_KEY = "both_over_best"
 BOTH_CONTROLLED = "both, controlled"
 
@@ -343,7 +347,7 @@ async def measure(setups: Sequence[ServingSetup], greedy: Sequence[bool], size: 
 
 @contextlib.contextmanager
 def stopped(clusters: Sequence[Cluster]) -> Iterator[None]:
-    """Stop the processes of clusters, which take some of both cores without any session, until the context is left."""
+    """Stop coordinators and verifiers, which take some of both cores without any session, inside the context."""
     for cluster in clusters:
         _signal(cluster, signal.SIGSTOP)
     try:
@@ -355,15 +359,20 @@ def stopped(clusters: Sequence[Cluster]) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def running(cluster: Cluster) -> AsyncIterator[None]:
-    """Let a stopped cluster run until the context is left, which is entered once its verifier has a lease again."""
+    """Let a stopped cluster run inside the context, which begins once its verifier has reported again.
+
+    Raises RuntimeError if the verifier has ended, and TimeoutError if it does not report.
+    """
     _signal(cluster, signal.SIGCONT)
     try:
-        registered = False
-        while not registered:
-            await asyncio.sleep(REGISTERED_S)
-            registered = bool((await harness.status(cluster.address)).verifiers)
-            if not all(child.running for child in cluster.verifiers):
-                raise RuntimeError("a verifier has ended; its log stands below")
+        async with asyncio.timeout(HANG_S):
+            reported = False
+            while not reported:
+                await asyncio.sleep(LOOK_S)
+                if not all(child.running for child in cluster.verifiers):
+                    raise RuntimeError("a verifier has ended; its log stands below")
+                found = (await harness.status(cluster.address)).verifiers
+                reported = any(one.lease_s > RENEWED_S and one.telemetry.timing_ms for one in found)
         yield
     finally:
         _signal(cluster, signal.SIGSTOP)

@@ -125,7 +125,7 @@ BENCHMARKS = (
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
     Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 700),
     Benchmark(
-        "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 45, 1_400
+        "sources", "tokens per step of draft sources", ("core", "engine", "device", "prompts", "models"), 60, 1_200
     ),
     Benchmark(
         "rules", "how often each acceptance rule accepts a child", ("core", "llama", "prompts", "models"), 20, 120
@@ -146,7 +146,7 @@ BENCHMARKS = (
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 45),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
     Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
-    Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_200),
+    Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_000),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),

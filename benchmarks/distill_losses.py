@@ -64,7 +64,7 @@ class LossesSize:
 
 RATES = {False: 3e-3, True: 1e-2}
 """Whether with LoRA -> learning rate."""
-FULL = LossesSize({"arithmetic": 1536, "code": 768}, 150, 22)
+FULL = LossesSize({"arithmetic": 1536, "code": 768}, 120, 22)
 QUICK = LossesSize({"arithmetic": 32, "code": 16}, 4, 2, length=64, batch_tokens=512, threads=1)
 SMOKE = LossesSize({"arithmetic": 4, "code": 4}, 1, 1, length=16, batch_tokens=512, threads=1)
 

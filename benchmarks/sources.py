@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     chosen = _chosen(options.only or MIXTURES.keys() | ARMS.keys() | SERVER_ARMS.keys())
     size: Size = options.size
-    each, tokens = size.pick(smoke=1, quick=1, full=12), size.pick(smoke=12, quick=32, full=96)
+    each, tokens = size.pick(smoke=1, quick=1, full=10), size.pick(smoke=12, quick=32, full=96)
     lessons, stored = size.pick(smoke=1, quick=2, full=24), size.pick(smoke=8, quick=128, full=4096)
     disable_progress_bar()
     set_verbosity_error()

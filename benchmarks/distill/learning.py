@@ -81,7 +81,9 @@ async def _cut(
     what: str, kill: Callable[[], Awaitable[int]], folder: Path, scale: DistillSize, run_log: RunLog
 ) -> None:
     begin, log = last_step(folder), folder / "training.log"
-    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST, HANG_S, "some steps of training")
+    await until(lambda: last_step(folder) >= begin + _STEPS_FIRST or (folder / DONE).exists(), HANG_S, "some steps")
+    if (folder / DONE).exists():
+        raise Unavailable(f"the training ended, at step {last_step(folder)}, before {what} could be killed")
     before, begun = curve(folder), len(resumed(log))
     pid = await kill()
     run_log.log(f"kill -9 of {what} ({pid}) at step {before[-1]['step']} of {scale.steps}", f"{what} killed")

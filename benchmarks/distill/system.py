@@ -26,7 +26,6 @@ from outrider.processes import tied_to_this_process
 
 _TRAINER = b"cloud_verifier.distill.training.run"
 _RETRY_S = 2.0
-"""Fall of acceptance that raises the alarm. From code to sums the narrow draft falls by 0.1 to 0.3."""
 _CANARY_SHARE = 0.5
 """Share of eight devices that get a trial; a smaller one would choose one or two."""
 _DAILY_MINUTES = 0.5
@@ -195,7 +194,7 @@ class DistillSystem:
             "poll_s": 1.0,
             "retry_s": _RETRY_S,
             "nice": 5,
-            "threads": 2,
+            "threads": scale.threads,
             "fresh_tokens": 10_000_000,
             "daily_minutes": _DAILY_MINUTES,
             "alarm_tokens": scale.alarm_tokens,

@@ -37,14 +37,16 @@ class CellPlayer:
         *,
         tokens: int,
         rounds: int,
+        probed: bool = False,
     ) -> None:
-        """Set up a player. tokens: number after which each session is cancelled."""
+        """Set up a player. tokens: number after which each session is cancelled. probed: as in SessionJob."""
         self._site = site
         self._swarm = swarm
         self.numbers = numbers
         self._long = long
         self._tokens = tokens
         self._rounds = rounds
+        self._probed = probed
 
     async def warm(self) -> None:
         """Play a short session first, because first requests are slow."""
@@ -119,7 +121,7 @@ class CellPlayer:
             await playing
 
     def _job(self, number: int, rtt_ms: float, drafted: bool) -> SessionJob:
-        return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms, probed=True)
+        return SessionJob(number, drafted, "cancel", self._tokens, rtt_ms=rtt_ms, probed=self._probed)
 
 
 @contextlib.asynccontextmanager

@@ -30,18 +30,25 @@ class RunContext:
     """Descriptions of paced verifiers that could not keep their pace."""
 
     def player(
-        self, site: RunningVerifier, swarm: Swarm, draft: str, rounds: int = 1, counts: tuple[int, int] | None = None
+        self,
+        site: RunningVerifier,
+        swarm: Swarm,
+        draft: str,
+        rounds: int = 1,
+        counts: tuple[int, int] | None = None,
+        *,
+        probed: bool = False,
     ) -> CellPlayer:
         """Return a player of as many prompts as the site's machine gets; if they are not enough, they are played again.
 
-        counts: of machines with one session and of others; the plan's without them.
+        counts: of machines with one session and of others; the plan's without them. probed: as in SessionJob.
         """
         prompts, machine = self.recordings.prompts(draft), site.machine
         single, several = counts or (self.plan.singles, self.plan.several)
         count = single if machine.sessions == 1 else max(several, machine.sessions)
         numbers = [i % prompts for i in range(count)]
         long = range(prompts, prompts + self.plan.long)
-        return CellPlayer(site, swarm, numbers, long, tokens=self.plan.tokens_of(machine), rounds=rounds)
+        return CellPlayer(site, swarm, numbers, long, tokens=self.plan.tokens_of(machine), rounds=rounds, probed=probed)
 
     def check(self, site: RunningVerifier, arm: str = "") -> None:
         """Record and print if a paced verifier missed its pace. arm: its configuration, if there are several."""

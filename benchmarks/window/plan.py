@@ -119,7 +119,7 @@ class WindowPlan:
     changes: int = 3
     """Sessions on each link that changes."""
     change_s: float = 20.0
-    """Time after which such a session is ended, in periods of eight seconds."""
+    """Seconds after which such a session is ended. In a full run periods last eight of them."""
     change_tokens: int = 700
     """More tokens than arrive in that time: 12.5 a second streamed, up to four times that on a short round trip."""
     plain_change_tokens: int = 60
@@ -129,6 +129,7 @@ class WindowPlan:
         ChangingLink(50.0, wrong_span=(80, 185)),  # eight seconds' worth of streaming
     )
     crowd: VerifierMachine = CROWD
+    """The machine with more sessions than speculation pays for."""
     arms: int = 8
     """Prompts at T=0.8, and half as many others that are greedy, in each arm of who proposes nodes."""
     arm_rounds: int = 2
@@ -225,13 +226,13 @@ SMOKE = replace(
     arm_lessons=1,
     arm_machines=(),
     policy_tokens=24,
-    change_s=2.5,
-    change_tokens=48,
+    change_s=5.0,
+    change_tokens=64,
     plain_change_tokens=8,
-    changing_links=(ChangingLink(5.0, changes=((0.5, 30.0), (1.5, 5.0))), ChangingLink(50.0, wrong_span=(8, 20))),
+    changing_links=(ChangingLink(5.0, changes=((0.1, 30.0), (0.2, 5.0))), ChangingLink(50.0, wrong_span=(8, 20))),
     crowd=VerifierMachine(2, 80.0, 3.0),
     static_cells=((REAL, (("good", 1.0),)),),
     only=frozenset({(REAL, 1.0)}),
     tokens=24,
 )
-"""One cell, played on this CPU."""
+"""One cell of the grid, on this CPU, and the least of every other part."""

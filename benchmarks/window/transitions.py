@@ -58,7 +58,8 @@ def periods_of_draft(outcome: SessionOutcome, span: tuple[int, int]) -> list[Cha
     """Return the periods in which the draft is wrong and after it. span: positions of the output."""
     falls, rises = (outcome.delivered_s[min(position, outcome.tokens - 1)] for position in span)
     ends = outcome.delivered_s[-1]
-    return [ChangePeriod("collapse", falls, rises), ChangePeriod("recovery", rises, ends)]
+    periods = (ChangePeriod("collapse", falls, rises), ChangePeriod("recovery", rises, ends))
+    return [period for period in periods if period.until_s > period.since_s]
 
 
 def transition(

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,18 +34,34 @@ GREEDY = (True, True, False, False, False, False, False)
 
 
 class FakeCluster:
-    """Note whether its processes run; it has one, a verifier."""
+    """Note whether coordinator and verifier run. Once they go on the verifier reports at the fourth look."""
 
-    coordinator = None
-    address = ""
+    address: Any = None
 
     def __init__(self) -> None:
-        self.verifiers = [self]
-        self.running = True
-        self.stands_still = False
+        self.stopped: set[str] = set()
+        self.coordinator, verifier = self._child("coordinator"), self._child("verifier")
+        self.verifiers = [verifier]
+        self.looks = 0
 
-    def signal_group(self, number: int) -> None:
-        self.stands_still = number == signal.SIGSTOP
+    @property
+    def stands_still(self) -> bool:
+        return self.stopped == {"coordinator", "verifier"}
+
+    def _child(self, name: str) -> SimpleNamespace:
+        def signal_group(number: int) -> None:
+            (self.stopped.add if number == signal.SIGSTOP else self.stopped.discard)(name)
+            self.looks = 0
+
+        return SimpleNamespace(signal_group=signal_group, running=True)
+
+    def status(self) -> SimpleNamespace:
+        assert not self.stopped
+        self.looks += 1
+        expired, old = [], [SimpleNamespace(lease_s=0.4, telemetry=SimpleNamespace(timing_ms={"draft": 1.0}))]
+        registered = [SimpleNamespace(lease_s=5.0, telemetry=SimpleNamespace(timing_ms={}))]
+        reported = [SimpleNamespace(lease_s=5.0, telemetry=SimpleNamespace(timing_ms={"draft": 1.0}))]
+        return SimpleNamespace(verifiers=[old, expired, registered, reported][min(self.looks, 4) - 1])
 
 
 class FakeSwarm:
@@ -57,7 +74,8 @@ class FakeSwarm:
         self.played: list[int] = []
 
     async def play(self, job: SessionJob) -> SessionOutcome:
-        assert not self.cluster.stands_still
+        assert not self.cluster.stopped
+        assert self.cluster.looks in (0, 4), "it is registered"
         self.played.append(job.recording)
         begun = time.monotonic()
         await asyncio.sleep(self.seconds)
@@ -70,15 +88,17 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     async def timing(cluster: object) -> dict[str, float]:
         return {"draft": 1.0, "verify": 2.0}
 
-    async def status(address: str) -> Any:
-        return SimpleNamespace(verifiers=["registered"])
+    async def status(address: FakeCluster) -> Any:
+        return address.status()
 
     monkeypatch.setattr(capacity, "timing", timing)
+    monkeypatch.setattr(capacity, "LOOK_S", 0.0)
     monkeypatch.setattr(harness, "status", status)
 
 
 def setup(name: str, seconds: float, wrong: int = 0) -> ServingSetup:
     cluster: Any = FakeCluster()
+    cluster.address = cluster  # by which its status is asked for
     swarm: Any = FakeSwarm(cluster, seconds, wrong)
     return ServingSetup(name, swarm, cluster, drafted=False, clients_core=min(os.sched_getaffinity(0)))
 
@@ -140,14 +160,16 @@ async def test_the_processes_of_all_others_stand_still_while_one_configuration_i
     monkeypatch.setattr(capacity, "ask", watched)
     await measure(arms, GREEDY, CapacitySize(1, 7, depths=(), colocated=(), both=2, levels=(1,), least=2))
     assert still == [(True, False), (False, True)]
-    assert not any(cast(FakeCluster, arm.cluster).stands_still for arm in arms)
+    assert not any(cast(FakeCluster, arm.cluster).stopped for arm in arms)
 
 
 async def test_a_verifier_that_has_ended_is_not_waited_for() -> None:
-    arm = setup("device", 0.01)
-    cast(FakeCluster, arm.cluster).running = False
+    arm, cluster = setup("device", 0.01), FakeCluster()
+    cluster.verifiers[0].running = False
+    arm = replace(arm, cluster=cast(Any, cluster))
     with pytest.raises(RuntimeError, match="a verifier has ended"):
         await measure([arm], GREEDY, CapacitySize(1, 7, depths=(), colocated=(), both=2, levels=(1,), least=2))
+    assert not cluster.stopped, "all go on where a run fails"
 
 
 SPEEDS = {

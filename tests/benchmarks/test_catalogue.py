@@ -213,6 +213,14 @@ def test_a_run_without_a_last_line_is_no_result(code: str, stand: Stand, tmp_pat
     assert results.read("rules", tmp_path / "results") is None
 
 
+def test_short_runs_compute_with_one_thread_and_full_ones_as_the_machine_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    threads = {size: Runner(size, Path("-"), {}).environment["OMP_NUM_THREADS"] for size in ("smoke", "quick", "full")}
+    assert threads == {"smoke": "1", "quick": "1", "full": "5"}
+
+
 def test_a_run_that_hangs_ends_with_all_that_it_started(
     stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

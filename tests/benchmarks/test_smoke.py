@@ -338,7 +338,10 @@ async def test_window(
 
     monkeypatch.setattr(WindowTestbed, "site", site)
     await window.main(SMOKE)
-    last = last_line(capsys)
+    said = capsys.readouterr().out.splitlines()
+    for change in ("to 30 ms", "to 5 ms", "collapse", "recovery"):
+        assert any(f"{change}: " in line and "of streaming in the" in line for line in said), change
+    last = json.loads(said[-1])
     assert tuple(last) == window.KEYS
     cell = last["cells"]["real CPU, 1, good"]["1"]
     assert tuple(cell) == window.CELL_KEYS

@@ -165,6 +165,8 @@ async def test_what_became_of_the_predictions_travels_with_the_outcome(tmp_path:
     assert outcome.wrong == 0
     assert len(outcome.predicted) == len(outcome.happened) > 20
     assert 0 < sum(outcome.happened) < len(outcome.happened)
+    (unprobed,) = await played(record_draft(0.8), tmp_path, SessionJob(0))
+    assert unprobed.predicted == unprobed.happened == []
 
 
 async def test_a_spoiled_draft_is_wrong_within_its_span_and_right_after_it(tmp_path: Path) -> None:

@@ -258,10 +258,13 @@ class Player:
     async def play(self, job: SessionJob) -> SessionOutcome:
         """Run a job and return its outcome, errors included.
 
-        Raises BadRequest for an unknown recording, and for a live job without the draft's file.
+        Raises BadRequest for an unknown recording, for a live job without the draft's file, and for a probed one that
+        is live, in rounds or wrong in a span.
         """
         if not 0 <= job.recording < len(self._recorded.recordings):
             raise BadRequest.bound("recording", job.recording, f"less than {len(self._recorded.recordings)}")
+        if job.probed and (job.live or job.rounds or any(job.wrong_span)):
+            raise BadRequest("a probed job replays the recorded draft as it is", field="probed")
         if job.live and self._draft is None:
             raise BadRequest("a live job needs the draft's file", field="draft")
         drafts = self._drafts(job) if job.drafted and not job.live else None

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.support.draft_replay.calibration_probe import ProbedDrafter
 from benchmarks.support.ucb_specstop import UcbSpecStop
 from edge_agent.drafting.calibrated_source import CalibratedSource
-from edge_agent.drafting.drafter import DraftUpdate
+from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import RankedNode, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftTask
 from outrider.core.protocol.messages import Directive
@@ -36,7 +35,7 @@ _NEXT_LEVEL = 0.8
 """Share of the leaves' path acceptance that the next level has together, as the product's drafter assumes."""
 
 
-class RoundDrafter(ProbedDrafter):
+class RoundDrafter(Drafter):
     """Drafts in rounds. trip_s: round trip to the verifier. bandit: chooses each round's levels, and then nothing is
     drafted meanwhile; None for SpecEdge's scheme."""
 
