@@ -74,7 +74,7 @@ QUICK = DistillSize(
         "measure_tokens": 2_048,
         "warmup_steps": 5,
     },
-    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_confidence": 0.5, "gate_sessions": 6},
+    gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
     flush_s=2.0,
     request_tokens=96,
     pause_s=5.0,

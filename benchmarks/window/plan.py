@@ -119,7 +119,7 @@ class WindowPlan:
     changes: int = 3
     """Sessions on each link that changes."""
     change_s: float = 20.0
-    """Seconds after which such a session is ended. In a full run periods last eight of them."""
+    """Seconds after which such a session is ended; each of its periods lasts about eight in a full run."""
     change_tokens: int = 700
     """More tokens than arrive in that time: 12.5 a second streamed, up to four times that on a short round trip."""
     plain_change_tokens: int = 60

@@ -16,17 +16,8 @@ from typing import Any, cast
 import pytest
 
 from benchmarks import capacity
-from benchmarks.capacity import (
-    CapacitySize,
-    LoadWindow,
-    MeasuredCell,
-    ServingSetup,
-    ask,
-    draw_plot,
-    in_turn,
-    measure,
-    report,
-)
+from benchmarks.capacity import CapacitySize, ServingSetup, ask, draw_plot, in_turn, measure
+from benchmarks.capacity_findings import LoadWindow, MeasuredCell, report
 from benchmarks.support import harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
 

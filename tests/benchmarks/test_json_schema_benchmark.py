@@ -17,23 +17,21 @@ TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 PAIR = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
 
 
-def test_of(data: Any, valid: bool) -> dict[str, Any]:
+def instance(data: Any, valid: bool) -> dict[str, Any]:
     return {"description": f"{data}", "data": data, "valid": valid}
 
 
-test_of.__test__ = False  # type: ignore[attr-defined]
-
 CASES = {
-    "properties.json": (PAIR, [test_of({"b": "x", "a": 1}, True), test_of({"b": "x"}, False), test_of([2], True)]),
-    "const.json": ({"const": 1}, [test_of(1, True), test_of(1.0, True), test_of(True, False)]),
+    "properties.json": (PAIR, [instance({"b": "x", "a": 1}, True), instance({"b": "x"}, False), instance([2], True)]),
+    "const.json": ({"const": 1}, [instance(1, True), instance(1.0, True), instance(True, False)]),
     "additional.json": (
         {"type": "object", "properties": {"a": {"type": "null"}}},
-        [test_of({"a": None, "c": 3}, True), test_of({"a": 3}, False)],
+        [instance({"a": None, "c": 3}, True), instance({"a": 3}, False)],
     ),
-    "format.json": ({"format": "ipv4"}, [test_of("1.2.3.4", True), test_of("x", True)]),
-    "not.json": ({"items": {"not": {"type": "string"}}}, [test_of([1], True), test_of(["x"], False)]),
-    "false.json": (False, [test_of(None, False)]),
-    "optional/date.json": ({"format": "date"}, [test_of("2021-02-28", True), test_of("2021-02-29", False)]),
+    "format.json": ({"format": "ipv4"}, [instance("1.2.3.4", True), instance("x", True)]),
+    "not.json": ({"items": {"not": {"type": "string"}}}, [instance([1], True), instance(["x"], False)]),
+    "false.json": (False, [instance(None, False)]),
+    "optional/date.json": ({"format": "date"}, [instance("2021-02-28", True), instance("2021-02-29", False)]),
 }
 """File -> its schema and instances."""
 
@@ -70,7 +68,7 @@ def test_each_case_is_counted_by_what_became_of_it(suite: Path, capsys: pytest.C
 
 def test_a_grammar_that_admits_too_much_is_wrong(ask: Judge, capsys: pytest.CaptureFixture[str]) -> None:
     """The grammar is that of a looser schema, as if a keyword were ignored."""
-    one = case("required.json", PAIR, test_of({"a": 1, "b": "x"}, True), test_of({"b": "x"}, False))
+    one = case("required.json", PAIR, instance({"a": 1, "b": "x"}, True), instance({"b": "x"}, False))
     judged = Judged()
     assert judge(one, grammars.json_schema({"properties": PAIR["properties"]}), judged, ask)
     assert (judged.right, judged.wrong) == (1, 1)
@@ -108,7 +106,7 @@ def test_an_instance_is_written_in_every_order_of_its_properties() -> None:
 
 
 def test_what_the_strict_grammar_refuses_is_not_judged_when_keywords_are_ignored(ask: Judge) -> None:
-    found = judge_all([case("not.json", {"not": {"type": "string"}}, test_of("x", False))], ask)
+    found = judge_all([case("not.json", {"not": {"type": "string"}}, instance("x", False))], ask)
     assert (found["strict"].refused, found["lenient"].followed, found["lenient"].wrong) == (1, 1, 0)
 
 
