@@ -102,7 +102,7 @@ class Goodput:
 
     @classmethod
     def of(cls, ended: Sequence[EndedSession], begin: float, end: float) -> Goodput:
-        inside = [e.outcome for e in ended if begin <= e.at < end and e.outcome.finished]
+        inside = [e.outcome for e in ended if begin < e.at <= end and e.outcome.finished]
         return cls(sum(o.tokens for o in inside) / (end - begin), len(inside) / (end - begin))
 
 
@@ -120,16 +120,22 @@ class LoadGenerator:
         """Share of the counted time for which the clients' core was busy, the greatest of all loads so far."""
 
     async def closed(self, level: int, lengths: LoadSizes) -> Goodput:
-        """Run `level` sessions at once, each followed by the next, and return the goodput."""
+        """Run `level` sessions at once, each followed by the next, and return the goodput.
+
+        At least `level` sessions are counted, however long they take.
+        """
         begin = time.monotonic() + lengths.warm_s
         end = begin + lengths.count_s
 
+        def counted() -> list[float]:
+            return sorted(e.at for e in self.ended if e.at > begin)
+
         async def play() -> None:
-            while time.monotonic() < end:
+            while time.monotonic() < end or len(counted()) < level:
                 await self._one()
 
         await asyncio.gather(*(play() for _ in range(level)), self._watch(begin, end))
-        return Goodput.of(self.ended, begin, end)
+        return Goodput.of(self.ended, begin, max(end, counted()[level - 1]))
 
     async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
         """Start sessions at random times, `per_s` on average; return the goodput and the number of sessions.

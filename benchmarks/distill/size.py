@@ -60,19 +60,19 @@ FULL = DistillSize()
 QUICK = DistillSize(
     alarm_fall=0.08,  # a smaller fall cannot be told from chance with so few tokens
     alarm_tokens=2_000,
-    run_tokens=0,
-    steps=20,
+    run_tokens=4_000,  # with less of it than of code, what it loses in code outweighs what it learns
+    steps=30,
     threads=1,
     dataset={"copies": 100, "heldout_share": 0.25, "validation_share": 0.15},
     training={
-        "learning_rate": 2e-3,
-        "batch_tokens": 768,
-        "micro_tokens": 768,
+        "learning_rate": 1e-3,
+        "batch_tokens": 512,
+        "micro_tokens": 512,
         "save_seconds": 0.5,
         "report_steps": 1,
-        "measure_steps": 10,
+        "measure_steps": 15,
         "measure_tokens": 2_048,
-        "warmup_steps": 5,
+        "warmup_steps": 3,
     },
     gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
     flush_s=2.0,

@@ -174,10 +174,12 @@ async def test_a_function_is_called_with_what_its_schema_allows(
             arguments = json.loads(call.function.arguments)
             assert call.function.name == "now" or (list(arguments) == ["city", "days"] and arguments["days"] <= 9)
     function = {"type": "function", **WEATHER}
-    response = await openai.responses.create(
-        model="", input="Rome?", tools=[function], tool_choice="required", temperature=temperature
-    )
-    assert [item.type for item in response.output] == ["function_call"] * len(response.output)
+    called: Any = {"model": "", "input": "Rome?", "tools": [function], "tool_choice": "required"}
+    response = await openai.responses.create(**called, max_output_tokens=400, temperature=temperature)
+    kinds = [item.type for item in response.output]
+    # A call that the limit cuts off before its arguments begin is text.
+    whole = kinds if response.status == "completed" else kinds[:-1]
+    assert kinds and whole == ["function_call"] * len(whole)
 
 
 async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is_the_likeliest(
