@@ -60,8 +60,8 @@ FULL = DistillSize()
 QUICK = DistillSize(
     alarm_fall=0.08,  # a smaller fall cannot be told from chance with so few tokens
     alarm_tokens=2_000,
-    run_tokens=4_000,  # with less of it than of code, what it loses in code outweighs what it learns
-    steps=30,
+    run_tokens=8_000,  # with less of it than of code, what it loses in code outweighs what it learns
+    steps=24,
     threads=1,
     dataset={"copies": 100, "heldout_share": 0.25, "validation_share": 0.15},
     training={
@@ -70,15 +70,15 @@ QUICK = DistillSize(
         "micro_tokens": 512,
         "save_seconds": 0.5,
         "report_steps": 1,
-        "measure_steps": 15,
+        "measure_steps": 12,
         "measure_tokens": 2_048,
         "warmup_steps": 3,
     },
     gate={"gate_gain": 0.0, "gate_loss": 0.4, "gate_sessions": 6},
     flush_s=2.0,
     request_tokens=96,
-    pause_s=5.0,
-    canary_s=60.0,
+    pause_s=10.0,
+    canary_s=90.0,
     canary_bound=0.1,
     canary_alpha=0.1,
     session_samples=8,
