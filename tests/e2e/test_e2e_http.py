@@ -179,7 +179,7 @@ async def test_a_function_is_called_with_what_its_schema_allows(
     kinds = [item.type for item in response.output]
     # A call that the limit cuts off before its arguments begin is text.
     whole = kinds if response.status == "completed" else kinds[:-1]
-    assert kinds and whole == ["function_call"] * len(whole)
+    assert kinds[0] == "function_call" and whole == ["function_call"] * len(whole)
 
 
 async def test_log_probabilities_are_those_of_the_target_and_the_greedy_token_is_the_likeliest(
