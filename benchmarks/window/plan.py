@@ -227,9 +227,10 @@ SMOKE = replace(
     arm_machines=(),
     policy_tokens=24,
     change_s=5.0,
-    change_tokens=64,
+    change_tokens=160,
     plain_change_tokens=8,
-    changing_links=(ChangingLink(5.0, changes=((0.1, 30.0), (0.2, 5.0))), ChangingLink(50.0, wrong_span=(8, 20))),
+    # Each period has many steps of 80 ms: a stall of the machine must not leave one without a token.
+    changing_links=(ChangingLink(5.0, changes=((0.2, 30.0), (1.4, 5.0))), ChangingLink(50.0, wrong_span=(8, 20))),
     crowd=VerifierMachine(2, 80.0, 3.0),
     static_cells=((REAL, (("good", 1.0),)),),
     only=frozenset({(REAL, 1.0)}),
