@@ -115,7 +115,7 @@ def _named(program: Path) -> frozenset[Path]:
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 60, 700),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_100),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 4_400),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 5_900),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),

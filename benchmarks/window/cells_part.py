@@ -67,7 +67,7 @@ async def _site(
     cells = {key: Cell() for key in keys}
     draft = keys[0].draft
     async with site.swarm(context.recordings.file(draft)) as swarm:
-        player = context.player(site, swarm, draft, context.plan.rounds, probed=True)
+        player = context.player(site, swarm, draft, context.plan.rounds_of(site.machine), probed=True)
         await player.warm()
         begun = time.monotonic()
         for key, cell in cells.items():

@@ -47,8 +47,7 @@ async def play_engines(context: RunContext) -> dict[str, Any]:
 
         async def play(engine: str, site: RunningVerifier) -> None:
             async with site.swarm(context.recordings.file(DRAFT)) as swarm:
-                tokens, rounds = context.plan.tokens_of(PACED), context.plan.rounds
-                player = CellPlayer(site, swarm, numbers, (), tokens=tokens, rounds=rounds)
+                player = CellPlayer(site, swarm, numbers, (), tokens=context.plan.tokens_of(PACED), rounds=1)
                 await player.warm()
                 if site.counts is not None:
                     site.counts.begin()  # comparing the outputs was not paced for

@@ -65,7 +65,7 @@ LONG_RTTS_MS = (20.0, 100.0)
 """Round trips of the cells with long prompts; on paced machines, which read at the CPU's speed, only the first."""
 MINUTES = {
     "recordings": 1.5,
-    "cells": 18.5,
+    "cells": 20.5,
     "statics": 11.5,
     "model": 3.5,
     "changes": 1.5,
@@ -105,7 +105,9 @@ class WindowPlan:
     """Prompts of a cell with several sessions."""
     singles: int = 8
     """Prompts of a cell with one session, played one after the other."""
-    rounds: int = 1
+    real_rounds: int = 2
+    """Rounds of a cell with several sessions on this CPU, whose arms take turns by whole rounds: the CPU's speed may
+    change from one to the next, that of a paced machine does not."""
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
     static_prompts: tuple[int, int] = (4, 12)
@@ -172,6 +174,10 @@ class WindowPlan:
     def tokens_of(self, machine: VerifierMachine) -> int:
         """Return the tokens of a session on this machine."""
         return self.tokens or TOKENS[machine]
+
+    def rounds_of(self, machine: VerifierMachine) -> int:
+        """Return the number of rounds of this machine's cells; arms with one session take turns by prompt."""
+        return self.real_rounds if machine.sessions > 1 and not machine.pass_ms else 1
 
     def has_long(self, key: CellKey) -> bool:
         """Return whether long prompts are played in this cell."""

@@ -516,7 +516,9 @@ async def test_attack(capsys: pytest.CaptureFixture[str]) -> None:
     for line in lines:
         assert line["neighbour_equal"] and line["neighbour_p99_ratio"] > 0
         assert "error" not in line["measured"]
-    assert last.keys() == {"attacks", "held", "neighbour_differing", "neighbour_p99_ratio"}
+    assert last.keys() == {"attacks", "held", "neighbour_differing", "neighbour_p99_ratio", "by_attack"}
+    assert list(last["by_attack"]) == list(attack.SMOKE)
+    assert all(each["measured"] for each in last["by_attack"].values())
     assert (last["attacks"], last["neighbour_differing"]) == (len(attack.SMOKE), 0)
 
 

@@ -31,6 +31,7 @@ from benchmarks.window.plan import (
     QUICK,
     QUICK_CELLS,
     REAL,
+    REALS,
     RTTS_MS,
     STATIC_CELLS,
     WindowPlan,
@@ -242,6 +243,12 @@ def test_the_last_line_has_all_its_keys_whatever_was_played() -> None:
 
 def test_a_full_run_plays_parts_that_are_expected_to_take_no_longer_than_they_may() -> None:
     assert sum(minutes for part, minutes in MINUTES.items() if part in ("recordings", *PARTS)) <= 90
+
+
+def test_arms_whose_speed_depends_on_this_cpu_are_played_first_equally_often() -> None:
+    plan = WindowPlan()
+    assert plan.singles % 2 == plan.rounds_of(REALS) % 2 == 0
+    assert [plan.rounds_of(machine) for machine in (REAL, PACED, PACEDS)] == [1, 1, 1]
 
 
 def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
