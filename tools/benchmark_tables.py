@@ -1,4 +1,4 @@
-"""Write the figures of published runs into README.md and docs/benchmarks.md; with `--check` fail if one is stale.
+"""Write the figures of published runs into README.md and pages of docs; with `--check` fail if one is stale.
 
 A block of a page begins with a comment that names a result of benchmarks/results and holds a template, and ends with
 another:
@@ -34,7 +34,7 @@ from benchmarks import results
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.results import Result
 
-PAGES = (results.ROOT / "docs" / "benchmarks.md", results.ROOT / "README.md")
+PAGES = tuple(results.ROOT / page for page in ("docs/benchmarks.md", "docs/drafting.md", "README.md"))
 PLOT = results.ROOT / "docs" / "images" / "capacity.png"
 SEVERAL = "several"
 """Name of a block whose figures are of several runs."""
