@@ -61,8 +61,6 @@ SMOKE = ("watch_coordinator", "unfinished_at_verifier", "unknown_keys")
 QUICK = (*SMOKE, "killed_session")
 TIMES = 2.0
 """By how much the neighbour's p99 gap may grow."""
-PUBLISHED = ("measured", "neighbour_p99_ratio")
-"""What the last line has of each attack."""
 ATTACK_S = 1_200.0
 """Time after which an attack is given up, which then has not held."""
 
@@ -128,7 +126,9 @@ def finish(lines: Sequence[dict[str, Any]], size: Size) -> None:
             "held": held,
             "neighbour_differing": differing,
             "neighbour_p99_ratio": max(ratios, default=None),
-            "by_attack": {line["attack"]: {key: line[key] for key in PUBLISHED} for line in lines},
+            "by_attack": {
+                line["attack"]: {key: line[key] for key in ("measured", "neighbour_p99_ratio")} for line in lines
+            },
         },
         [
             Criterion.bound(

@@ -36,7 +36,7 @@ class CellPlayer:
         long: Sequence[int],
         *,
         tokens: int,
-        rounds: int,
+        rounds: int = 1,
         probed: bool = False,
     ) -> None:
         """Set up a player. tokens: number after which each session is cancelled. probed: as in SessionJob."""

@@ -47,7 +47,7 @@ async def play_engines(context: RunContext) -> dict[str, Any]:
 
         async def play(engine: str, site: RunningVerifier) -> None:
             async with site.swarm(context.recordings.file(DRAFT)) as swarm:
-                player = CellPlayer(site, swarm, numbers, (), tokens=context.plan.tokens_of(PACED), rounds=1)
+                player = CellPlayer(site, swarm, numbers, (), tokens=context.plan.tokens_of(PACED))
                 await player.warm()
                 if site.counts is not None:
                     site.counts.begin()  # comparing the outputs was not paced for

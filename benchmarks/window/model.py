@@ -114,7 +114,7 @@ async def play_model(context: RunContext) -> dict[str, Any]:
         context.testbed.site(PACED, context.core_pairs[0]) as site,
         site.swarm(context.recordings.file("near")) as swarm,
     ):
-        player = CellPlayer(site, swarm, range(len(histories)), (), tokens=context.plan.tokens_of(PACED), rounds=1)
+        player = CellPlayer(site, swarm, range(len(histories)), (), tokens=context.plan.tokens_of(PACED))
         await player.warm()
         for rtt_ms in rtts:
             await player.steady(rtt_ms, cells[rtt_ms])
