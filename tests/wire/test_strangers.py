@@ -73,12 +73,13 @@ async def still_open(
     Return how many the server has not closed by then. It may take a minute for the first: a busy machine is no fault.
     """
     held = [asyncio.create_task(connection.send(path, calls, 100_000, math.inf)) for connection in connections]
+    left = set(held)
     try:
         async with asyncio.timeout(60.0):
-            while len(held) - sum(one.done() for one in held) > most:
-                await asyncio.sleep(0.05)
+            while len(left) > most:
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(seconds)
-        return len(held) - sum(one.done() for one in held)
+        return sum(not one.done() for one in left)
     finally:
         for connection in connections:
             connection.close()
