@@ -21,17 +21,20 @@ VLLM_PYTHON, SUITE, PREVIOUS = "--vllm-python", "--suite", "--previous"
 
 AREAS = {
     "core": ("outrider/core", "outrider/wire"),
-    "engine": ("cloud_verifier/engine", "cloud_verifier/config.py"),
-    "front": ("cloud_verifier/engine_process", "cloud_verifier/front"),
-    "llama": ("outrider/llama",),
+    "engine": ("cloud_verifier/engine", "cloud_verifier/config.py", "constraints.txt"),
+    "front": (
+        *("cloud_verifier/engine_process", "cloud_verifier/front"),
+        *("cloud_verifier/app.py", "cloud_verifier/verifier.py", "outrider/processes.py"),
+    ),
+    "llama": ("outrider/llama", "constraints.txt"),
     "device": (
         *("edge_agent/config.py", "edge_agent/drafting", "edge_agent/sdk", "edge_agent/session", "edge_agent/target"),
-        "outrider/llama",
+        *("outrider/llama", "constraints.txt"),
     ),
     "http": ("edge_agent/http",),
     "coordinator": (
         *("coordinator/api", "coordinator/placement.py", "coordinator/records.py", "coordinator/config.py"),
-        *("coordinator/store", "coordinator/window"),
+        *("coordinator/store", "coordinator/window", "coordinator/app.py", "coordinator/cluster.py"),
     ),
     "windows": ("coordinator/window",),
     "metrics": ("outrider/telemetry", "cloud_verifier/front", "coordinator/store"),
@@ -148,8 +151,8 @@ BENCHMARKS = (
     Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_000),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
-    Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("engine",), 10, 10),
-    Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("engine",), 10, 10),
+    Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("core", "engine"), 10, 10),
+    Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),
     Benchmark("lossless-vllm", "the same on vLLM", SPEED, 120, 900, ("--only", "engines"), VLLM_PYTHON),
     Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 1_200, needs=VLLM_PYTHON),

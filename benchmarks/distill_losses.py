@@ -34,6 +34,7 @@ from cloud_verifier.distill.data.dataset import build
 from cloud_verifier.distill.data.plan import DatasetPlan
 from cloud_verifier.distill.gguf.writer import check_types, write_gguf
 from cloud_verifier.distill.training.plan import TrainingPlan
+from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.traffic.passage import Passage
 from models.recipe.generate import END_ID, continue_prompts
 from outrider.llama.model import quantize
@@ -92,7 +93,7 @@ def run(pair: Pair, scale: LossesSize, folder: Path) -> dict[str, Any]:
     """Write the traffic, train every variant on it and measure all of them."""
     torch.set_num_threads(scale.threads)
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
-    target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.bfloat16).eval()
+    target = AutoModelForCausalLM.from_pretrained(pair.target, dtype=Ranks("cpu").dtype("auto")).eval()
     made = {"arithmetic": questions.arithmetic, "code": questions.code}
     passages = [
         one

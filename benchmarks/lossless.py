@@ -215,6 +215,9 @@ async def among_engines(pair: Pair, vllm_python: Path | None, size: Size) -> tup
         name = f"requests that were resumed, {engine}"
         least = size.pick(smoke=1.0, quick=requests / 4, full=requests / 4)  # texts may end before they are cut
         criteria.append(Criterion.bound(name, one["resumed"], at_least=least, enforced_from=Size.SMOKE))
+        criteria.append(
+            Criterion.bound(f"ties between requests, {engine}", len(one["ties"]), at_most=MOST_TIES * one["tokens"])
+        )
     return found, criteria
 
 

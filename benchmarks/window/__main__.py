@@ -68,6 +68,8 @@ KEYS = (
     "crowd",
     "messages_per_s",
     "excluded_repetitive",
+    "near",
+    "not_measured_properly",
     "calibration_error",
     "brier_skill",
     "predicted_over_measured",
@@ -211,7 +213,11 @@ async def main(argv: Sequence[str] | None = None) -> None:
             await recordings.make(site.where, parts)
         print(f"--- recorded: {time.monotonic() - began:.0f} s", flush=True)
         result = await run(context, parts, asked.out)
-    result["excluded_repetitive"] = recordings.excluded
+    result |= {
+        "excluded_repetitive": recordings.excluded,
+        "near": recordings.near,
+        "not_measured_properly": context.invalid,
+    }
     if result.get("cells"):
         print(summed_up(result["cells"]))
     if set(parts) == set(PARTS) and asked.size is Size.FULL:

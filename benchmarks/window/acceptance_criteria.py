@@ -55,6 +55,9 @@ def criteria(result: Mapping[str, Any]) -> Iterator[Criterion]:
         for arm, figures in several["over_streaming"].items():
             name = f"arms, {several['machine']}, {arm}, the least of each place's better round over streaming"
             yield _wanted(name, figures["least_better"], at_least=SLOW)
+    for row in result.get("policies") or ():
+        for policy, (middle, *_) in row["outrider_over"].items():
+            yield _wanted(f"policies, {row['rtt_ms']:g} ms, Outrider's windows over {policy}", middle, at_least=1.0)
     for row in result.get("live") or ():
         name = f"{row['machine']}, {row['rtt_ms']:g} ms, replayed devices over live ones"
         yield _wanted(name, row["replayed_over_live"], at_least=1.0 - TOLERANCE, at_most=1.0 + TOLERANCE)

@@ -73,7 +73,7 @@ async def _site(
         for key, cell in cells.items():
             await player.steady(key.rtt_ms, cell)
         steady_s = time.monotonic() - begun
-        context.check(site)
+        context.check(site, f"{draft} draft")
         for key, cell in cells.items():
             if context.plan.has_long(key):
                 await player.first_tokens(key.rtt_ms, cell)

@@ -11,7 +11,14 @@ from benchmarks.support.draft_replay.swarm import Swarm
 from benchmarks.window.cell_player import CellPlayer
 from benchmarks.window.plan import WindowPlan
 from benchmarks.window.recording_library import RecordingLibrary
-from benchmarks.window.testbed import OVERRAN, CorePair, RunningVerifier, VerifierMachine, WindowTestbed
+from benchmarks.window.testbed import (
+    OVERRAN,
+    REAL_PASS_MS,
+    CorePair,
+    RunningVerifier,
+    VerifierMachine,
+    WindowTestbed,
+)
 
 T = TypeVar("T")
 
@@ -60,8 +67,9 @@ class RunContext:
             print(f"{name}: {overran:.2%} of the passes overran", flush=True)
 
     async def each(self, playing: Sequence[Callable[[], Awaitable[T]]], machines: Iterable[VerifierMachine]) -> list[T]:
-        """Play these machines, each on a core of its own: together if they sleep for half of their time and have one
-        session each, else one after the other."""
-        if self.together and all(machine.pass_ms and machine.sessions == 1 for machine in machines):
+        """Play these machines, each on a core of its own: together if they have one session each and sleep for most of
+        their time, else one after the other."""
+        least_ms = 3 * REAL_PASS_MS[1]
+        if self.together and all(machine.pass_ms > least_ms and machine.sessions == 1 for machine in machines):
             return list(await asyncio.gather(*(one() for one in playing)))
         return [await one() for one in playing]

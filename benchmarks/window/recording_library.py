@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -70,6 +71,8 @@ class RecordingLibrary:
         self._keep_repetitive = keep_repetitive
         self.excluded: dict[str, int] = {}
         """Recording -> texts that were left out because they repeat themselves."""
+        self.near: dict[str, float] | None = None
+        """Texts of `near`, how many of them are greedy, and the median and extremes of their match rates."""
         self._recorded: dict[str, DraftRecording] = {}
         self._histories: dict[str, list[bytes]] = {}
 
@@ -162,10 +165,17 @@ class RecordingLibrary:
             raise BadRequest("all candidates for a match near 0.8 repeat themselves")
         shares = await asyncio.to_thread(match_rates, self._pair, found, ends, self._lessons["good"])
         taken, inside = nearest(shares, self._plan.near)
+        rates = [shares[i] for i in taken]
+        self.near = {
+            "texts": len(taken),
+            "greedy": sum(found[i].sampling.greedy for i in taken),
+            "match": round(statistics.median(rates), 3),
+            "least": round(min(rates), 3),
+            "most": round(max(rates), 3),
+        }
         print(
-            f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85;"
-            f" {len(taken)} are played, {sum(found[i].sampling.greedy for i in taken)} of them greedy, which are"
-            f" {harness.spread([shares[i] for i in taken])}",
+            f"match near 0.8: {inside} of {len(shares)} recordings lie in 0.75 to 0.85; {len(taken)} are played,"
+            f" {self.near['greedy']} of them greedy, which are {harness.spread(rates)}",
             flush=True,
         )
         await self._record("near", "good", [found[i] for i in taken], ends)

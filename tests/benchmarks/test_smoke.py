@@ -347,6 +347,8 @@ async def test_window(
     assert tuple(cell) == window.CELL_KEYS
     assert cell["vs_streaming"] == last["worst"]["vs_streaming"] > 0
     assert 0 <= last["calibration_error"] <= 1
+    assert last["near"]["least"] <= last["near"]["match"] <= last["near"]["most"]
+    assert isinstance(last["not_measured_properly"], list)
     [static] = last["statics"]
     assert min(static["vs_best"], last["vs_best_single_static"], last["paced"]["50"], last["vs_model"]) > 0
     assert last["transition"]["vs_streaming"] > 0

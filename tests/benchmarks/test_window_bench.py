@@ -259,6 +259,10 @@ def test_a_paced_machine_says_its_pace_to_the_verifier() -> None:
 
 
 def test_a_figure_that_falls_short_fails_no_run_and_an_invalid_measurement_does() -> None:
-    assert not [each for each in criteria({"brier_skill": 0.0}) if each.fails(Size.FULL)]
+    slower = [{"rtt_ms": 1.0, "outrider_over": {"ucb windows": [0.9, 0.8, 1.1], "specedge": [1.0, 0.9, 1.1]}}]
+    found = [*criteria({"brier_skill": 0.0, "policies": slower})]
+    assert [each.name for each in found if not each.met and "ucb windows" in each.name]
+    assert not [each.name for each in found if not each.met and "specedge" in each.name]
+    assert not [each for each in found if each.fails(Size.FULL)]
     assert valid(["PACED: 3% of the passes took longer"]).fails(Size.FULL)
     assert not valid([]).fails(Size.FULL)

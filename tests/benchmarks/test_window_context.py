@@ -14,7 +14,7 @@ from benchmarks.support.draft_replay.recording import RecordedRequest
 from benchmarks.support.harness import Pair
 from benchmarks.window import recording_library
 from benchmarks.window.context import RunContext
-from benchmarks.window.plan import PACED, PACEDS, QUICK, REAL
+from benchmarks.window.plan import CHANGING, PACED, PACEDS, QUICK, REAL
 from benchmarks.window.recording_library import RecordingLibrary
 from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed
 from outrider.core.errors import BadRequest
@@ -31,13 +31,14 @@ def context(scratch: Path, *, together: bool = True) -> RunContext:
 @pytest.mark.parametrize(
     ("machines", "allowed", "most"),
     [
-        ([PACED, PACED], True, 2),
-        ([PACED, PACED], False, 1),
-        ([REAL, PACED], True, 1),
+        ([CHANGING, CHANGING], True, 2),
+        ([CHANGING, CHANGING], False, 1),
+        ([PACED, PACED], True, 1),
+        ([REAL, CHANGING], True, 1),
         ([PACEDS, PACEDS], True, 1),
     ],
 )
-async def test_two_are_played_at_once_where_both_are_paced_for_one_session(
+async def test_two_are_played_at_once_where_both_have_one_session_and_sleep_most_of_the_time(
     tmp_path: Path, machines: list[VerifierMachine], allowed: bool, most: int
 ) -> None:
     playing = seen = 0
@@ -83,3 +84,4 @@ async def test_texts_that_repeat_themselves_are_no_example_of_a_good_draft(
     with contextlib.nullcontext() if played else pytest.raises(BadRequest, match="repeat themselves"):
         await library._near(ServiceAddress("nowhere:1"))
     assert {each.output for each in recorded} == played
+    assert library.near == ({"texts": 1, "greedy": 0, "match": 0.8, "least": 0.8, "most": 0.8} if played else None)

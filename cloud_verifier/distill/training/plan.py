@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cloud_verifier.distill.run_folder import PLAN
 
 LossKind = Literal["kl", "tv", "hybrid"]
+Precision = Literal["auto", "bfloat16", "float32"]
 
 
 class TrainingPlan(BaseModel):
@@ -76,8 +77,9 @@ class TrainingPlan(BaseModel):
     """Seconds between checkpoints: the most training that a kill can lose."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of matrix products; weights, sums and the optimizer's state are float32."""
+    precision: Precision = "auto"
+    """Precision of matrix products; weights, sums and the optimizer's state are float32. `auto` is bfloat16, and
+    float32 on a CPU that has to emulate bfloat16."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each rank."""
     seed: int = 0

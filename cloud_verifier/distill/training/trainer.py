@@ -42,7 +42,7 @@ class DraftTrainer:
         self._plan = plan
         self._student = student.to(ranks.device)
         self._ranks = ranks
-        self._precision = getattr(torch, plan.precision)
+        self._precision = ranks.dtype(plan.precision)
         self._texts = load_texts(plan.dataset / TRAIN)
         self._validation = sample(load_texts(plan.dataset / VALIDATION), plan.measure_tokens)
         self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)

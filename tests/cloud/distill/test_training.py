@@ -122,6 +122,24 @@ def stopped_at(run: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return training.train(run)
 
 
+@pytest.mark.parametrize(
+    ("precision", "cpu", "dtype"),
+    [
+        ("auto", "AVX512", torch.bfloat16),
+        ("auto", "SVE256", torch.bfloat16),
+        ("auto", "AVX2", torch.float32),
+        ("auto", "DEFAULT", torch.float32),
+        ("bfloat16", "AVX2", torch.bfloat16),
+        ("float32", "AVX512", torch.float32),
+    ],
+)
+def test_only_a_cpu_that_computes_with_bfloat16_trains_with_it_unless_the_plan_says_so(
+    precision: Any, cpu: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    assert Ranks("cpu").dtype(precision) == dtype
+
+
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "loss": "kl"}, {"precision": "bfloat16"}])
 def test_a_run_that_was_stopped_gives_the_bits_of_one_that_was_not(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
