@@ -57,6 +57,8 @@ WARM, COLD = "Part 1", "Part 2"
 """First lines of contexts, before their length: that of the texts, and one that no cache holds when it is read."""
 POLL_S = 0.005
 """Seconds between two looks at whether a device has sent a proposal."""
+PAYS = 0.97
+"""Speed that both sources should have over the best of one of them and plain streaming, behind any context."""
 PATIENCE = 2_000
 """Most tokens that a session gets until its draft, which reads the context meanwhile, sends its first proposal."""
 
@@ -74,7 +76,7 @@ class LongContextSize:
 
 SMOKE = LongContextSize((0, 300), prompts=1, tokens=8)
 QUICK = LongContextSize((2_000,), prompts=1, tokens=32)
-FULL = LongContextSize((0, 2_000, 8_000, 20_000), prompts=8, tokens=64)
+FULL = LongContextSize((0, 2_000, 8_000, 20_000), prompts=12, tokens=64)
 
 
 @dataclass(frozen=True)
@@ -263,11 +265,22 @@ def agreement(pair: Pair, reference: Reference, tokens: Sequence[int]) -> float:
 
 
 def figures(answers: Sequence[Answers]) -> dict[str, Any]:
-    """Return what the answers of one context show: by arm and group, and the share of texts that repeat themselves."""
+    """Return what the answers of one context show: by arm and group, and the share of texts that repeat themselves.
+
+    both_over_best: by setting, the speed of both sources over the best of the other arms.
+    """
     groups = {group: [one for one in answers if one.group == group] for group in (*SETTINGS, APART)}
+    arms = {arm: {group: arm_figures(some, arm) for group, some in groups.items()} for arm in ARMS}
+    over = {setting: {arm: arms[arm][setting]["over_streaming"] for arm in ARMS} for setting in SETTINGS}
     return {
         "repetitive": round(len(groups[APART]) / len(answers), 3),
-        "arms": {arm: {group: arm_figures(some, arm) for group, some in groups.items()} for arm in ARMS},
+        "arms": arms,
+        "both_over_best": {
+            setting: round(speeds[BOTH] / max(speeds[arm] for arm in ARMS if arm != BOTH), 3)
+            if None not in speeds.values()
+            else None
+            for setting, speeds in over.items()
+        },
     }
 
 
@@ -351,7 +364,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
 
 
 def criteria(result: Mapping[str, Any]) -> list[Criterion]:
-    """Return what must hold in a run of any size. What drafts gain behind a context is only reported."""
+    """Return what must hold in a run of any size, and what drafts should gain behind each context."""
     short = result["short_agreement"]
     kept = short["scaled"] / short["shipped"] if short["shipped"] else None
     name = "agreement of draft and target on a short text, copies over the pair"
@@ -360,6 +373,16 @@ def criteria(result: Mapping[str, Any]) -> list[Criterion]:
             "outputs that are not plain streaming's or the reference's, ties left out", result["mismatches"]
         ),
         Criterion.bound(name, kept, at_least=LIKE_SHIPPED, enforced_from=Size.SMOKE),
+        *(
+            Criterion.bound(
+                f"{context} tokens of context, {setting}, both sources over the best of one of them and streaming",
+                ratio,
+                at_least=PAYS,
+                enforced_from=None,
+            )
+            for context, found in result["contexts"].items()
+            for setting, ratio in found["both_over_best"].items()
+        ),
     ]
 
 

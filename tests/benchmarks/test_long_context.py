@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -151,6 +152,16 @@ def test_figures_are_by_arm_and_count_repetitive_texts_apart() -> None:
     assert (streamed["tokens_per_step"], streamed["first_accepted"], streamed["over_streaming"]) == (1.0, None, 1.0)
 
 
+def test_both_sources_are_compared_with_the_best_arm_of_the_others() -> None:
+    found = long_context.figures([slow := answers(), answers(setting="T=0.8")])
+    assert found["both_over_best"] == {"greedy": 1.0, "T=0.8": 1.0}
+    late = {**slow.completions, BOTH: completion(STORY, 4.0, (2, 1, 3))}
+    found = long_context.figures([dataclasses.replace(slow, completions=late)])
+    assert found["both_over_best"] == {"greedy": 0.25, "T=0.8": None}
+    result = {"short_agreement": {"shipped": 1, "scaled": 1}, "mismatches": 0, "contexts": {"0": found}}
+    assert [one.met for one in long_context.criteria(result)] == [True, True, False, False]
+
+
 def test_groups_without_texts_have_no_figures() -> None:
     row = long_context.figures([answers()])["arms"][BOTH]["T=0.8"]
     assert row.pop("texts") == 0
@@ -210,5 +221,6 @@ def test_streaming_that_is_not_the_references_is_a_mismatch() -> None:
 def test_a_run_of_any_size_fails_for_a_mismatch_or_copies_that_do_not_agree(
     scaled: float, mismatches: int, fails: bool
 ) -> None:
-    result = {"short_agreement": {"shipped": 0.42, "scaled": scaled}, "mismatches": mismatches}
+    contexts = {"0": {"both_over_best": {"greedy": 0.5}}}
+    result = {"short_agreement": {"shipped": 0.42, "scaled": scaled}, "mismatches": mismatches, "contexts": contexts}
     assert any(one.fails(Size.SMOKE) for one in long_context.criteria(result)) == fails
