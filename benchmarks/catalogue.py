@@ -19,8 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 VLLM_PYTHON, SUITE, PREVIOUS = "--vllm-python", "--suite", "--previous"
 """Options of `python -m benchmarks` for what a benchmark may need or use that a checkout does not have."""
 
+WRITES = "outrider/wire/writes.py"
+"""Writes of downloads and of watched healths, on which no speed of a session depends."""
+_WIRE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "outrider" / "wire").glob("[!_]*"))
 AREAS = {
-    "core": ("outrider/core", "outrider/wire"),
+    "core": ("outrider/core", *(path for path in _WIRE if path != WRITES)),
+    "writes": (WRITES,),
     "engine": ("cloud_verifier/engine", "cloud_verifier/config.py", "constraints.txt"),
     "front": (
         *("cloud_verifier/engine_process", "cloud_verifier/front"),
@@ -122,8 +126,8 @@ BENCHMARKS = (
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
-    Benchmark("chaos", "faults one after another, under load", CLUSTER, 50, 1_000, uses=PREVIOUS),
-    Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", CLUSTER, 60, 960),
+    Benchmark("chaos", "faults one after another, under load", (*CLUSTER, "writes"), 50, 1_000, uses=PREVIOUS),
+    Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", (*CLUSTER, "writes"), 60, 960),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "distill", "releases"), 240, 1_000),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
     Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 700),
@@ -150,7 +154,7 @@ BENCHMARKS = (
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
     Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_000),
-    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", SPEED, 90, 3_700),
+    Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", (*SPEED, "writes"), 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),

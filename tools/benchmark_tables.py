@@ -34,7 +34,9 @@ from benchmarks import results
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.results import Result
 
-PAGES = tuple(results.ROOT / page for page in ("docs/benchmarks.md", "docs/drafting.md", "docs/reliability.md", "README.md"))
+PAGES = tuple(
+    results.ROOT / page for page in ("docs/benchmarks.md", "docs/drafting.md", "docs/reliability.md", "README.md")
+)
 PLOT = results.ROOT / "docs" / "images" / "capacity.png"
 SEVERAL = "several"
 """Name of a block whose figures are of several runs."""
