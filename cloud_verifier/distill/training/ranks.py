@@ -18,8 +18,8 @@ from cloud_verifier.distill.training.plan import Precision
 from cloud_verifier.distill.training.student import Student
 
 _WITH_BFLOAT16 = ("AVX512", "SVE")
-"""Beginnings of the names of CPUs on which products in bfloat16 take no longer than in float32. With AVX2 alone, those
-of 512 rows take five times as long."""
+"""Beginnings of torch's names of instruction sets with which bfloat16 is not emulated. With AVX2 alone a product of 512
+rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC)."""
 
 
 class Ranks:
