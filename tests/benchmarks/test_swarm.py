@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -73,16 +74,30 @@ def recorded() -> DraftRecording:
     return record_draft()
 
 
+class PunctualSource(ScriptedSource):
+    """Take a decode's time on average however busy this machine is, as a replay does: a long sleep shortens the next."""
+
+    _overslept_s = 0.0
+
+    def _work(self) -> None:
+        remaining = DECODE_S - self._overslept_s
+        if remaining > 0.0:
+            begun = time.monotonic()
+            time.sleep(remaining)
+            remaining -= time.monotonic() - begun
+        self._overslept_s = max(0.0, -remaining)
+
+
 class LivePool(DraftPool):
     """Use the draft itself, with the observations of the recorded one."""
 
     def __init__(self, recorded: DraftRecording) -> None:
         super().__init__("live", DraftOptions(workers=1))
-        self._recorded = recorded
+        self._calibrators = recorded.calibrators()
 
     def _worker(self) -> DraftWorker:
-        greedy, sampled, ngram_greedy, ngram_sampled = self._recorded.calibrators()
-        model = CalibratedSource(ScriptedSource(quality=0.8, decode_s=DECODE_S), greedy, sampled, WIDTHS)
+        greedy, sampled, ngram_greedy, ngram_sampled = self._calibrators
+        model = CalibratedSource(PunctualSource(quality=0.8), greedy, sampled, WIDTHS)
         ngram = CalibratedSource(NgramSource(), ngram_greedy, ngram_sampled)
         return DraftWorker(lambda: Drafter([model, ngram]))
 
