@@ -75,7 +75,7 @@ def recorded() -> DraftRecording:
 
 
 class PunctualSource(ScriptedSource):
-    """Take a decode's time on average however busy this machine is, as a replay does: a long sleep shortens the next."""
+    """Take a decode's time on average however busy this machine is, as a replay does."""
 
     _overslept_s = 0.0
 
