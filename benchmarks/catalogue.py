@@ -127,7 +127,9 @@ BENCHMARKS = (
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
     Benchmark("chaos", "faults one after another, under load", (*CLUSTER, "writes"), 50, 1_000, uses=PREVIOUS),
-    Benchmark("attack", "attacks on a live cluster, beside a neighbour's session", (*CLUSTER, "writes"), 60, 960),
+    Benchmark(
+        "attack", "attacks on a live cluster, beside a neighbour's session", (*CLUSTER, "writes", "releases"), 60, 960
+    ),
     Benchmark("distill", "a draft learns from its own traffic", (*SPEED, "writes", "distill", "releases"), 240, 1_000),
     Benchmark("engine", "the engine by itself, and beside Hugging Face", ("engine", "core", "models"), 45, 900),
     Benchmark("overload", "five times the work that one verifier can do", SERVING, 30, 700),
@@ -152,12 +154,12 @@ BENCHMARKS = (
     Benchmark("fleet", "the window controller around simulated devices", ("core", "windows"), 5, 30),
     Benchmark("vocabulary", "choosing tokens out of 151,936", ("core", "engine"), 10, 45),
     Benchmark("counters", "what metrics cost", ("metrics",), 5, 30),
-    Benchmark("swarm", "whether the light clients behave as live devices", SERVING, 25, 240),
+    Benchmark("swarm", "whether the light clients behave as live devices", SPEED, 25, 240),
     Benchmark("distill_losses", "what a draft should learn by", ("distill", "llama", "prompts", "models"), 130, 1_000),
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", (*SPEED, "writes"), 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("core", "engine"), 10, 10),
-    Benchmark("json_schema", "grammars against the JSON Schema test suite", ("device",), 60, 300, needs=SUITE),
+    Benchmark("json_schema", "grammars against the JSON Schema test suite", ("core", "device", "http"), 60, 300, needs=SUITE),
     Benchmark("lossless-vllm", "the same on vLLM", SPEED, 120, 900, ("--only", "engines"), VLLM_PYTHON),
     Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 1_200, needs=VLLM_PYTHON),
     Benchmark(
