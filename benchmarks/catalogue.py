@@ -159,7 +159,9 @@ BENCHMARKS = (
     Benchmark("soak", "an hour of sessions that come, go and die, and one attacker", (*SPEED, "writes"), 90, 3_700),
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("core", "engine"), 10, 10),
-    Benchmark("json_schema", "grammars against the JSON Schema test suite", ("core", "device", "http"), 60, 300, needs=SUITE),
+    Benchmark(
+        "json_schema", "grammars against the JSON Schema test suite", ("core", "device", "http"), 60, 300, needs=SUITE
+    ),
     Benchmark("lossless-vllm", "the same on vLLM", SPEED, 120, 900, ("--only", "engines"), VLLM_PYTHON),
     Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 1_200, needs=VLLM_PYTHON),
     Benchmark(
