@@ -160,16 +160,16 @@ BENCHMARKS = (
     Benchmark("engine_gpu", "the engine's steps on a GPU; nothing without one", ("core", "engine"), 10, 10),
     Benchmark("capacity_gpu", "what a verifier with a GPU can do; nothing without one", ("core", "engine"), 10, 10),
     Benchmark(
-        "json_schema", "grammars against the JSON Schema test suite", ("core", "device", "http"), 60, 300, needs=SUITE
+        "json_schema", "grammars against the JSON Schema test suite", ("core", "device", "http"), 5, 10, needs=SUITE
     ),
     Benchmark("lossless-vllm", "the same on vLLM", SPEED, 120, 900, ("--only", "engines"), VLLM_PYTHON),
-    Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 1_200, needs=VLLM_PYTHON),
+    Benchmark("engine-vllm", "the engine beside vLLM", ("engine", "core", "models"), 300, 600, needs=VLLM_PYTHON),
     Benchmark(
         "co_located",
         "speculation on the verifier alone, beside vLLM's own",
         ("engine", "core", "device", "prompts", "models"),
         200,
-        2_400,
+        2_700,
         needs=VLLM_PYTHON,
     ),
     Benchmark("latency-vllm", "one user, beside vLLM", SPEED, 120, 1_800, ("--engine", "vllm"), VLLM_PYTHON),
