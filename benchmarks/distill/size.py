@@ -19,7 +19,7 @@ class DistillSize:
     """Tokens of a class after which the loop judges its acceptance."""
     run_tokens: int = 110_000
     """Tokens of sums with which a run begins, and from which the draft learns."""
-    steps: int = 1_000
+    steps: int = 420
     """Steps of the training."""
     threads: int = 2
     """Threads of each stage of the loop."""
