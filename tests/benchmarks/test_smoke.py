@@ -439,6 +439,8 @@ def test_co_located(capsys: pytest.CaptureFixture[str]) -> None:
             assert rates.keys() - {co_located.SUFFIX} == {"plain", "sources, 4", "devices", *theirs}
             assert min(rates.values()) > 0
             assert per_step["plain"] == 1.0 < per_step["devices"]
+            if vllm:  # unrepaired, it accepts one sampled draft token in twenty steps
+                assert per_step["vllm draft, 4"] > 1.2
             compared = ("gain", "devices_over", *(("vllm_gain", "over_vllm") if vllm else ()))
             assert all(0 < least <= middle <= most for middle, least, most in (figures[c][at_once] for c in compared))
 
