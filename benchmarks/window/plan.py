@@ -110,7 +110,7 @@ class WindowPlan:
     change from one to the next, that of a paced machine does not."""
     long: int = 4
     """Prompts of a thousand tokens in each arm of a cell that has any."""
-    static_prompts: tuple[int, int] = (4, 12)
+    static_prompts: tuple[int, int] = (6, 12)
     """Prompts in each arm of a static cell with one session, and with several (played in two halves)."""
     near: int = 8
     """Recordings whose match rate is near 0.8."""

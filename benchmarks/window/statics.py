@@ -3,12 +3,13 @@
 A static window is a verifier's own setting under a coordinator that leaves windows alone, so that it holds from a
 session's first token on; an operator's pin would hold from the first report on, a second later. Each has a verifier of
 its own, started before any is played, which stays for both of a machine's cells. All of them run on the same core and
-are played from the same other one, because cores differ and load on one slows the other. The verifier's
-`min_acceptance` is the same in all of them.
+are played from the same other one, because cores differ and load on one slows the other. Processes with the same
+verifier differ by several percent even so, so each streams the same prompts as well, and a window's speed is that over
+streaming at its own verifier. The verifier's `min_acceptance` is the same in all of them.
 
 The best static window of a cell is chosen on one half of its prompts and scored on the other, both ways round, because
 the best of several equal ones is the one that was lucky on the prompts by which it was chosen. Arms take turns, by
-prompt or by half.
+prompt or by half; at each verifier the one with drafts and the one without follow one another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.window.context import RunContext
 from benchmarks.window.testbed import RunningVerifier, VerifierMachine
 
 Speeds = Mapping[str, Sequence[float]]
-"""Configuration -> tokens per second of each prompt."""
+"""Configuration -> speed over streaming at its own verifier, by prompt."""
 ADAPTIVE = "adaptive"
 STREAMING = "streaming"
 
@@ -44,8 +45,15 @@ class StaticScore:
     """Configuration -> adaptive speed over it, median over all prompts."""
 
 
-def speeds(arms: Mapping[str, Sequence[SessionOutcome]]) -> dict[str, list[float]]:
-    return {name: [speed(outcome) for outcome in outcomes] for name, outcomes in arms.items()}
+def over_streaming(arms: Mapping[str, Mapping[bool, Sequence[SessionOutcome]]]) -> dict[str, list[float]]:
+    """Return the speed of each window over streaming at its verifier, by prompt, and that of streaming itself: 1.
+
+    arms: sessions by window, with drafts (True) and without, in the order of their prompts.
+    """
+    found = {
+        name: [speed(a) / speed(b) for a, b in zip(both[True], both[False], strict=True)] for name, both in arms.items()
+    }
+    return found | {STREAMING: [1.0] * len(found[ADAPTIVE])}
 
 
 def score(cell: Speeds) -> StaticScore:
@@ -80,7 +88,7 @@ async def play_statics(context: RunContext) -> dict[str, Any]:
             sites = await _sites(context, stack, machine)
             for draft, rtt_ms in cells:
                 key = CellKey(machine, draft, rtt_ms)
-                scores[key] = score(speeds(await _arms(context, sites, key)))
+                scores[key] = score(over_streaming(await _arms(context, sites, key)))
                 print(
                     f"{key}: {scores[key].vs_best:.2f} of the best of {len(sites) - 1} statics and streaming,"
                     f" chosen on one half of the prompts and scored on the other: {' | '.join(scores[key].best)}",
@@ -117,19 +125,19 @@ async def _sites(
 
 async def _arms(
     context: RunContext, sites: Mapping[str, RunningVerifier], key: CellKey
-) -> dict[str, list[SessionOutcome]]:
-    """Play a cell with every configuration. Streaming is played where the adaptive arm is."""
+) -> dict[str, dict[bool, list[SessionOutcome]]]:
+    """Play a cell with every window, each with drafts and without."""
     async with contextlib.AsyncExitStack() as stack:
         players: dict[str, CellPlayer] = {}
         for name, site in sites.items():
             swarm = await stack.enter_async_context(site.swarm(context.recordings.file(key.draft)))
             players[name] = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
             await players[name].warm()
-        players[STREAMING] = players[ADAPTIVE]
-        arms: dict[str, list[SessionOutcome]] = {name: [] for name in players}
+        arms: dict[str, dict[bool, list[SessionOutcome]]] = {name: {True: [], False: []} for name in players}
         for turn, numbers in enumerate(together(players[ADAPTIVE].numbers, key.machine.sessions)):
             for name in rotated(list(players), turn):
-                arms[name] += await players[name].some(numbers, key.rtt_ms, drafted=name != STREAMING)
+                for drafted in (True, False) if turn % 2 else (False, True):
+                    arms[name][drafted] += await players[name].some(numbers, key.rtt_ms, drafted=drafted)
     return arms
 
 

@@ -21,7 +21,16 @@ from benchmarks.window.model import against, predicted, windows
 from benchmarks.window.plan import PACED, PACEDS, STATICS, StaticWindow, WindowPlan
 from benchmarks.window.policies import ARMS, not_in_rounds, trip_figures
 from benchmarks.window.recording_library import RecordingLibrary
-from benchmarks.window.statics import ADAPTIVE, STREAMING, StaticScore, best_single, rotated, score, together
+from benchmarks.window.statics import (
+    ADAPTIVE,
+    STREAMING,
+    StaticScore,
+    best_single,
+    over_streaming,
+    rotated,
+    score,
+    together,
+)
 from benchmarks.window.testbed import CorePair, VerifierMachine, WindowTestbed, check, play
 from benchmarks.window.transitions import (
     ChangePeriod,
@@ -46,6 +55,12 @@ def test_the_best_static_is_scored_on_the_prompts_that_did_not_choose_it() -> No
     found = score(cell)
     assert found.best == ("early", "late")
     assert found.vs_best == 2.0
+
+
+def test_a_verifier_that_is_slower_by_itself_makes_its_window_no_slower() -> None:
+    slow, fast = ({True: [outcome(2.0 * s)], False: [outcome(4.0 * s)]} for s in (1.1, 1.0))
+    found = over_streaming({ADAPTIVE: slow, "k 4": fast})
+    assert found == {ADAPTIVE: [pytest.approx(2.0)], "k 4": [pytest.approx(2.0)], STREAMING: [1.0]}
 
 
 def test_every_prompt_is_an_arms_turn_alone_and_half_of_them_where_several_sessions_go_together() -> None:
