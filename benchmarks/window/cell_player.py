@@ -54,31 +54,29 @@ class CellPlayer:
 
     async def steady(self, rtt_ms: float, cell: Cell) -> None:
         """Play both arms in turn: by prompt with one session at once, else by round."""
-        at_once = self._site.machine.sessions
         async with watched(self._site, cell.observations):
             for turn in range(self._rounds):
-                if at_once == 1:
-                    pairs = [await self._pair([n], rtt_ms, 1, turn + i) for i, n in enumerate(self.numbers)]
+                if self._site.machine.sessions == 1:
+                    pairs = [await self.pair([n], rtt_ms, turn + i) for i, n in enumerate(self.numbers)]
                     streaming, adaptive = ([arm for pair in pairs for arm in pair[i]] for i in (0, 1))
                 else:
-                    streaming, adaptive = await self._pair(self.numbers, rtt_ms, at_once, turn)
+                    streaming, adaptive = await self.pair(self.numbers, rtt_ms, turn)
                 cell.streaming.append(streaming)
                 cell.adaptive.append(adaptive)
 
-    async def _pair(
-        self, numbers: Sequence[int], rtt_ms: float, at_once: int, turn: int
+    async def pair(
+        self, numbers: Sequence[int], rtt_ms: float, turn: int, *, arrival: float = 1.0
     ) -> tuple[list[SessionOutcome], list[SessionOutcome]]:
-        """Return the outcomes of the arms, streaming first; which arm is played first alternates."""
+        """Play these prompts in both arms; return the outcomes, streaming first. Which arm is played first alternates.
+
+        arrival: the share of a cell's time in which first sessions arrive.
+        """
+        at_once, over_s = self._site.machine.sessions, arrival * self._over_s
         arms = {}
         for drafted in (True, False) if turn % 2 else (False, True):
             jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
-            arms[drafted] = await play(self._swarm, jobs, at_once, self._over_s)
+            arms[drafted] = await play(self._swarm, jobs, at_once, over_s)
         return arms[False], arms[True]
-
-    async def some(self, numbers: Sequence[int], rtt_ms: float, *, drafted: bool) -> list[SessionOutcome]:
-        """Play these prompts once in one arm. Sessions arrive in half of the time that they do in a cell."""
-        jobs = [self._job(n, rtt_ms, drafted) for n in numbers]
-        return await play(self._swarm, jobs, self._site.machine.sessions, self._over_s / 2)
 
     @property
     def _over_s(self) -> float:

@@ -45,15 +45,9 @@ class StaticScore:
     """Configuration -> adaptive speed over it, median over all prompts."""
 
 
-def over_streaming(arms: Mapping[str, Mapping[bool, Sequence[SessionOutcome]]]) -> dict[str, list[float]]:
-    """Return the speed of each window over streaming at its verifier, by prompt, and that of streaming itself: 1.
-
-    arms: sessions by window, with drafts (True) and without, in the order of their prompts.
-    """
-    found = {
-        name: [speed(a) / speed(b) for a, b in zip(both[True], both[False], strict=True)] for name, both in arms.items()
-    }
-    return found | {STREAMING: [1.0] * len(found[ADAPTIVE])}
+def over_streaming(streamed: Sequence[SessionOutcome], drafted: Sequence[SessionOutcome]) -> list[float]:
+    """Return the speed with drafts over that without, by prompt."""
+    return [speed(with_drafts) / speed(plain) for plain, with_drafts in zip(streamed, drafted, strict=True)]
 
 
 def score(cell: Speeds) -> StaticScore:
@@ -88,7 +82,7 @@ async def play_statics(context: RunContext) -> dict[str, Any]:
             sites = await _sites(context, stack, machine)
             for draft, rtt_ms in cells:
                 key = CellKey(machine, draft, rtt_ms)
-                scores[key] = score(over_streaming(await _arms(context, sites, key)))
+                scores[key] = score(await _speeds(context, sites, key))
                 print(
                     f"{key}: {scores[key].vs_best:.2f} of the best of {len(sites) - 1} statics and streaming,"
                     f" chosen on one half of the prompts and scored on the other: {' | '.join(scores[key].best)}",
@@ -123,22 +117,21 @@ async def _sites(
     return found
 
 
-async def _arms(
-    context: RunContext, sites: Mapping[str, RunningVerifier], key: CellKey
-) -> dict[str, dict[bool, list[SessionOutcome]]]:
-    """Play a cell with every window, each with drafts and without."""
+async def _speeds(context: RunContext, sites: Mapping[str, RunningVerifier], key: CellKey) -> dict[str, list[float]]:
+    """Play a cell with every window, and return its Speeds."""
     async with contextlib.AsyncExitStack() as stack:
         players: dict[str, CellPlayer] = {}
         for name, site in sites.items():
             swarm = await stack.enter_async_context(site.swarm(context.recordings.file(key.draft)))
             players[name] = context.player(site, swarm, key.draft, counts=context.plan.static_prompts)
             await players[name].warm()
-        arms: dict[str, dict[bool, list[SessionOutcome]]] = {name: {True: [], False: []} for name in players}
-        for turn, numbers in enumerate(together(players[ADAPTIVE].numbers, key.machine.sessions)):
+        found: dict[str, list[float]] = {name: [] for name in players}
+        groups = together(players[ADAPTIVE].numbers, key.machine.sessions)
+        for turn, numbers in enumerate(groups):
             for name in rotated(list(players), turn):
-                for drafted in (True, False) if turn % 2 else (False, True):
-                    arms[name][drafted] += await players[name].some(numbers, key.rtt_ms, drafted=drafted)
-    return arms
+                # Several sessions are played in two halves, so each half arrives in half of the time.
+                found[name] += over_streaming(*await players[name].pair(numbers, key.rtt_ms, turn, arrival=0.5))
+    return found | {STREAMING: [1.0] * len(found[ADAPTIVE])}
 
 
 def together(numbers: Sequence[int], sessions: int) -> list[Sequence[int]]:
