@@ -122,7 +122,7 @@ def _named(program: Path) -> frozenset[Path]:
 BENCHMARKS = (
     Benchmark("lossless", "every token against an independent reference", SPEED, 60, 700),
     Benchmark("latency", "one user's speed against streaming and Hugging Face", SPEED, 40, 1_100),
-    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 6_600),
+    Benchmark("window", "adaptive windows over streaming, by distance and draft", SPEED, 80, 5_300),
     Benchmark("capacity", "tokens per second of one verifier by who drafts", SPEED, 120, 2_000),
     Benchmark("long_context", "drafts behind contexts of up to 20,000 tokens", SPEED, 25, 750),
     Benchmark("failover", "verifiers killed in mid-generation", SPEED, 40, 180),
@@ -173,6 +173,6 @@ BENCHMARKS = (
         needs=VLLM_PYTHON,
     ),
     Benchmark("latency-vllm", "one user, beside vLLM", SPEED, 120, 1_500, ("--engine", "vllm"), VLLM_PYTHON),
-    Benchmark("window-vllm", "windows on our engine and on vLLM", SPEED, 120, 300, ("--engine", "vllm"), VLLM_PYTHON),
+    Benchmark("window-vllm", "windows on our engine and on vLLM", SPEED, 120, 240, ("--engine", "vllm"), VLLM_PYTHON),
     Benchmark("capacity-vllm", "the same beside vLLM", SPEED, 300, 2_700, ("--engine", "vllm"), VLLM_PYTHON),
 )
