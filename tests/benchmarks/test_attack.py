@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tcp_server import serving
 
 from benchmarks.attack import hostile_files, sizes, wire
 from benchmarks.attack.neighbour import Neighbour
@@ -85,13 +86,11 @@ async def test_a_wiretap_carries_bytes_both_ways() -> None:
         writer.write(await reader.readexactly(5))
         await writer.drain()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with Wiretap(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as tap:
+    async with serving(echo) as address, Wiretap(address) as tap:
         reader, writer = await asyncio.open_connection(*split_address(tap.address))
         writer.write(b"hello")
         assert await asyncio.wait_for(reader.readexactly(5), 10.0) == b"hello"
         writer.close()
-    server.close()
 
 
 class Written:
@@ -177,9 +176,8 @@ async def test_unfinished_messages_send_as_much_as_the_server_lets_them() -> Non
         while data := await reader.read(1 << 16):
             got["bytes"] += len(data)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    messages = wire.UnfinishedMessages(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    await messages.send("/a/b", calls=3, message_bytes=1 << 20, seconds=0.5)
-    assert messages.sent == 3_000
-    messages.close()
-    server.close()
+    async with serving(serve) as address:
+        messages = wire.UnfinishedMessages(address)
+        await messages.send("/a/b", calls=3, message_bytes=1 << 20, seconds=0.5)
+        assert messages.sent == 3_000
+        messages.close()

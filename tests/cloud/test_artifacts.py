@@ -8,6 +8,7 @@ import json
 
 import grpc
 import pytest
+from rpcs import errors_logged
 from scripted_engine import front, until
 
 from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue
@@ -227,4 +228,4 @@ async def test_a_download_that_is_cancelled_is_no_error_in_the_log(model, catalo
         call.cancel()
         await until(lambda: not running.service._downloads)
         await asyncio.sleep(0.1)
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert errors_logged(caplog) == []

@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from peers import until
+from rpcs import errors_logged
 
 from benchmarks.attack.wire import UnfinishedMessages
 from outrider.core.errors import BadRequest, Overloaded, Unauthenticated, Unavailable
@@ -160,7 +161,7 @@ async def test_a_request_that_is_no_message_is_the_callers_fault_and_no_line_in_
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await coordinator.channel.unary_unary(method)(b"\xff" * 8)
         assert isinstance(error_from_rpc(ended.value), BadRequest)
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert errors_logged(caplog) == []
 
 
 async def test_reflection_has_few_callers_at_once_and_they_end(start, monkeypatch):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
+from tcp_server import serving
 
 from outrider.core import errors
 from outrider.wire import channels, status
@@ -181,9 +182,7 @@ async def test_a_peer_that_is_not_there_is_named_with_its_address_and_what_to_do
 
 
 async def test_a_peer_that_does_not_answer_is_named():
-    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    async with silent, channels.channel(f"127.0.0.1:{port}") as channel:
+    async with serving(lambda reader, writer: asyncio.sleep(0)) as address, channels.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(METHOD)(b"", timeout=0.2)
     assert str(status.error_from_rpc(caught.value, "the verifier")).startswith(
@@ -195,9 +194,7 @@ async def test_http_in_the_place_of_a_peer_is_recognised():
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    web = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = web.sockets[0].getsockname()[1]
-    async with web, channels.channel(f"127.0.0.1:{port}") as channel:
+    async with serving(answer) as address, channels.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(METHOD)(b"", timeout=5)
     assert "another program listens there" in str(status.error_from_rpc(caught.value))
