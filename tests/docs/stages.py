@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from pages import ROOT, Step, blocks, steps
-from terminal import CommandResult, Terminal
+from terminal import READY_S, CommandResult, Terminal
 
 from benchmarks.support import paced_verifier
 from benchmarks.support.pace import Pace
@@ -189,17 +189,21 @@ class Administering(Stage):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        terminal.environment.update(Pace(100.0).environment)  # slow enough to last for the page
+        terminal.environment.update(Pace(200.0).environment)  # slow enough to last for the page
         _pace_verifiers(terminal.folder / ".bin" / "outrider")
         terminal.environment["OUTRIDER_EDGE_CPU_SHARE"] = "0.1"
         self._ids: dict[str, str] = {}
         self._live: list[str] = []
-        self._talk: threading.Thread | None = None
+        self._talk: subprocess.Popen[bytes] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._talk is not None:
+            self._talk.kill()
+            self._talk.wait()
 
     def real(self, command: str) -> str:
         if command.startswith("outrider ") and " up " not in command and self._talk is None:
-            self._talk = threading.Thread(target=self.terminal.python, args=(_TALKING,), daemon=True)
-            self._talk.start()
+            self._talk = self.terminal.begin_python(_TALKING)
             self._live = self._sessions()
         for known in self._ID.findall(command):
             self._ids.setdefault(known, self._live[len(self._ids)])
@@ -207,7 +211,7 @@ class Administering(Stage):
 
     def _sessions(self) -> list[str]:
         """Return the sessions once all three are live and their windows are decided."""
-        end = time.monotonic() + 30.0
+        end = time.monotonic() + READY_S
         while time.monotonic() < end:
             listed = json.loads(self.must("outrider sessions list -o json").out)["sessions"]
             decided = "too little is known" not in self.must("outrider window show").out

@@ -119,6 +119,17 @@ class Terminal:
         ended = self._run([sys.executable, "-c", program], COMMAND_S)
         return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
+    def begin_python(self, program: str) -> subprocess.Popen[bytes]:
+        """Begin such a script in the background. The caller ends it, whenever its page has no more use for it."""
+        return subprocess.Popen(
+            [*self._network.prefix, sys.executable, "-c", program],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
     def _begin(self, name: str, command: str, ready: re.Pattern[str]) -> None:
         if (before := self._endless.pop(name, None)) is not None:
             _check_end(name, before.stop())

@@ -78,7 +78,7 @@ async def drafting(source: ScriptedSource, release: str = "", name: str = "scrip
         await pool.close()
 
 
-async def eventually(condition: object, within_s: float = 2.0) -> None:
+async def eventually(condition: object, within_s: float = 10.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "did not happen in time"
