@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio as redis_client
+from tcp_server import serving
 
 from benchmarks.chaos import cluster as chaos_cluster
 from benchmarks.chaos import faults
@@ -294,9 +295,8 @@ async def echo(answer: bytes = b"") -> AsyncIterator[str]:
                 writer.write(answer or data)
                 await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serving(serve) as address:
+        yield address
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ import contextlib
 import time
 
 import pytest
+from tcp_server import serving
 
 from benchmarks.support.network_link import MAX_CHUNK_BYTES, Link, LinkEvent, Stall
 from benchmarks.support.network_proxy import DelayProxy
@@ -23,9 +24,8 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @pytest.fixture
 async def echo_address():
-    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    async with serving(_echo) as address:
+        yield address
 
 
 @pytest.fixture
@@ -116,18 +116,16 @@ async def test_a_reset_is_felt_as_one_on_both_sides_and_new_connections_work(con
             except OSError as error:
                 felt.set_result(error)
 
-    async with await asyncio.start_server(target, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with DelayProxy(f"127.0.0.1:{port}") as proxy:
-            reader, writer = await connect(proxy)
-            await echoed((reader, writer), b"first")
-            proxy.reset_connections()
-            with pytest.raises(ConnectionResetError):
-                await reader.read()
-            assert isinstance(await asyncio.wait_for(felt, 5), ConnectionResetError)
-            last = await connect(proxy)
-            await echoed(last, b"again")
-            last[1].close()
+    async with serving(target) as address, DelayProxy(address) as proxy:
+        reader, writer = await connect(proxy)
+        await echoed((reader, writer), b"first")
+        proxy.reset_connections()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        assert isinstance(await asyncio.wait_for(felt, 5), ConnectionResetError)
+        last = await connect(proxy)
+        await echoed(last, b"again")
+        last[1].close()
 
 
 async def test_a_stall_delays_and_loses_nothing(echo_address, connect):
@@ -174,10 +172,7 @@ async def test_neither_beginning_nor_end_of_a_connection_passes_a_blackhole(conn
             await reader.read()
             events.put_nowait("ended")
 
-    async with (
-        await asyncio.start_server(target, "127.0.0.1", 0) as server,
-        DelayProxy(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as proxy,
-    ):
+    async with serving(target) as address, DelayProxy(address) as proxy:
         _, old = await connect(proxy)
         assert await asyncio.wait_for(events.get(), 5) == "begun"
         proxy.blackhole()

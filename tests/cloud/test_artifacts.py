@@ -8,7 +8,7 @@ import json
 
 import grpc
 import pytest
-from rpcs import errors_logged
+from logged import errors_logged
 from scripted_engine import front, until
 
 from cloud_verifier.front.artifacts import CHUNK_BYTES, Catalogue

@@ -79,11 +79,10 @@ async def tls_before(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
     """Speak TLS at another port and pass everything on, as a Redis with TLS would; the tests' own speaks none."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.closing(writer), contextlib.suppress(OSError):
             while data := await reader.read(65_536):
                 writer.write(data)
                 await writer.drain()
-        writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind = await asyncio.open_connection("127.0.0.1", port)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from pages import ROOT, Step, blocks, steps
-from terminal import READY_S, CommandResult, Terminal
+from terminal import COMMAND_S, CommandResult, Endless, Terminal
 
 from benchmarks.support import paced_verifier
 from benchmarks.support.pace import Pace
@@ -194,25 +193,21 @@ class Administering(Stage):
         terminal.environment["OUTRIDER_EDGE_CPU_SHARE"] = "0.1"
         self._ids: dict[str, str] = {}
         self._live: list[str] = []
-        self._talk: subprocess.Popen[bytes] | None = None
-
-    def __exit__(self, *_: object) -> None:
-        if self._talk is not None:
-            self._talk.kill()
-            self._talk.wait()
+        self._talk: Endless | None = None
 
     def real(self, command: str) -> str:
         if command.startswith("outrider ") and " up " not in command and self._talk is None:
             self._talk = self.terminal.begin_python(_TALKING)
-            self._live = self._sessions()
+            self._live = self._sessions(self._talk)
         for known in self._ID.findall(command):
             self._ids.setdefault(known, self._live[len(self._ids)])
         return self._ID.sub(lambda found: self._ids[found[0]], command)
 
-    def _sessions(self) -> list[str]:
+    def _sessions(self, talk: Endless) -> list[str]:
         """Return the sessions once all three are live and their windows are decided."""
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + COMMAND_S
         while time.monotonic() < end:
+            talk.check()
             listed = json.loads(self.must("outrider sessions list -o json").out)["sessions"]
             decided = "too little is known" not in self.must("outrider window show").out
             if decided and sum(session["state"] == "live" for session in listed) == 3:

@@ -91,6 +91,7 @@ class Terminal:
         self.folder = folder
         self._network = network
         self._endless: dict[str, Endless] = {}
+        self._scripts: list[Endless] = []
         _lay_out(folder)
         self.environment = _environment(folder)
         if network.state_dir is not None:  # as for the same user on the same machine
@@ -101,6 +102,8 @@ class Terminal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         endings = {name: running.stop() for name, running in reversed(self._endless.items())}
+        for script in self._scripts:
+            script.stop()
         if kind is None:
             for name, result in endings.items():
                 _check_end(name, result)
@@ -119,22 +122,20 @@ class Terminal:
         ended = self._run([sys.executable, "-c", program], COMMAND_S)
         return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
-    def begin_python(self, program: str) -> subprocess.Popen[bytes]:
-        """Begin such a script in the background. The caller ends it, whenever its page has no more use for it."""
-        return subprocess.Popen(
-            [*self._network.prefix, sys.executable, "-c", program],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+    def begin_python(self, program: str) -> Endless:
+        """Start a script in the background, which is stopped after the commands that it may depend on."""
+        script = self._in_background([sys.executable, "-c", program])
+        self._scripts.append(script)
+        return script
+
+    def _in_background(self, command: Sequence[str]) -> Endless:
+        log = self.folder / f".{len(list(self.folder.glob('.*.log')))}.log"
+        return Endless([*self._network.prefix, *command], log, self.environment)
 
     def _begin(self, name: str, command: str, ready: re.Pattern[str]) -> None:
         if (before := self._endless.pop(name, None)) is not None:
             _check_end(name, before.stop())
-        log = self.folder / f".{len(list(self.folder.glob('.*.log')))}.log"
-        running = Endless([*self._network.prefix, "bash", "-c", _SHELL, "doc", command], log, self.environment)
+        running = self._in_background(["bash", "-c", _SHELL, "doc", command])
         self._endless[name] = running
         running.until(ready)
 
@@ -171,11 +172,15 @@ class Endless:
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
+    def check(self) -> None:
+        """Fail if it has ended."""
+        assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self.output}"
+
     def until(self, ready: re.Pattern[str]) -> None:
         """Wait until it has printed this."""
         end = time.monotonic() + READY_S
         while not ready.search(self.output):
-            assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self.output}"
+            self.check()
             assert time.monotonic() < end, f"not ready within {READY_S:.0f} s: {self.output}"
             time.sleep(0.05)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from tcp_server import serving
 
 from edge_agent import AsyncClient
 from edge_agent.demo import delayed, show
@@ -21,9 +22,8 @@ async def echo() -> AsyncIterator[str]:
             await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with serving(answer) as address:
+        yield address
 
 
 async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

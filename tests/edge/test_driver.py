@@ -182,7 +182,7 @@ async def test_a_silent_verifier_is_left_and_found_again(channels: Channels) -> 
         reading = asyncio.create_task(run.tokens_of())
         await eventually(lambda: len(run.session.received) > 10)
         verifier.freeze()
-        await eventually(lambda: len(verifier.opens) >= 2, 3.0)
+        await eventually(lambda: len(verifier.opens) >= 2)
         verifier.frozen = False
         assert await reading == continuation(PROMPT, 60)
 
@@ -223,7 +223,7 @@ async def test_closing_the_iterator_cancels_the_session(channels: Channels) -> N
         got = await run.tokens_of(until=20)
         assert got == continuation(PROMPT, len(got))
         assert run.session.finish is Finish.CANCELLED
-        await eventually(lambda: not verifier.live)
+        await eventually(lambda: not verifier.live, 2.0)  # before it has served all tokens
 
 
 async def test_many_sessions_run_at_once(verifier: FakeVerifier, channels: Channels) -> None:

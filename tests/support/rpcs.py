@@ -1,13 +1,11 @@
-"""Call RPCs as the descriptors have them, with every kind of credential, and find the errors that they log."""
+"""Call RPCs as the descriptors have them, with every kind of credential."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
-import pytest
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -55,18 +53,3 @@ async def answer(link: grpc.aio.Channel, rpc: MethodDescriptor, credential: str)
     except grpc.aio.AioRpcError as error:
         return error_from_rpc(error)
     return None
-
-
-def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the errors that the test has logged, without those of servers of earlier tests.
-
-    grpc.aio has one queue of events for all event loops of a process. An event of a server that has stopped may come
-    after its loop has been closed; the loop that takes it from the queue then logs it, that of the test now running.
-    """
-    records = (record for record in caplog.records if record.levelno >= logging.ERROR)
-    return [record.getMessage() for record in records if not _of_a_closed_loop(record)]
-
-
-def _of_a_closed_loop(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    return str(error) == "Event loop is closed" and "PollerCompletionQueue._handle_events" in record.getMessage()

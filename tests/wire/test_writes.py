@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import grpc
 import pytest
+from logged import errors_logged
 
 from outrider.core.errors import Unavailable
 from outrider.wire.status import aborting
@@ -52,7 +52,7 @@ async def test_a_write_that_fails_since_the_peer_has_gone_ends_the_call_as_cance
     call.let.set()
     with pytest.raises(asyncio.CancelledError):
         await serving
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert errors_logged(caplog) == []
 
 
 async def test_any_other_error_of_a_write_is_raised():
