@@ -86,8 +86,11 @@ class Search:
         return tokens >= self._least * self.length_s(choice)
 
     def best(self) -> tuple[float, list[int]]:
-        """Return min_acceptance and the choice of the greatest goodput, before single changes."""
-        best, best_at = [0] * len(self._tables), float(MIN_ACCEPTANCES[-1])
+        """Return min_acceptance and the choice of the greatest goodput, before single changes.
+
+        Of equal ones it is the first; streaming is left even for an equal one, since that knows what a node is worth.
+        """
+        best, best_at, found = [0] * len(self._tables), float(MIN_ACCEPTANCES[-1]), False
         most, total = sum(max(option.nodes for option in table) for table in self._tables), 0.5
         while True:
             total = min(total, most)
@@ -99,8 +102,8 @@ class Search:
             if not all(tables):
                 break
             at, choice = self._within(total, tables)
-            if self.nodes(choice) <= total and self.goodput(choice) > self.goodput(best):
-                best_at, best = at, choice
+            if self.nodes(choice) <= total and (self.goodput(choice), not found) > (self.goodput(best), False):
+                best_at, best, found = at, choice, True
             if total == most:
                 break
             total *= FINER

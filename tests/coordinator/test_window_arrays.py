@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import straightforward_windows as straightforward
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.records import Window, WindowBounds
@@ -130,6 +130,12 @@ SESSIONS = st.builds(
 
 
 @settings(max_examples=120, deadline=None)
+@example(  # drafting and streaming bring the same
+    sessions=[SessionView(SessionTelemetry("", acceptance_history=b"\2\2\2\2", rtt_ms=150.0), Window(1, 5, 0.0))],
+    cost=COSTS[0],
+    tolerance=TOLERANCE,
+    step_now_s=0.0,
+)
 @given(
     sessions=st.lists(SESSIONS, min_size=1, max_size=7),
     cost=st.sampled_from(COSTS),

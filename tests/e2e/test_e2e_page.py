@@ -32,6 +32,13 @@ window.fetch = async (...asked) => {
 };
 """
 """JavaScript that records the page's requests and the answers."""
+POINTS = "(document.getElementById('{}').getAttribute('d').match(/[ML]/g) || []).length"
+RECORD_CURVE = f"""
+window.lengths = [];
+const drawn = new MutationObserver(() => window.lengths.push({POINTS.format("acceptance")}));
+drawn.observe(document.getElementById("acceptance"), {{attributes: true}});
+"""
+"""JavaScript that records how many points the curve of acceptance has each time that it is drawn."""
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +78,18 @@ async def test_an_answer_streams_in_coloured_as_the_server_reports_and_is_plotte
 ) -> None:
     await page.open(url)
     await page.until("document.getElementById('model').innerText.includes('draft.gguf')")
-    await page.run(RECORD_FETCH)
+    await page.run(RECORD_FETCH + RECORD_CURVE)
     await page.set("temperature", 0)
-    await page.set("max_tokens", 400)
+    await page.set("max_tokens", LONG)
     await page.ask(QUESTION)
     await page.until(f"{SPANS}.length > 3")
     early = await page.text(".answer .said")
     assert await page.run("return getComputedStyle(document.getElementById('stop')).display") != "none"
     await page.until("document.getElementById('rtt-now').innerText.endsWith('ms')")
-    points = "document.getElementById('{}').getAttribute('d').match(/[ML]/g).length"
-    before = await page.run(f"return {points.format('acceptance')}")
-    await page.until(f"{points.format('acceptance')} > {before}")
     text = await page.answered()
     assert len(early) < len(text)
+    lengths = await page.run("return window.lengths")
+    assert len(set(lengths)) > 2 and lengths == sorted(lengths)
     _, choices = await last_exchange(page)
     assert text == "".join(choice["delta"].get("content", "") for choice in choices)
     runs = runs_of(choices)
@@ -94,8 +100,8 @@ async def test_an_answer_streams_in_coloured_as_the_server_reports_and_is_plotte
     await page.until(f"document.getElementById('figures').innerText.includes('{last['tokens_per_s']:.1f}')")
     shown = (await page.text("#figures")).split("\n")
     figures = dict(zip(shown[::2], shown[1::2], strict=True))
-    assert (figures["tokens"], figures["accepted"]) == ("400", str(last["accepted"]))
-    assert await page.run(f"return {points.format('rtt')}") > 3
+    assert (figures["tokens"], figures["accepted"]) == (str(LONG), str(last["accepted"]))
+    assert await page.run(f"return {POINTS.format('rtt')}") > 3
     assert await page.complaints() == []
     assert await page.hosts() == {urlsplit(url).netloc}
 
