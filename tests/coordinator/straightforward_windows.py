@@ -88,7 +88,8 @@ class Search:
     def best(self) -> tuple[float, list[int]]:
         """Return min_acceptance and the choice of the greatest goodput, before single changes.
 
-        Of equal ones it is the first; streaming is left even for an equal one, since that knows what a node is worth.
+        Of equal choices the first is taken. Only streaming, with which it begins, gives way to an equal one, as in the
+        controller's search.
         """
         best, best_at, found = [0] * len(self._tables), float(MIN_ACCEPTANCES[-1]), False
         most, total = sum(max(option.nodes for option in table) for table in self._tables), 0.5

@@ -35,7 +35,7 @@ def refusal(grammars: Grammars, grammar: str) -> str:
 
 
 def processor_s(call: Callable[[], object]) -> float:
-    """Return the least processor time of three calls, in all threads, since some may be of what other tests left."""
+    """Return the least processor time of three calls, in all threads: those of earlier tests may take some of it."""
     took = []
     for _ in range(3):
         begun = time.process_time()

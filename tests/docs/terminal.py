@@ -85,7 +85,10 @@ class Network:
 
 
 class Terminal:
-    """Run commands. Use it as a context manager; at its end, running ones get a Ctrl-C and must exit with 0."""
+    """Run commands. Use it as a context manager; at its end, running ones get a Ctrl-C and must exit with 0.
+
+    Scripts in the background are stopped after them, with any exit status.
+    """
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.folder = folder
@@ -123,7 +126,7 @@ class Terminal:
         return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
     def begin_python(self, program: str) -> Endless:
-        """Start a script in the background, which is stopped after the commands that it may depend on."""
+        """Start a script in the background. It goes on until the terminal ends."""
         script = self._in_background([sys.executable, "-c", program])
         self._scripts.append(script)
         return script

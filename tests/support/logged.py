@@ -8,12 +8,12 @@ import pytest
 
 
 def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the messages of the errors, without those of grpc.aio about event loops of earlier tests.
+    """Return the messages of errors and of tracebacks, without those of grpc.aio about event loops of earlier tests.
 
-    It has one queue of events for all loops of a process. An event may come after its own loop has been closed;
+    grpc.aio has one queue of events for all loops of a process. An event may come after its own loop has been closed;
     whichever loop takes it, here the running test's, then logs an error.
     """
-    records = (record for record in caplog.records if record.levelno >= logging.ERROR)
+    records = (record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info)
     return [record.getMessage() for record in records if not _of_a_closed_loop(record)]
 
 
