@@ -6,7 +6,7 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV)
 # What the product needs, and what its tests, checks and benchmarks need besides.
 RUN    := $(VENV)/.installed-to-run
 STAMP  := $(VENV)/.installed
-LINT   := style types imports generated structure
+LINT   := style types imports generated
 # One worker more than cores, since tests wait much, but few, since some are timed. tests/conftest.py says what runs together.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
 # Tests start hundreds of Python processes, which share compiled modules whatever the environment says.
@@ -75,9 +75,6 @@ generated: $(STAMP)
 	$(BIN)/python -m tools.settings --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.benchmark_tables --check
-
-structure: $(STAMP)
-	$(BIN)/python -m tools.structure --check
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs
