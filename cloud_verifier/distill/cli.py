@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -125,25 +124,6 @@ def _add_publishing(commands: Any) -> None:
     # Its own option says how the file is quantized.
     _add_settings(publish, DistillConfig.model_fields.keys() - {"quantization"}, " FILE")
 
-    store = commands.add_parser(
-        "store",
-        help="build an n-gram store of a tenant's traffic, judge it, and publish it",
-        epilog="Exit status: 0 published or written, 1 failed, 2 wrong settings, 3 the gate refused the store.",
-    )
-    store.add_argument("tenant", metavar="TENANT", help="the tenant whose recorded sessions are read, and who gets it")
-    store.add_argument(
-        "--least-sessions", type=int, default=3, metavar="K", help="sessions that an n-gram must be in [default: 3]"
-    )
-    store.add_argument("--max-mib", type=int, default=64, metavar="MIB", help="largest size of the store [default: 64]")
-    store.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="file to write instead of a release, for verifiers' folder of stores [default: none]",
-    )
-    store.set_defaults(run=lambda options: asyncio.run(_store(_config(options), options)))
-    _add_settings(store, DistillConfig.model_fields.keys(), " TENANT")
-
     key = commands.add_parser("key", help="make a publisher's key, or show the public half of an existing one")
     key.add_argument(
         "--file", type=Path, help="PEM file of the key [default: the setting `key`] [env: OUTRIDER_DISTILL_KEY]"
@@ -241,24 +221,6 @@ async def _publish(config: DistillConfig, options: argparse.Namespace) -> int:
         known = await its_publisher.publish(options.file, options.quantization, options.parent, metrics)
     print(f"release {known.manifest.version}, {known.digest}: {known.state}")
     return 0
-
-
-async def _store(config: DistillConfig, options: argparse.Namespace) -> int:
-    from cloud_verifier.distill.factory import publisher, target_hashes
-    from cloud_verifier.distill.ngram_store import publish_store, write_store
-
-    limits = {"least_sessions": options.least_sessions, "max_bytes": options.max_mib << 20}
-    config = config.model_copy(update={"target": fetch_target(config.target, "--target")})
-    if options.out is not None:
-        target = dataclasses.replace(target_hashes(config.target), tenant=options.tenant)
-        verdict = write_store(config, target, options.out, **limits)
-    else:
-        async with publisher(config, options.tenant) as its_publisher:
-            verdict, known = await publish_store(config, its_publisher, **limits)
-        if known is not None:
-            print(f"release {known.manifest.version}, {known.digest}: {known.state}", file=sys.stderr)
-    print(json.dumps(verdict.to_json(), indent=1))
-    return 0 if verdict.passed else EXIT_REFUSED
 
 
 def _train(options: argparse.Namespace) -> int:

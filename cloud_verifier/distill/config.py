@@ -93,8 +93,6 @@ class DistillConfig(BaseSettings):
     """CPU threads of each stage."""
     nice: int = Field(10, ge=0, le=19)
     """Niceness added to each stage, so that verifiers on the same machine come first."""
-    ranks: int = Field(1, ge=1, le=64)
-    """Processes that train together, each on its GPU; more than one run under torchrun."""
     train_minutes: float = Field(30.0, gt=0)
     """Minutes of one training."""
     stage_minutes: float = Field(30.0, gt=0)
@@ -150,8 +148,6 @@ class DistillConfig(BaseSettings):
     def _consistent(self) -> DistillConfig:
         if self.retry_s > self.retry_max_s:
             raise ValueError(f"retry_s is {self.retry_s}, must be at most retry_max_s ({self.retry_max_s})")
-        if self.student == "heads" and self.ranks > 1:
-            raise ValueError(f"ranks is {self.ranks}, must be 1 with student heads, which one process trains")
         return self
 
     @property

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from cloud_verifier.distill.config import DistillConfig
@@ -18,7 +17,6 @@ from cloud_verifier.distill.publishing.publisher import Publisher, ReleaseLedger
 from cloud_verifier.distill.publishing.release_client import ReleaseClient
 from cloud_verifier.distill.stage_processes import run_stage
 from outrider.artifacts import atomic_files
-from outrider.artifacts.ngram_store import SUFFIX
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Overloaded
 from outrider.core.vocabulary import token_table, vocabulary_hash
@@ -50,10 +48,10 @@ async def heads_publisher(config: DistillConfig) -> AsyncIterator[HeadsPublisher
 
 
 @contextlib.asynccontextmanager
-async def publisher(config: DistillConfig, tenant: str = "") -> AsyncIterator[Publisher]:
-    """Yield a publisher of a target's drafts, or of a tenant's stores, with the loop's ledger. Raises BadRequest."""
-    hashes = replace(await asyncio.to_thread(target_hashes, config.target), tenant=tenant)
-    signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, SUFFIX if tenant else ".gguf")
+async def publisher(config: DistillConfig) -> AsyncIterator[Publisher]:
+    """Yield a publisher of a target's drafts, with the loop's ledger. Raises BadRequest."""
+    hashes = await asyncio.to_thread(target_hashes, config.target)
+    signer, artifacts = Signer.load(config.key), ArtifactStore(config.artifacts, ".gguf")
     async with release_client(config) as registry:
         yield Publisher(registry, ReleaseLedger(config.state / "releases"), artifacts, signer, hashes)
 

@@ -17,6 +17,10 @@ STOP_S = 30.0
 """Seconds that a stage has to save its work after SIGTERM."""
 _SHOWN = 400
 """Characters of a failed stage's last line that its error has."""
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "training": ["-m", "cloud_verifier.distill.training.run"],
+    **{stage: ["-m", "cloud_verifier.distill.stages", stage] for stage in ("dataset", "export", "gate")},
+}
 _ERRORS = {error.exit_status: error for error in (PermanentFailure, TooLittleTraffic)}
 
 
@@ -29,7 +33,7 @@ async def run_stage(
     the process and wait for it. Raises StageFailed.
     """
     minutes = config.stage_minutes + (config.train_minutes if stage == "training" else 0.0)
-    arguments = (commands or _commands(config.ranks))[stage]
+    arguments = (commands or COMMANDS)[stage]
     with (folder / f"{stage}.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             # A stage must not outlive a loop that was killed, since the next loop would start another one.
@@ -62,14 +66,6 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _commands(ranks: int) -> dict[str, Sequence[str]]:
-    trainer = ["-m", "cloud_verifier.distill.training.run"]
-    if ranks > 1:
-        trainer = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *trainer]
-    stages = {stage: ["-m", "cloud_verifier.distill.stages", stage] for stage in ("dataset", "export", "gate")}
-    return {"training": trainer, **stages}
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

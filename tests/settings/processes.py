@@ -73,7 +73,7 @@ PROCESSES = (
         ("cloud_verifier.distill.cli", "run"),
         distill_cli.parser,
         dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x"),
-        ("threads", "ranks", "attempts"),
+        ("threads", "nice", "attempts"),
     ),
 )
 

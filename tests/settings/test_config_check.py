@@ -64,7 +64,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         edge={"serve_listen": "0.0.0.0:8080"},
         distil={"threads": 1},
     )
-    ran = run_here(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_RANKS="0")
+    ran = run_here(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_THREADS="0")
     assert ran.returncode == 2
     said = ran.stderr.splitlines()
     assert said == [f"outrider: {problem}" for problem in yaml.safe_load(ran.stdout)["problems"]] + [
@@ -75,7 +75,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         f"{file}: [coordinator] lease_ms: Input should be greater than or equal to 100, got 1",
         f"{file}: [coordinator] lissten: no such setting; the nearest is listen",
         f"{file}: [verifier] threads: Input should be a valid integer",
-        "OUTRIDER_DISTILL_RANKS: Input should be greater than or equal to 1, got '0'",
+        "OUTRIDER_DISTILL_THREADS: Input should be greater than or equal to 1, got '0'",
     ):
         assert len([line for line in said if part in line]) == 1, part
 

@@ -42,13 +42,11 @@ class TargetHashes:
 
     weights_hash: str
     tokenizer_hash: str
-    tenant: str = ""
-    """Tenant whose stores for the target are published; empty for drafts."""
 
     @property
     def key(self) -> str:
         """Return the key of their manifests."""
-        return release_key(self.weights_hash, self.tenant)
+        return release_key(self.weights_hash)
 
 
 class ReleaseLedger:
@@ -86,7 +84,7 @@ class ReleaseLedger:
 
 
 class Publisher:
-    """Signs drafts for one target, or a tenant's stores for it, and publishes again what the coordinator has lost."""
+    """Signs drafts for one target, and publishes again what the coordinator has lost."""
 
     def __init__(
         self,
@@ -130,7 +128,6 @@ class Publisher:
                 urls=(f"artifacts/{self._artifacts.path(digest).name}",),
                 metrics=dict(metrics or {}),
                 created_unix=self._clock(),
-                tenant=self.target.tenant,
             )
             record = ReleaseRecord(manifest, sign(manifest, self._signer))
             self._ledger.put(record)

@@ -10,7 +10,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cloud_verifier.distill.errors import PermanentFailure
 from outrider.artifacts import atomic_files
@@ -44,12 +43,12 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gather(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Return weights, and the optimizer's state if given, as full tensors on the CPU. All ranks must call it."""
+    """Return weights, and the optimizer's state if given, as tensors on the CPU."""
     tensors = {}
     for name, parameter in trainable(module).items():
-        tensors[f"model.{name}"] = _full(parameter)
+        tensors[f"model.{name}"] = _on_cpu(parameter)
         for key, value in (optimizer.state.get(parameter, {}) if optimizer else {}).items():
-            tensors[f"optimizer.{key}.{name}"] = _full(torch.as_tensor(value))
+            tensors[f"optimizer.{key}.{name}"] = _on_cpu(torch.as_tensor(value))
     return tensors
 
 
@@ -71,7 +70,7 @@ def read_progress(path: Path) -> TrainingProgress | None:
 def restore(
     path: Path, plan: str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> TrainingProgress | None:
-    """Load a checkpoint into module and optimizer, whatever the number of ranks that wrote it.
+    """Load a checkpoint into module and optimizer.
 
     plan: digest of the plan. Returns None if there is no file. Raises PermanentFailure if it is of another plan.
     """
@@ -85,25 +84,15 @@ def restore(
         for full_name in file.keys():  # noqa: SIM118 (it is no dict)
             part, _, rest = full_name.partition(".")
             if part == "model":
-                parameters[rest].copy_(_placed_as(parameters[rest], file.get_tensor(full_name)))
+                parameters[rest].copy_(file.get_tensor(full_name))
             elif optimizer is not None:
                 key, _, name = rest.partition(".")
                 value = file.get_tensor(full_name)
-                # The step count is a scalar on the CPU; the moments are placed and split as the weight is.
-                placed = value if key == "step" else _placed_as(parameters[name], value)
+                # The step count is a scalar on the CPU; the moments are where the weight is.
+                placed = value if key == "step" else value.to(parameters[name].device)
                 optimizer.state[parameters[name]][key] = placed
     return progress
 
 
-def _full(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be split among ranks, on the CPU. All ranks must call it."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().contiguous()
-
-
-def _placed_as(parameter: Tensor, full: Tensor) -> Tensor:
-    """Return a whole tensor, which every rank has, on the device of `parameter` and split among ranks as that is."""
-    moved = full.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return moved
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()

@@ -62,7 +62,7 @@ class TrainingPlan(BaseModel):
     gradient_norm: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
     batch_tokens: int = Field(default=4096, ge=1)
-    """Labelled tokens of one step, over all ranks."""
+    """Labelled tokens of one step."""
     micro_tokens: int = Field(default=2048, ge=1)
     """Tokens of one forward pass, padding included, which bounds the memory of activations and logits."""
 

@@ -1,4 +1,4 @@
-"""Train a draft by a plan: `python -m cloud_verifier.distill.training.run RUN_DIR`, or the same under torchrun.
+"""Train a draft by a plan: `python -m cloud_verifier.distill.training.run RUN_DIR`.
 
 RUN_DIR/plan.json is the plan (`TrainingPlan`). The run writes `checkpoint/` and `curve.jsonl` there, and at its end
 `model/` (a Hugging Face folder with the mean of the best weights and the base's; `heads.safetensors` if heads were
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 import signal
 import sys
@@ -32,16 +31,13 @@ from cloud_verifier.distill.training import checkpoint
 from cloud_verifier.distill.training.checkpoint import BEST, TrainingProgress
 from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.plan import TrainingPlan
-from cloud_verifier.distill.training.ranks import Ranks
 from cloud_verifier.distill.training.student import load_student
 from cloud_verifier.distill.training.trainer import DraftTrainer
 from cloud_verifier.engine.server_draft.head_models import save_heads
 from outrider.artifacts import atomic_files
-from outrider.processes import end_with_parent, signals_held
+from outrider.processes import signals_held
 
 log = logging.getLogger(__name__)
-
-_UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 
 def train(folder: Path) -> int:
@@ -51,16 +47,13 @@ def train(folder: Path) -> int:
     if (folder / DONE).exists():
         log.info("%s is already there", folder / DONE)
         return 0
-    ranks = Ranks(plan.device)
-    with signals_held() as received, ranks.joined():
+    with signals_held() as received:
         student, _ = load_student(plan)
-        trainer = DraftTrainer(folder, plan, student, ranks)
+        trainer = DraftTrainer(folder, plan, student)
         if not trainer.run(stop=lambda: bool(received)):
-            if ranks.leads:
-                log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
+            log.info("saved at step %d; the same command goes on from there", trainer.progress.step)
             return 128 + (received[0] if received else signal.SIGTERM)
-        if ranks.leads:
-            _finish(folder, plan, trainer.progress)
+        _finish(folder, plan, trainer.progress)
     return 0
 
 
@@ -71,17 +64,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    if _UNDER_TORCHRUN in os.environ:
-        end_with_parent()  # torchrun starts ranks in sessions of their own
     try:
         code = train(arguments.folder)
     except (PermanentFailure, OSError, ValueError) as error:
         log.error("training failed: %s", error)
         code = 1 if isinstance(error, OSError) else PermanentFailure.exit_status
-    if _UNDER_TORCHRUN in os.environ:
-        # An ordinary exit sometimes aborts the process, where a thread of gloo's still runs.
-        logging.shutdown()
-        os._exit(code)
     sys.exit(code)
 
 

@@ -21,10 +21,7 @@ follow."""
 
 
 class Student(nn.Module):
-    """A causal LM that computes its logits at labelled positions only.
-
-    It is one module with one forward method because FSDP gathers the weights of the ranks where that is entered.
-    """
+    """A causal LM that computes its logits at labelled positions only."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()

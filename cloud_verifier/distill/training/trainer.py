@@ -23,8 +23,7 @@ from cloud_verifier.distill.training.batches import BatchSampler, TrainingBatch,
 from cloud_verifier.distill.training.checkpoint import BEST, STATE, TrainingProgress
 from cloud_verifier.distill.training.heads_student import HeadsStudent
 from cloud_verifier.distill.training.losses import loss
-from cloud_verifier.distill.training.plan import LossKind, TrainingPlan
-from cloud_verifier.distill.training.ranks import Ranks
+from cloud_verifier.distill.training.plan import LossKind, Precision, TrainingPlan
 from cloud_verifier.distill.training.student import Student
 
 log = logging.getLogger(__name__)
@@ -32,25 +31,27 @@ log = logging.getLogger(__name__)
 _TOKEN_LAYERS = ("model.model.embed_tokens.", "model.lm_head.")
 LOG_SECONDS = 10.0
 """Seconds between lines of the log."""
+_WITH_BFLOAT16 = ("AVX512", "SVE")
+"""Beginnings of torch's names of instruction sets with which bfloat16 is not emulated. With AVX2 alone a product of 512
+rows took five times as long in bfloat16 as in float32 (two cores of an AMD EPYC)."""
 
 
 class DraftTrainer:
     """Trains a student in its run's folder, from its checkpoint on if there is one."""
 
-    def __init__(self, folder: Path, plan: TrainingPlan, student: Student | HeadsStudent, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, plan: TrainingPlan, student: Student | HeadsStudent) -> None:
         self._folder = folder
         self._plan = plan
-        self._student = student.to(ranks.device)
-        self._ranks = ranks
-        self._precision = ranks.dtype(plan.precision)
+        self._device = device_of(plan)
+        self._student = student.to(self._device)
+        self._precision = product_dtype(plan.precision, self._device)
         self._texts = load_texts(plan.dataset / TRAIN)
         self._validation = sample(load_texts(plan.dataset / VALIDATION), plan.measure_tokens)
         self._sampler = BatchSampler(self._texts, plan.batch_tokens, plan.seed)
-        ranks.shard(student)
         self._optimizer = build_optimizer(student, plan)
         self.progress = self._restored() or TrainingProgress(plan.digest)
         # Step 0 is evaluated before any checkpoint: a run that was killed before its first one has left that line.
-        self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1) if ranks.leads else None
+        self._curve = Curve(folder / "curve.jsonl", self.progress.step or -1)
         self._saved = self._logged = time.monotonic()
 
     def run(self, stop: Callable[[], bool]) -> bool:
@@ -60,17 +61,15 @@ class DraftTrainer:
         if now.step == 0:
             self._evaluate()
         while True:
-            stopped, seconds = self._ranks.broadcast([float(stop()), now.seconds])
-            finished = plan.progress(now.step, seconds) >= 1
-            if finished or stopped:
+            finished = plan.progress(now.step, now.seconds) >= 1
+            if finished or stop():
                 break
             began = time.monotonic()
-            self._step(plan.rate_at(now.step, seconds), plan.loss_at(now.step, seconds))
+            self._step(plan.rate_at(now.step, now.seconds), plan.loss_at(now.step, now.seconds))
             now.seconds += time.monotonic() - began
             if now.step % plan.measure_steps == 0:
                 self._evaluate()
-            (due,) = self._ranks.broadcast([time.monotonic() - self._saved - plan.save_seconds])
-            if due > 0:
+            if time.monotonic() - self._saved > plan.save_seconds:
                 self._save()
         if finished and now.step % plan.measure_steps:
             self._evaluate()
@@ -78,63 +77,57 @@ class DraftTrainer:
         return finished
 
     def _step(self, rate: float, kind: LossKind) -> None:
-        """Learn from one batch. Each position has the same weight, however texts and ranks divide them."""
+        """Learn from one batch. Each position has the same weight, however texts divide them."""
         now, plan = self.progress, self._plan
         indices = self._sampler.batch(now.step)
         labels = sum(self._texts[index].label_count for index in indices)
-        # A model's noise, if it has any, follows from seed, step and rank, so that no random state is saved.
-        torch.manual_seed(hash((plan.seed, now.step, self._ranks.rank)))
-        sums = torch.zeros(3, dtype=torch.float64, device=self._ranks.device)
-        for group in micro_batches(self._texts, indices, plan.micro_tokens * self._ranks.size):
+        # A model's noise, if it has any, follows from seed and step, so that no random state is saved.
+        torch.manual_seed(hash((plan.seed, now.step)))
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        for group in micro_batches(self._texts, indices, plan.micro_tokens):
             sums += self._backward(group, kind, labels)
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), plan.gradient_norm)
         for settings in self._optimizer.param_groups:
             settings["lr"] = rate * settings["share"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        mean_loss, kl, overlap = (self._ranks.sum(sums) / labels).tolist()
+        mean_loss, kl, overlap = (sums / labels).tolist()
         if not math.isfinite(mean_loss):
             raise PermanentFailure(f"the loss is {mean_loss} at step {now.step}: use a lower learning rate")
         now.step += 1
         now.tokens += labels
         now.overlap = overlap
-        if self._curve and now.step % plan.report_steps == 0:
+        if now.step % plan.report_steps == 0:
             self._curve.write(now, loss=mean_loss, kl=kl, overlap=overlap, rate=rate, validation_overlap=None)
-        if self._ranks.leads and time.monotonic() - self._logged >= LOG_SECONDS:
+        if time.monotonic() - self._logged >= LOG_SECONDS:
             self._log(mean_loss, kl)
 
     def _backward(self, group: Sequence[int], kind: LossKind, labels: int) -> Tensor:
-        """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over this rank's positions."""
-        has_texts, (kl, overlap, _) = _forward(self._student, self._texts, group, self._ranks, self._precision)
+        """Add the gradients of a micro-batch; return the sums of loss, KL and overlap over its positions."""
+        kl, overlap, _ = _forward(self._student, self._texts, group, self._device, self._precision)
         losses = loss(kl, overlap, kind, self.progress.overlap, self._plan.eta)
-        weight = float(has_texts)
-        # FSDP averages the ranks' gradients, and these are parts of one sum.
-        (losses.sum() * (weight * self._ranks.size / labels)).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([values.detach().double().sum() * weight for values in (losses, kl, overlap)])
+        (losses.sum() / labels).backward()  # type: ignore[no-untyped-call]
+        return torch.stack([values.detach().double().sum() for values in (losses, kl, overlap)])
 
     def _evaluate(self) -> None:
         """Measure the overlap on validation text, and keep the weights if they are the best so far."""
         began = time.monotonic()
-        scores = evaluate(self._student, self._validation, self._ranks, self._plan.micro_tokens, self._precision)
+        scores = evaluate(self._student, self._validation, self._device, self._plan.micro_tokens, self._precision)
         overlap, now = mean_overlap(scores), self.progress
         if now.step == 0:
             now.first_overlap = overlap
         if overlap > now.best_overlap:
             now.best_step, now.best_overlap = now.step, overlap
-            tensors = checkpoint.gather(self._student)
-            if self._ranks.leads:
-                checkpoint.write(self._folder / "checkpoint" / BEST, tensors, now)
+            checkpoint.write(self._folder / "checkpoint" / BEST, checkpoint.gather(self._student), now)
         now.seconds += time.monotonic() - began
-        if self._curve:
-            classes = {name: asdict(one) for name, one in scores.items()}
-            self._curve.write(now, validation_overlap=overlap, validation=classes)
-            shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
-            log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
+        classes = {name: asdict(one) for name, one in scores.items()}
+        self._curve.write(now, validation_overlap=overlap, validation=classes)
+        shown = "  ".join(f"{name or 'default'} {one.overlap:.4f}" for name, one in scores.items())
+        log.info("step %d  validation overlap %.4f  (%s)", now.step, overlap, shown)
 
     def _save(self) -> None:
         tensors = checkpoint.gather(self._student, self._optimizer)
-        if self._ranks.leads:
-            checkpoint.write(self._folder / "checkpoint" / STATE, tensors, self.progress)
+        checkpoint.write(self._folder / "checkpoint" / STATE, tensors, self.progress)
         self._saved = time.monotonic()
 
     def _restored(self) -> TrainingProgress | None:
@@ -145,8 +138,7 @@ class DraftTrainer:
         best = checkpoint.read_progress(self._folder / "checkpoint" / BEST)
         if best is not None and best.best_overlap > found.best_overlap:  # it was killed between the two files
             found.best_step, found.best_overlap = best.best_step, best.best_overlap
-        if self._ranks.leads:
-            log.info("going on from step %d", found.step)
+        log.info("going on from step %d", found.step)
         return found
 
     def _log(self, mean_loss: float, kl: float) -> None:
@@ -232,35 +224,52 @@ def sample(texts: Sequence[Text], tokens: int) -> list[Text]:
 
 
 def evaluate(
-    student: Student | HeadsStudent, texts: Sequence[Text], ranks: Ranks, max_tokens: int, precision: torch.dtype
+    student: Student | HeadsStudent,
+    texts: Sequence[Text],
+    device: torch.device,
+    max_tokens: int,
+    precision: torch.dtype,
 ) -> dict[str, StudentScores]:
-    """Return the scores of each class, from forward passes of at most `max_tokens`. All ranks must call it."""
+    """Return the scores of each class, from forward passes of at most `max_tokens`."""
     classes = sorted({text.traffic_class for text in texts})
-    sums = torch.zeros(len(classes), 4, dtype=torch.float64, device=ranks.device)
+    sums = torch.zeros(len(classes), 4, dtype=torch.float64, device=device)
     student.eval()
     for number, name in enumerate(classes):
         indices = [index for index, text in enumerate(texts) if text.traffic_class == name]
-        for group in micro_batches(texts, indices, max_tokens * ranks.size):
+        for group in micro_batches(texts, indices, max_tokens):
             with torch.no_grad():
-                has_texts, (kl, overlap, agreed) = _forward(student, texts, group, ranks, precision)
-            if has_texts:
-                found = (overlap.sum(), agreed.sum(), kl.sum(), torch.tensor(len(kl)))
-                sums[number] += torch.stack([value.double().to(ranks.device) for value in found])
+                kl, overlap, agreed = _forward(student, texts, group, device, precision)
+            found = (overlap.sum(), agreed.sum(), kl.sum(), torch.tensor(len(kl)))
+            sums[number] += torch.stack([value.double().to(device) for value in found])
     student.train()
-    rows = ranks.sum(sums).tolist()
+    rows = sums.tolist()
     return {
         name: StudentScores(*(value / row[3] for value in row[:3])) for name, row in zip(classes, rows, strict=True)
     }
 
 
 def _forward(
-    student: Student | HeadsStudent, texts: Sequence[Text], group: Sequence[int], ranks: Ranks, precision: torch.dtype
-) -> tuple[bool, tuple[Tensor, Tensor, Tensor]]:
-    """Run this rank's part of a micro-batch; return whether it has one, and what `Student.forward` returns.
+    student: Student | HeadsStudent,
+    texts: Sequence[Text],
+    group: Sequence[int],
+    device: torch.device,
+    precision: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `Student.forward` returns for the texts of a micro-batch."""
+    batch = TrainingBatch.of([texts[index] for index in group], device)
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        scores: tuple[Tensor, Tensor, Tensor] = student(batch)
+    return scores
 
-    A rank without a text of its own runs another rank's, since the other ranks need its share of the weights.
-    """
-    mine = group[ranks.rank :: ranks.size]
-    batch = TrainingBatch.of([texts[index] for index in mine or group[:1]], ranks.device)
-    with torch.autocast(ranks.device.type, precision, enabled=precision != torch.float32):
-        return bool(mine), student(batch)
+
+def device_of(plan: TrainingPlan) -> torch.device:
+    """Return the device that a plan trains on: with `auto`, CUDA if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if plan.device == "auto" else plan.device)
+
+
+def product_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the type of matrix products on a device."""
+    if precision != "auto":
+        return torch.bfloat16 if precision == "bfloat16" else torch.float32
+    emulated = device.type == "cpu" and not torch.backends.cpu.get_cpu_capability().startswith(_WITH_BFLOAT16)
+    return torch.float32 if emulated else torch.bfloat16

@@ -76,22 +76,6 @@ def test_no_proposal_within_a_prompt_is_trained_on(tmp_path: Path) -> None:
     assert (batch.top_ids >= 0).all() and len(batch.tail) == text.label_count == 7
 
 
-def test_many_texts_are_spread_over_files_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_verifier.distill.data.texts.PART_TOKENS", 40)
-    texts = [random_text(np.random.default_rng(i), 15) for i in range(9)]
-    save_texts(tmp_path, texts)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 5
-    assert [one.tokens[0] for one in load_texts(tmp_path)] == [one.tokens[0] for one in texts]
-
-
-def test_a_folder_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_verifier.distill.data.texts.FORMAT", 99)
-    save_texts(tmp_path, [random_text(np.random.default_rng(0), 9)])
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="format 99"):
-        load_texts(tmp_path)
-
-
 def positions(texts: list[Text]) -> list[tuple[bytes, int]]:
     return [(text.tokens.tobytes(), text.first) for text in texts]
 
@@ -123,20 +107,6 @@ def test_a_text_has_the_distributions_of_its_own_positions(tmp_path: Path) -> No
             np.testing.assert_allclose(text.tail[here], source.tail, atol=1e-6)
 
 
-def test_fewer_ids_are_kept_with_the_others_mass_in_the_tail(tmp_path: Path) -> None:
-    build(ListedLog(sessions(12)), tmp_path / "d", plan(top=3), now=500.0)
-    for text in load_texts(tmp_path / "d" / TRAIN):
-        assert text.top_ids.shape[1] == 3
-        np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=3e-3)
-
-
-def test_a_log_with_fewer_ids_than_asked_for_is_filled_with_none(tmp_path: Path) -> None:
-    build(ListedLog(sessions(12, top=2)), tmp_path / "d", plan(top=4), now=500.0)
-    (text, *_) = load_texts(tmp_path / "d" / TRAIN)
-    assert (text.top_ids[:, 2:] == -1).all() and np.isneginf(text.top_log_probs[:, 2:]).all()
-    np.testing.assert_allclose(np.exp(text.top_log_probs).sum(1) + text.tail, 1.0, atol=2e-3)
-
-
 def test_a_held_out_session_is_held_out_in_every_dataset(tmp_path: Path) -> None:
     few, many = sessions(20), sessions(60)
     build(ListedLog(few), tmp_path / "few", plan(seed=1), now=500.0)
@@ -158,36 +128,10 @@ def test_only_text_of_one_target_is_taken_the_newest_unless_named(tmp_path: Path
     assert {text.traffic_class for text in load_texts(tmp_path / "d" / TRAIN)} == {"x"}
 
 
-def test_the_card_counts_tokens_by_class_tenant_and_age(tmp_path: Path) -> None:
-    old = sessions(30, traffic_class="code", tenant="a", time_unix=50.0, expires_unix=900.0)
-    log = ListedLog([*old, *sessions(30, traffic_class="sums", tenant="b")])
-    card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, replay_share=0.4), now=500.0)
-    assert set(card.train) == {"code", "sums"}
-    assert set(card.train["code"]) == {"old"} and set(card.train["sums"]) == {"fresh"}
-    assert card.tenants["code"]["a"] == card.train["code"]["old"]
-    share = card.train["code"]["old"] / card.train_tokens
-    assert 0.3 < share <= 0.4
-    assert (card.expires_unix, card.newest_unix) == (900.0, 100.0)
-
-
 def test_an_expired_passage_is_not_read(tmp_path: Path) -> None:
     log = ListedLog([*sessions(30), *sessions(30, traffic_class="gone", expires_unix=400.0)])
     card = build(log, tmp_path / "d", plan(), now=500.0)
     assert set(card.train) == {"code"} == set(card.heldout)
-
-
-def test_text_that_vanishes_while_the_log_is_read_is_left_out(tmp_path: Path) -> None:
-    class Shrinking(ListedLog):
-        """Lose the second halves of all sessions after the first reading."""
-
-        def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Any:
-            yield from list(super().read(since_unix, now))
-            self.passages = [one for one in self.passages if one.start == 0 or int(one.session_id) % 2]
-
-    card = build(Shrinking(sessions(40)), tmp_path / "d", plan(), now=500.0)
-    texts = all_texts(tmp_path / "d")
-    assert len(texts) == 20 and all(len(text.tokens) == 40 for text in texts)
-    assert card.train_tokens == sum(text.label_count for text in load_texts(tmp_path / "d" / TRAIN))
 
 
 @pytest.mark.parametrize(("count", "share", "said"), [(0, 0.5, "no passage"), (1, 0.5, "all are needed")])
@@ -198,47 +142,12 @@ def test_a_log_with_too_little_is_refused_with_what_it_holds(
         build(ListedLog(sessions(count)), tmp_path / "d", plan(heldout_share=share), now=500.0)
 
 
-def test_a_dataset_takes_the_place_of_an_earlier_one_whole(tmp_path: Path) -> None:
-    build(ListedLog(sessions(60)), tmp_path / "d", plan(), now=500.0)
-    (tmp_path / "d" / "train" / "00077.safetensors").write_bytes(b"left over")
-    card = build(ListedLog(sessions(30)), tmp_path / "d", plan(), now=600.0)
-    assert sum(text.label_count for text in load_texts(tmp_path / "d" / TRAIN)) == card.train_tokens
-
-
 def test_the_gate_sees_old_classes_whatever_the_replay_share(tmp_path: Path) -> None:
     old = sessions(80, traffic_class="code", time_unix=50.0, expires_unix=900.0)
     log = ListedLog([*old, *sessions(20, traffic_class="sums")])
     card = build(log, tmp_path / "d", plan(fresh_since_unix=80.0, heldout_tokens=100_000), now=500.0)
     all_old = build(ListedLog(old), tmp_path / "old", plan(heldout_tokens=100_000), now=500.0)
     assert card.heldout["code"] == all_old.heldout["code"] > 0
-
-
-def test_text_that_expires_before_a_run_could_end_is_left_out(tmp_path: Path) -> None:
-    soon = sessions(40, traffic_class="soon", expires_unix=500.0 + 60.0)
-    log = ListedLog([*soon, *sessions(40, traffic_class="later", expires_unix=500.0 + 7200.0)])
-    card = build(log, tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
-    assert set(card.train) == {"later"} == set(card.heldout)
-    assert card.expires_unix == 7700.0 and card.left_out["expiring"] == 40 * 40
-    with pytest.raises(PermanentFailure, match="expires within 60 minutes"):
-        build(ListedLog(soon), tmp_path / "d", plan(lasts_s=3600.0), now=500.0)
-
-
-def test_few_classes_stay_distinct_and_the_others_are_one(tmp_path: Path) -> None:
-    many = []
-    for number in range(48):
-        tokens = np.random.default_rng([7, number]).integers(0, 200, 40).tolist()
-        many.append(passage(f"many-{number}", 0, tokens, traffic_class=f"class-{number % 12}"))
-    log = ListedLog([*many, *sessions(40)])
-    card = build(log, tmp_path / "d", plan(classes=1, named=("class-3",)), now=500.0)
-    assert set(card.train) <= {"code", "class-3", "(others)"} and "(others)" in card.train
-    texts = all_texts(tmp_path / "d")
-    assert sum(text.label_count for text in texts) == 88 * 39
-
-
-def test_what_a_small_tenant_may_give_is_as_much_less_of_what_is_held_out() -> None:
-    whole = plan(tokens=400_000, tenant_tokens=20_000)
-    assert whole.tenant_floor(400_000) == 20_000
-    assert whole.tenant_floor(40_000) == 2_000
 
 
 def test_what_chooses_the_best_checkpoint_is_not_what_the_gate_measures_on(tmp_path: Path) -> None:

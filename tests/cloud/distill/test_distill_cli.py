@@ -10,9 +10,8 @@ import pytest
 from exportable import save_model, save_tokenizer
 
 from cloud_verifier.distill import cli
-from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.factory import _locked, target_hashes
-from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.errors import Overloaded
 from outrider.wire.ticket import Signer
 
 TARGET = Path(__file__).resolve().parents[3] / "models" / "target"
@@ -39,12 +38,6 @@ def test_a_key_is_made_once_and_its_public_half_shown_again(call, tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_keys_place_may_come_from_the_environment(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_DISTILL_KEY", str(tmp_path / "by-environment.pem"))
-    assert call("key")[0] == 0
-    assert (tmp_path / "by-environment.pem").is_file()
-
-
 def test_missing_and_wrong_settings_are_named(call) -> None:
     status, _, error = call("once")
     assert status == 2 and "traffic: Field required" in error and "OUTRIDER_DISTILL_" in error
@@ -52,22 +45,6 @@ def test_missing_and_wrong_settings_are_named(call) -> None:
     assert status == 2 and "--trafic" in error
     status, _, error = call("once", "--training-options", '{"steps"')
     assert status == 2 and "--training-options: Input should be a valid dictionary" in error
-
-
-def test_the_keys_place_may_come_from_a_file(call, tmp_path: Path) -> None:
-    file = tmp_path / "outrider.toml"
-    file.write_text(f"[distill]\nkey = '{tmp_path / 'by-file.pem'}'")
-    assert call("key", "--config", str(file))[0] == 0
-    assert (tmp_path / "by-file.pem").is_file()
-
-
-def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("TRAFFIC", "TARGET", "DRAFT", "ARTIFACTS"):
-        monkeypatch.setenv(f"OUTRIDER_DISTILL_{name}", str(tmp_path))
-    monkeypatch.setenv("OUTRIDER_DISTILL_GATE_GAIN", "0.07")
-    monkeypatch.setenv("OUTRIDER_DISTILL_TRAINING_OPTIONS", '{"steps": 3}')
-    config = DistillConfig()
-    assert config.gate_rule.gain == 0.07 and config.training_options == {"steps": 3}
 
 
 def test_a_draft_is_exported_by_hand(call, tmp_path: Path) -> None:
@@ -96,8 +73,3 @@ def test_the_target_is_known_by_what_its_verifiers_announce() -> None:
     hashes = target_hashes(TARGET)
     assert hashes.weights_hash == f"sha256:{asyncio.run(announced())}"
     assert hashes.tokenizer_hash.startswith("sha256:")
-
-
-def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"no tokenizer\.json"):
-        target_hashes(tmp_path)

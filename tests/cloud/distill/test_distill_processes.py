@@ -16,13 +16,12 @@ import pytest
 from loop_fakes import World
 
 from cloud_verifier.distill.errors import PermanentFailure, StageFailed, TooLittleTraffic
-from cloud_verifier.distill.factory import release_client
 from cloud_verifier.distill.publishing.publisher import create_key
-from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, ReleaseClient, ReleaseRecord
+from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, ReleaseRecord
 from cloud_verifier.distill.stage_processes import run_stage
 from cloud_verifier.distill.state import LoopState
-from outrider.core.errors import PermissionDenied, Unavailable
-from outrider.wire import channels, local_tokens
+from outrider.core.errors import PermissionDenied
+from outrider.wire import channels
 from outrider.wire.manifest import read_unverified
 from outrider.wire.status import aborting
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -166,44 +165,6 @@ async def test_sigterm_ends_the_loop_and_its_stage_without_an_error(
     assert not runs(trainers(tmp_path)[0][0])
     run = LoopState.load(tmp_path / "state").run
     assert run is not None and (run.stage, run.failures) == ("training", 0)
-
-
-async def test_a_release_that_the_coordinator_forgot_is_stable_again(
-    start: Callable[[], Awaitable[asyncio.subprocess.Process]], admin: Admin, tmp_path: Path
-) -> None:
-    (tmp_path / "go").touch()
-    await start()
-    await until(lambda: len(admin.published) == 1, "a release")
-    admin.decide(STABLE)
-    folder = tmp_path / "state"
-    await until(lambda: len(LoopState.load(folder).history) == 1, "the end of the run")
-    admin.known.clear()
-    await until(lambda: [one.state for one in admin.known.values()] == [STABLE], "the release again")
-    assert admin.published[1] == admin.published[0]
-
-
-async def test_errors_of_the_coordinator_arrive_as_they_were_raised(address: str) -> None:
-    async with ReleaseClient(address, admin_token=lambda: "guess") as releases:
-        with pytest.raises(PermissionDenied, match="wrong admin token"):
-            await releases.list()
-    async with ReleaseClient("127.0.0.1:9") as releases:
-        with pytest.raises(Unavailable):
-            await releases.list()
-
-
-async def test_the_token_that_up_keeps_is_found_unless_one_is_given(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", str(tmp_path))
-    found = World(tmp_path, settings={"coordinator": address}).config
-    given = World(tmp_path, settings={"coordinator": address, "admin_token": "wrong"}).config
-    async with release_client(found) as releases, release_client(given) as mistaken:
-        with pytest.raises(PermissionDenied, match="wrong admin token"):
-            await releases.list()
-        with local_tokens.kept({local_tokens.ADMIN: "sesame"}, address, tmp_path):
-            assert await releases.list() == []
-            with pytest.raises(PermissionDenied, match="wrong admin token"):
-                await mistaken.list()
 
 
 async def test_a_stage_that_hangs_is_ended_and_one_that_fails_gives_its_reason(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,11 @@ from loop_fakes import SIGNER, TARGET, World, killed_at
 
 from cloud_verifier.distill.publishing import publisher as publisher_module
 from cloud_verifier.distill.publishing.publisher import create_key
-from cloud_verifier.distill.publishing.release_client import CANARY, ROLLED_BACK, STABLE, SUPERSEDED, ReleaseRecord
+from cloud_verifier.distill.publishing.release_client import CANARY, STABLE, SUPERSEDED
 from outrider.artifacts import atomic_files
 from outrider.artifacts import store as artifact_store
 from outrider.artifacts.store import file_digest
-from outrider.core.errors import BadRequest, ModelRefused, Unavailable
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.manifest import Manifest, sign, verify
 from outrider.wire.ticket import Signer
 
@@ -33,11 +32,6 @@ def draft(world: World, content: bytes = b"GGUF one") -> tuple[Path, str]:
     file = world.folder / "draft.gguf"
     file.write_bytes(content)
     return file, "Q8_0"
-
-
-def _known(manifest: Manifest) -> ReleaseRecord:
-    """Return a release that is stable already."""
-    return ReleaseRecord(manifest, sign(manifest, SIGNER), STABLE)
 
 
 async def test_a_release_is_a_file_under_its_hash_and_a_manifest_that_devices_believe(world: World) -> None:
@@ -57,21 +51,6 @@ async def test_the_same_draft_again_publishes_nothing(world: World) -> None:
     world.now += 100
     assert (await world.publisher().publish(*draft(world))).manifest == first.manifest
     assert world.releases.versions == [1]
-
-
-async def test_a_version_is_one_more_than_any_that_is_known_or_was_signed(world: World) -> None:
-    theirs = Manifest(7, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
-    await world.releases.publish(sign(theirs, SIGNER))
-    assert (await world.publisher().publish(*draft(world))).manifest.version == 8
-    world.releases.known.clear()
-    assert (await world.publisher().publish(*draft(world, b"GGUF two"))).manifest.version == 9
-
-
-async def test_other_targets_versions_do_not_count(world: World) -> None:
-    theirs = Manifest(7, "sha256:another", TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
-    publisher = world.publisher()
-    world.releases.known["ab" * 32] = _known(theirs)
-    assert list(await publisher.known()) == []
 
 
 async def test_a_version_that_was_taken_meanwhile_is_signed_anew(world: World) -> None:
@@ -134,45 +113,6 @@ async def test_a_canary_that_was_forgotten_is_tried_again_beside_the_stable_one(
     assert world.releases.states == {1: STABLE, 2: CANARY}
 
 
-async def test_what_was_rolled_back_stays_forgotten(world: World) -> None:
-    publisher = world.publisher()
-    world.releases.decide((await publisher.publish(*draft(world))).digest, ROLLED_BACK)
-    known = await publisher.known()
-    world.releases.known.clear()
-    assert len(known) == 1 and await publisher.restore({}) == []
-
-
-async def test_what_is_older_than_all_that_is_known_is_not_published_again(world: World) -> None:
-    publisher = world.publisher()
-    world.releases.decide((await publisher.publish(*draft(world))).digest, STABLE)
-    await publisher.known()
-    theirs = Manifest(5, TARGET.weights_hash, TARGET.tokenizer_hash, "sha256:" + "ab" * 32, 5, "Q8_0")
-    world.releases.known = {"ab" * 32: _known(theirs)}
-    assert await publisher.restore(await publisher.known()) == []
-
-
-@pytest.mark.parametrize("error", [BadRequest("the file is gone"), ModelRefused("an unknown key")])
-async def test_what_the_coordinator_refuses_to_take_again_stops_nothing(world: World, error: Exception) -> None:
-    publisher = world.publisher()
-    await publisher.publish(*draft(world))
-
-    async def refused(raw: bytes) -> str:
-        raise error
-
-    world.releases.publish = refused  # type: ignore[method-assign]
-    assert await publisher.restore({}) == []
-
-
-async def test_of_a_file_that_was_released_twice_the_newer_release_counts(world: World) -> None:
-    publisher = world.publisher()
-    first = await publisher.publish(*draft(world))
-    again = replace(first.manifest, version=2)
-    newer = ReleaseRecord(again, sign(again, SIGNER), STABLE)
-    older = ReleaseRecord(first.manifest, first.raw, SUPERSEDED)
-    world.releases.known = {"": newer, first.digest: older}
-    assert (await publisher.known())[first.digest] == newer
-
-
 def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "publisher.pem"
     made = create_key(path)
@@ -183,17 +123,3 @@ def test_a_key_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None
     path.chmod(0o640)
     with pytest.raises(BadRequest, match="chmod 600"):
         Signer.load(path)
-
-
-def test_a_missing_or_invalid_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="outrider-distill key"):
-        Signer.load(tmp_path / "none.pem")
-    atomic_files.write(tmp_path / "bad.pem", b"no key", mode=0o600)
-    with pytest.raises(BadRequest, match="PEM"):
-        Signer.load(tmp_path / "bad.pem")
-
-
-def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
-    (tmp_path / f"{'a' * 64}.json").write_text("{}")
-    with pytest.raises(BadRequest, match="ledger"):
-        publisher_module.ReleaseLedger(tmp_path).all()

@@ -16,7 +16,6 @@ from cloud_verifier.distill.gguf.writer import write_gguf
 from outrider.llama import LlamaModel, TreeContext
 from outrider.llama.model import QuantKind, quantize
 
-ROOT = Path(__file__).parents[3]
 TOKENS = np.random.default_rng(1).integers(0, VOCAB - 1, 24).tolist()
 
 
@@ -65,14 +64,6 @@ def test_a_quantised_file_is_read_as_llama_cpp_reads_it(quant: QuantKind, share:
     assert error < share * theirs.abs().max()
 
 
-def test_the_demo_draft_has_the_logits_that_llama_cpp_gives_it() -> None:
-    path = ROOT / "models" / "draft.gguf"
-    tokens = np.random.default_rng(2).integers(5, 8192, 12).tolist()
-    ours, theirs = imported_logits(path, tokens), llama_logits(path, tokens)
-    assert (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
-    assert torch.equal(ours.argmax(1), theirs.argmax(1))
-
-
 def with_field(source: Path, target: Path, key: str, value: str) -> Path:
     """Write a copy with one more key."""
     model = tiny_draft(source.stem)
@@ -94,12 +85,6 @@ def with_field(source: Path, target: Path, key: str, value: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
-
-
-def test_scaled_positions_are_refused(tmp_path: Path) -> None:
-    path = with_field(exported("llama", tmp_path), tmp_path / "scaled.gguf", "llama.rope.scaling.type", "yarn")
-    with pytest.raises(GgufError, match="yarn"):
-        read_gguf(path)
 
 
 def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -126,13 +111,6 @@ def test_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(GgufError, match=r"blk\.0\.attn_k\.bias"):
         read_gguf(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no"])
-def test_a_file_of_another_format_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(GgufError, match="not a GGUF file"):
-        read_gguf(tmp_path / "x.gguf")
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from loop_fakes import TARGET, FakeStages, World
 
-from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.loop import DistillLoop
 from cloud_verifier.distill.publishing.heads import HeadsPublisher
 from cloud_verifier.distill.run_folder import HEADS, PLAN, Job
@@ -107,9 +106,3 @@ async def test_a_restarted_loop_publishes_no_second_time(world: HeadsWorld) -> N
     await until_idle(world.loop())
     await until_idle(world.loop())
     assert len(world.heads.releases()) == 1
-
-
-def test_several_ranks_train_no_heads(tmp_path: Path) -> None:
-    settings = {"traffic": "t", "target": tmp_path, "draft": tmp_path, "artifacts": tmp_path}
-    with pytest.raises(ValueError, match="ranks is 2, must be 1 with student heads"):
-        DistillConfig(**settings, student="heads", ranks=2)  # type: ignore[arg-type]

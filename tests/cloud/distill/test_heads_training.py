@@ -13,21 +13,17 @@ import torch
 from loop_fakes import card
 from tiny_drafts import random_text, tiny_draft, tiny_tokenizer
 
-from cloud_verifier.distill import cli, stages
+from cloud_verifier.distill import stages
 from cloud_verifier.distill.config import GateRule
 from cloud_verifier.distill.data.plan import CARD
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.publishing import gate
 from cloud_verifier.distill.run_folder import DATASET, HEADS, JOB, MODEL, VERDICT, Job
-from cloud_verifier.distill.training import heads_student
 from cloud_verifier.distill.training import run as training
-from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.eval_heads import compare
 from cloud_verifier.distill.training.heads_student import load_target
-from cloud_verifier.distill.training.losses import divergence
 from cloud_verifier.distill.training.plan import TrainingPlan
 from cloud_verifier.engine.server_draft.head_models import HeadsFile, HeadsShape, load_heads, new_heads, save_heads
-from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
 
 PROMPT = 4
 
@@ -127,39 +123,3 @@ def test_training_goes_on_from_a_file_of_heads(target: Path, tmp_path: Path) -> 
     assert after.shape == heads.shape
     for name, value in heads.state_dict().items():
         assert torch.allclose(after.state_dict()[name], value, atol=1e-2), name
-
-
-@torch.no_grad()
-def test_a_sample_of_the_vocabulary_gives_nearly_the_divergence_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_student, "SAMPLED", 800)
-    generator = torch.Generator().manual_seed(0)
-    layer = torch.nn.Linear(8, 4_000)
-    layer.weight.copy_(torch.randn(4_000, 8, generator=generator))
-    top = torch.randn(50, 4_000, generator=generator).mul(3.0).log_softmax(-1).topk(2 * heads_student.LISTED)
-    states, found = torch.randn(50, 8, generator=generator), {}
-    for sampled, count in ((False, heads_student.LISTED), (True, 2 * heads_student.LISTED)):
-        ids, log_probs = top.indices[:, :count], top.values[:, :count]
-        batch = TrainingBatch(torch.zeros(1, 1), torch.zeros(50), ids, log_probs, 1 - log_probs.exp().sum(1))
-        vocabulary = heads_student._Vocabulary(batch, layer, sampled=sampled)
-        logits = vocabulary.logits(states)
-        assert (logits.shape[1] < 2_000) is sampled
-        found[sampled] = divergence(logits, vocabulary.top_ids, vocabulary.top_log_probs, vocabulary.tail)[0]
-    assert float(found[True].mean()) == pytest.approx(float(found[False].mean()), rel=0.05)
-    assert torch.allclose(found[True], found[False], rtol=0.3)
-
-
-def test_heads_are_published_by_hand_into_the_folder_and_shown(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, identity = load_target(target)
-    save_heads(tmp_path / "new.safetensors", new_heads(HeadsShape(hidden=64, depth=1, width=64)), identity)
-    settings = ["--student", "heads", "--traffic", str(tmp_path / "traffic"), "--target", str(target)]
-    settings += ["--draft", str(target), "--artifacts", str(tmp_path / "heads"), "--state-dir", str(tmp_path / "state")]
-    for command in (["publish", str(tmp_path / "new.safetensors")], ["status"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*command, *settings])
-        assert not ended.value.code
-    published, *_, shown = capsys.readouterr().out.splitlines()
-    (release,) = HeadsFolder(tmp_path / "heads", identity).releases()
-    assert published == f"release 1, {release.digest}: canary"
-    assert shown.split() == ["release", "1", f"{release.digest[:12]}:", "canary"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from tiny_drafts import passage
 
 from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
@@ -74,22 +73,3 @@ def test_a_prompt_stands_before_the_first_piece_and_its_first_token_is_learnt_fr
     labels = np.concatenate([np.arange(one.start + one.first, one.end) for one in pieces])
     assert labels.tolist() == list(range(100))
     assert all(len(one.prompt) + len(one.tokens) <= 16 for one in pieces)
-
-
-@pytest.mark.parametrize(("window", "most", "kept"), [(64, 5, 5), (64, 40, 20), (16, 40, 8), (64, 0, 0)])
-def test_of_a_prompt_its_end_is_kept_and_never_more_than_half_a_window(window: int, most: int, kept: int) -> None:
-    (found,) = joined(passage("a", 0, list(range(100)), prompt=asked(20)))
-    first, *_ = cut(found, window, overlap=4, prompt=most)
-    assert first.prompt.tolist() == asked(20).tolist()[20 - kept :]
-    assert first.first == (0 if kept else 1)
-
-
-def test_an_overlap_longer_than_what_a_prompt_leaves_reaches_no_further_than_the_beginning() -> None:
-    (found,) = joined(passage("a", 0, list(range(100)), prompt=asked(20)))
-    pieces = cut(found, window=40, overlap=30, prompt=20)
-    assert [(one.start, one.first) for one in pieces[:2]] == [(0, 0), (0, 20)]
-    assert pieces[-1].end == 100
-
-
-def test_a_text_of_one_token_has_nothing_to_learn() -> None:
-    assert cut(joined(passage("a", 0, [1]))[0], window=16, overlap=4) == []

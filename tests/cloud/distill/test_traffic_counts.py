@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
 from loop_fakes import TARGET, FakeLog, passage
 
 from cloud_verifier.distill.config import DistillConfig
@@ -15,7 +13,6 @@ from cloud_verifier.distill.data.traffic_counts import (
     TrafficCounter,
     alarms,
     training_due,
-    updated_usual,
 )
 
 RULE = DistillConfig.model_construct(fresh_tokens=1_000, alarm_tokens=200, alarm_fall=0.1, run_tokens=0)
@@ -63,15 +60,6 @@ def test_tokens_recorded_twice_count_once() -> None:
     assert counter(log).count(0.0, OURS)[0]["code"].tokens == 140
 
 
-def test_traffic_that_a_run_has_used_counts_no_more() -> None:
-    log = FakeLog([passage("a", 100, "code", 10.0), passage("b", 40, "code", 11.0)])
-    counting = counter(log)
-    counting.count(0.0, OURS)
-    assert counting.count(10.0, OURS)[0]["code"].tokens == 40
-    assert counting.count(11.0, OURS)[0] == {}
-    assert counting.count(11.0, OURS)[1] == 11.0
-
-
 def test_acceptance_is_that_of_the_latest_tokens() -> None:
     log = FakeLog(
         [passage(f"s{i}", 100, "code", float(i), 0.9 if i < 20 else 0.2, draft_release=OURS) for i in range(1, 23)]
@@ -102,30 +90,6 @@ def test_a_class_with_lower_acceptance_than_usual_is_reason_enough() -> None:
     assert cause is not None and cause[1] == ("code",)
     assert training_due({"code": seen(200, 0.72)}, {"code": 0.81}, RULE) is None
     assert training_due({"code": seen(199, 0.1)}, {"code": 0.81}, RULE) is None
-
-
-def test_a_new_class_is_compared_with_the_others() -> None:
-    usual = {"code": 0.9, "chat": 0.7}
-    assert training_due({"sums": seen(300, 0.65)}, usual, RULE) is not None
-    assert training_due({"sums": seen(300, 0.75)}, usual, RULE) is None
-    assert training_due({"sums": seen(300, 0.1)}, {}, RULE) is None, "nothing is usual yet"
-
-
-def test_what_no_training_mends_becomes_usual() -> None:
-    usual = {"sums": 0.9}
-    hard = {"sums": seen(300, 0.4)}
-    runs = 0
-    while training_due(hard, usual, RULE):
-        usual, runs = updated_usual(usual, hard, RULE), runs + 1
-    assert runs <= 4
-
-
-@given(st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 2_000), st.floats(0, 1)), max_size=3))
-def test_a_cause_names_classes_that_there_are(given_classes: dict[str, tuple[int, float]]) -> None:
-    classes = {name: seen(*counts) for name, counts in given_classes.items()}
-    cause = training_due(classes, {"a": 0.8}, RULE)
-    if cause is not None:
-        assert cause[1] and set(cause[1]) <= set(classes)
 
 
 def test_a_tenant_that_invents_classes_has_a_few_and_the_rest_are_one() -> None:

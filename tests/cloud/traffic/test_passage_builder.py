@@ -14,7 +14,6 @@ from passages import NOW, contents, passage, same
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.passage_builder import (
     QUIET_S,
-    REDACTION_CONTEXT,
     PassageBuilder,
     RecordingCounts,
     Redact,
@@ -89,67 +88,6 @@ def test_what_the_hook_finds_is_never_written_wherever_the_text_is_cut_and_draft
     assert counts.redacted == hidden.sum()
 
 
-@given(TEXTS, st.data())
-def test_what_may_span_a_gap_is_not_written_and_all_else_is(tokens: list[int], data: st.DataObject) -> None:
-    gathered, counts = builder(secret)
-    written: list[Passage] = []
-    known = np.ones(len(tokens), dtype=bool)
-    at = 0
-    while at < len(tokens):
-        step = data.draw(STEPS)
-        if at and data.draw(st.integers(0, 2)) == 0:
-            known[at : at + step] = False
-        else:
-            gathered.add(text(tokens[at : at + step], start=at))
-        at += step
-        written += gathered.take(NOW)
-    written += gathered.take(NOW, final=True)
-    got = {p.start + i for p in written for i in range(len(p))}
-    known = known[: max(np.flatnonzero(known), default=-1) + 1]  # that there was more nobody can know
-    hidden = secret(np.array(tokens[: len(known)]), "", "")
-    assert not got & set(np.flatnonzero(hidden | ~known).tolist())
-    gaps = np.flatnonzero(~known)
-    near = {i for gap in gaps for i in range(gap - REDACTION_CONTEXT, gap + REDACTION_CONTEXT + 1)}
-    assert got == set(np.flatnonzero(known & ~hidden).tolist()) - near
-    assert counts.redacted == known.sum() - len(got)
-
-
-def test_a_stream_that_begins_anew_is_the_same_text() -> None:
-    gathered, _ = builder(secret)
-    gathered.add(text([1, *SECRET[:2]], temperature=0.5))
-    gathered.add(text([*SECRET[2:], 1], start=3, temperature=0.7))
-    assert contents(list(gathered.take(NOW, final=True))) == [("s", 0, [1]), ("s", 4, [1])]
-
-
-def test_what_follows_a_text_on_which_the_hook_failed_is_not_written_before_it_can_be_judged() -> None:
-    failing = [True]
-
-    def sometimes(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-        if failing:
-            raise RuntimeError
-        return secret(tokens, traffic_class, tenant)
-
-    gathered, counts = builder(sometimes)
-    gathered.add(text([1, *SECRET[:2]]))
-    assert list(gathered.take(NOW)) == []
-    failing.clear()
-    gathered.add(text([*SECRET[2:], *[1] * (REDACTION_CONTEXT + 3)], start=3))
-    assert [(one.start, len(one)) for one in gathered.take(NOW, final=True)] == [(3 + REDACTION_CONTEXT, 4)]
-    assert counts == RecordingCounts(redacted=REDACTION_CONTEXT, refused=3)
-
-
-def test_the_message_of_a_failing_hook_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def talkative(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-        raise KeyError(f"cannot place {tokens.tolist()}")
-
-    gathered, _ = builder(talkative)
-    gathered.add(text([123_456]))
-    with caplog.at_level(logging.WARNING):
-        assert list(gathered.take(NOW, final=True)) == []
-    assert "KeyError" in caplog.text
-    assert "123456" not in caplog.text
-
-
 @given(
     st.lists(st.sampled_from([1, 2, *SECRET, *SECRET]), max_size=60),
     st.lists(st.sampled_from([1, 2, *SECRET, *SECRET]), min_size=1, max_size=80),
@@ -177,40 +115,6 @@ def test_what_the_hook_finds_in_a_prompt_is_never_written_nor_what_precedes_it(
     kept = {i: token for i, token in enumerate(tokens) if not hidden[len(prompt) + i]}
     assert {p.start + i: int(t) for p in written for i, t in enumerate(p.tokens)} == kept
     assert counts.redacted == hidden[len(prompt) :].sum()
-
-
-def test_a_prompt_on_which_the_hook_fails_is_not_written() -> None:
-    def fails(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-        if 99 in tokens:
-            raise RuntimeError("not this one")
-        return np.zeros(len(tokens), dtype=bool)
-
-    gathered, counts = builder(fails, prompt_tokens=8)
-    gathered.add(text([1] * (REDACTION_CONTEXT + 2), prompt=np.array([99], dtype=np.int32)))
-    assert list(gathered.take(NOW, final=True)) == []
-    assert counts.refused == REDACTION_CONTEXT + 2
-
-
-def test_a_text_that_has_stopped_is_not_held_for_ever() -> None:
-    gathered, _ = builder(secret)
-    gathered.add(text([1] * (REDACTION_CONTEXT + 5)))
-    assert [len(one) for one in gathered.take(NOW)] == [5]
-    assert list(gathered.take(NOW + QUIET_S - 1)) == []
-    assert [(one.start, len(one)) for one in gathered.take(NOW + QUIET_S)] == [(5, REDACTION_CONTEXT)]
-    assert list(gathered.take(NOW + QUIET_S)) == []
-
-
-def test_the_hook_gets_the_class_and_tenant_of_a_text() -> None:
-    asked = []
-
-    def watching(tokens: np.ndarray, traffic_class: str, tenant: str) -> np.ndarray:
-        asked.append((traffic_class, tenant))
-        return np.zeros(len(tokens), dtype=bool)
-
-    gathered, _ = builder(watching)
-    gathered.add(passage())
-    assert len(list(gathered.take(NOW, final=True))) == 1
-    assert asked == [("code", "acme")]
 
 
 @pytest.mark.parametrize("wrong", ["raises", [True], np.zeros((4, 1), bool), np.zeros(4), None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,49 +49,6 @@ def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest
         until(lambda: "1 of the oldest segments were deleted" in caplog.text)
     stop()
     assert contents(list(SegmentLog(str(tmp_path)).read())) == contents(written[1:])
-
-
-def test_a_round_that_fails_is_logged_and_another_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = SegmentLog(str(tmp_path))
-    rounds = []
-
-    def expire() -> int:
-        rounds.append(1)
-        raise OSError("away")
-
-    monkeypatch.setattr(log, "expire", expire)
-    stop = keep_tidy(log, max_bytes=1, interval_s=0.01)
-    until(lambda: len(rounds) >= 3)
-    stop()
-    assert "could not be tidied: OSError('away')" in caplog.text
-
-
-def test_several_may_tidy_write_and_read_at_once(tmp_path: Path) -> None:
-    begin = time.time()
-    written = seconds(40, begin)
-    write(tmp_path, *([one] for one in written[:20]))
-
-    def tidy() -> None:
-        log = SegmentLog(str(tmp_path))
-        for _ in range(10):
-            log.compact()
-            log.expire()
-
-    def look() -> list[list[tuple[str, int, list[int]]]]:
-        return [contents(list(SegmentLog(str(tmp_path)).read())) for _ in range(10)]
-
-    with ThreadPoolExecutor(5) as pool:
-        jobs = [pool.submit(tidy) for _ in range(3)]
-        looks = pool.submit(look)
-        pool.submit(write, tmp_path, *([one] for one in written[20:])).result()
-        for job in jobs:
-            job.result()
-    for seen in looks.result():
-        assert seen[:20] == contents(written[:20])
-        assert len(seen) == len({start for _, start, _ in seen})
-    assert contents(list(SegmentLog(str(tmp_path)).read())) == contents(written)
 
 
 def test_a_verifiers_recorder_writes_to_the_configured_place(tmp_path: Path) -> None:

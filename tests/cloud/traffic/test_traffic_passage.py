@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from passages import NOW, passage, passages, same
@@ -41,35 +39,7 @@ def test_a_prompt_stays_with_the_texts_very_beginning() -> None:
     assert [len(part.prompt) for part in whole.without(hidden[::-1])] == [2, 0]
 
 
-def test_a_prompt_before_the_midst_of_a_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="from position 3 on has a prompt"):
-        passage(start=3, prompt=np.array([7], dtype=np.int32))
-
-
-def test_another_source_is_not_the_same_texts_next_part() -> None:
-    first = passage(4)
-    following = passage(2, start=4)
-    assert first.continues_in(following)
-    for change in ({"start": 5}, {"draft_release": "other"}, {"session_id": "t"}, {"temperature": 0.0}):
-        assert not first.continues_in(dataclasses.replace(following, **change))
-    assert not first.continues_in(passage(2, top=5, start=4))
-
-
 def test_a_joined_passage_was_produced_with_the_last_and_expires_with_the_first() -> None:
     parts = [passage(1, start=i, time_unix=NOW + i, expires_unix=NOW + 100 + i) for i in range(3)]
     joined = join(parts)
     assert (joined.time_unix, joined.expires_unix) == (NOW + 2, NOW + 100)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tail": np.zeros(3, np.float32)},
-        {"proposed_depths": np.zeros((4, 1), np.uint8)},
-        {"top_ids": np.zeros((4, 2), np.int32)},
-        {"top_ids": np.zeros((3, 3), np.int32), "top_log_probs": np.zeros((3, 3), np.float32)},
-    ],
-)
-def test_arrays_that_do_not_fit_together_are_refused(change: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="a passage of 4 tokens has"):
-        passage(4, **change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from threading import Event
@@ -161,40 +160,3 @@ def test_a_disk_that_hangs_delays_no_session_and_dropped_tokens_are_counted(monk
     disk.go_on.set()
     recorder.close()
     assert recorder.counts == RecordingCounts(recorded=9, dropped=92)
-
-
-def test_a_disk_that_refuses_is_tried_again_and_given_up_only_when_it_is_too_much(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    disk = Disk()
-    disk.full = True
-    recorder = TrafficRecorder(disk, flush_s=60.0, flush_tokens=2)
-    recorder.begin(SOURCE, 1)
-    with caplog.at_level(logging.WARNING):
-        recorder.take(recorded(0, [1, 2]))
-        until(lambda: "not yet in the traffic log" in caplog.text)
-        disk.full = False
-        recorder.take(recorded(2, [3, 4]))
-        until(lambda: disk.flushes == 1)
-    assert texts(disk) == [("s", 0, [1, 2]), ("s", 2, [3, 4])]
-    disk.full = True
-    for start in range(4, 24, 2):
-        recorder.take(recorded(start, [1, 2]))
-    until(lambda: recorder.counts.dropped == 18)  # more than eight times what is written at once
-    recorder.close()
-    assert recorder.counts == RecordingCounts(recorded=4, dropped=20)
-    refused = [line for line in caplog.messages if "not yet in the traffic log" in line]
-    assert len(refused) == 1  # the disk became full twice within a minute
-
-
-def test_what_does_not_fit_together_is_left_out_and_harms_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    disk = Disk()
-    recorder = TrafficRecorder(disk)
-    recorder.begin(SOURCE, 1)
-    crooked = recorded(0, [5])
-    crooked.recorded.tail = b""
-    recorder.take(crooked)
-    recorder.take(recorded(1, [6]))
-    recorder.close()
-    assert texts(disk) == [("s", 1, [6])]
-    assert "cannot be recorded" in caplog.text
