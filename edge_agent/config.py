@@ -75,10 +75,10 @@ class EdgeSettings(BaseSettings):
     """Most children of a node of the token tree."""
 
     release_keys: str = ""
-    """Publishers to trust with releases of drafts and n-gram stores, separated by commas: 64 hex digits of an Ed25519
+    """Publishers to trust with draft releases, separated by commas: 64 hex digits of an Ed25519
     public key, or a file of them. With them the draft that a verifier offers, which nobody has signed, is not
     loaded: n-grams draft until there is a signed release. Without any, the draft is the verifier's own and is not
-    updated, and there is no store."""
+    updated."""
     release_max_bytes: int = Field(default=4 << 30, ge=1)
     """Largest file of a release to fetch, in bytes."""
     release_stall_s: float = Field(default=20.0, gt=0.0)

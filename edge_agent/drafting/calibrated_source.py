@@ -7,7 +7,7 @@ where the model has not been asked yet. A token that several sources propose has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_agent.drafting.growth import DecodeLatency
@@ -25,12 +25,6 @@ class CalibratedSource:
     sampled: Calibrator
     latency: DecodeLatency | None = None
     """Seconds of a call by its nodes, for a model; None where a call costs nothing worth counting."""
-    on_first: Callable[[bool], None] | None = None
-    """Called on the drafter's thread, at each position where the source was asked and there was a choice, with whether
-    its first proposal was accepted; one that it did not make was not."""
-    on_failure: Callable[[str], None] | None = None
-    """Called on the drafter's thread with the error by which a source without a latency gave up for a session, unless
-    the session's text is to blame."""
 
     def calibrator(self, task: DraftTask) -> Calibrator:
         """Return the calibrator of a session's sampling: perturbed scores have other margins."""

@@ -94,13 +94,13 @@ class DraftSession:
 
     @property
     def release(self) -> str | None:
-        """Label of the draft in use, and of the store beside it (`DraftPool.label`).
+        """Release of the draft in use.
 
         It is "" once drafting was switched off; None where the session never had a draft.
         """
         if not self._had_draft:
             return None
-        return self.pool.label if self.pool is not None else ""
+        return self.pool.release if self.pool is not None else ""
 
     @property
     def name(self) -> str:

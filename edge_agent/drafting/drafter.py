@@ -19,7 +19,7 @@ from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposal
 from edge_agent.drafting.growth import ChildProposal, DecodeLatency, RankedNode, SpeculationPlan
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
-from outrider.core.errors import BadRequest, Overloaded
+from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
 
 log = logging.getLogger(__name__)
@@ -454,8 +454,6 @@ class Drafter:
                 work(number, calibrated.source)
             except Exception as error:
                 del self._free[number]
-                if calibrated.on_failure is not None and not isinstance(error, BadRequest):
-                    calibrated.on_failure(f"{type(error).__name__}: {error}")
                 if not (self._free or self._models):
                     raise
                 log.warning("a draft source gave up for this session, and others go on: %s", error)
@@ -498,9 +496,6 @@ class Drafter:
         proposals.learn(token)
         if (accepted := proposals.predicted(0, token)) is not None:
             self._health.count(accepted)
-        for number, source in enumerate(self._sources):
-            if source.on_first is not None and (accepted := proposals.predicted(number, token)) is not None:
-                source.on_first(accepted)
         if len(state.evaluated) > 1:
             found = {number for number in state.evaluated if proposals.has(number, token)}
             for model in self._models:

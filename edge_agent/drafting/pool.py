@@ -22,14 +22,12 @@ from edge_agent.drafting.growth import DecodeLatency
 from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import NgramSource
-from edge_agent.drafting.stores import StoreManager
 from edge_agent.drafting.worker import DraftWorker
 from outrider.artifacts.store import file_digest
 from outrider.core.acceptance.calibrator import AcceptancePrior, Calibrator
 from outrider.core.errors import ModelRefused, Overloaded
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
-from outrider.core.telemetry import release_name
 from outrider.core.tree import ROOT
 from outrider.core.vocabulary import compare_token_tables
 
@@ -68,8 +66,6 @@ class DraftOptions:
     """Positions of the target; 0 if they are not known."""
     ngram: bool = True
     """Whether n-grams of the text propose tokens beside the model."""
-    stores: StoreManager = field(default_factory=StoreManager, compare=False)
-    """The n-gram store in use, for the n-gram sources of all drafts together."""
     budget: CpuBudget | None = None
     """CPU time of all drafts together; None is no cap."""
 
@@ -97,9 +93,6 @@ class DraftPool:
 
     models: the best one first; every worker drafts with all of them. Without any, n-grams draft alone.
     """
-
-    tenant = ""
-    """No tenant's: a draft is for all of them."""
 
     def __init__(
         self,
@@ -167,12 +160,6 @@ class DraftPool:
     def has_model(self) -> bool:
         """Return whether a model drafts, rather than n-grams alone."""
         return bool(self._models)
-
-    @property
-    def label(self) -> str:
-        """Return the name by which verifiers know what sessions draft with: the release, and the store's if any."""
-        stored = self.release and (self._options.ngram or not self.has_model)
-        return release_name(self.release, self._options.stores.release) if stored else self.release
 
     def fallback(self) -> DraftPool | None:
         """Return a new draft for sessions that get no worker of this one: n-grams alone, if this one has a model."""
@@ -310,9 +297,7 @@ class DraftPool:
         return DraftWorker(build, owned.close, budget, failed=self.health.failed)
 
     def _ngram_source(self) -> CalibratedSource:
-        stores = self._options.stores
-        source = NgramSource(lambda: stores.table)
-        return CalibratedSource(source, *self._ngram_calibrators, on_first=stores.count, on_failure=stores.failed)
+        return CalibratedSource(NgramSource(), *self._ngram_calibrators)
 
     def _calibrated(self, loaded: LoadedModel, owned: contextlib.ExitStack) -> CalibratedSource:
         """Return a model's source for the calling thread. owned: closes its context."""

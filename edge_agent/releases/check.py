@@ -58,13 +58,10 @@ def check(
     max_bytes: int,
     target: Target,
     state: ReleaseState,
-    *,
-    store: bool = False,
 ) -> Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
-    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched. store: whether an
-    n-gram store was asked for, not a draft.
+    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched.
     """
     try:
         manifest = manifests.verify(signed, keys)
@@ -73,10 +70,6 @@ def check(
     except BadRequest as error:
         raise ReleaseRefused("manifest", str(error)) from error
     release = f"release {manifest.digest[:12]} (version {manifest.version})"
-    if bool(manifest.tenant) is not store:
-        raise ReleaseRefused(
-            "manifest", f"{release} is {'an n-gram store' if manifest.tenant else 'a draft'}, which was not asked for"
-        )
     if manifest.weights_hash != target.weights_hash:
         raise ReleaseRefused(
             "target",

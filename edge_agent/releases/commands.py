@@ -33,12 +33,12 @@ def add_commands(commands: Any) -> None:
 
 
 async def _status(args: argparse.Namespace) -> None:
-    from edge_agent.releases.folder import fallback_of, folders, read
+    from edge_agent.releases.folder import folders, read
 
     root = _root(args)
     found = list(folders(root))
     for target, folder in found:
-        print(f"target {target}", *describe(read(folder, keep=False), fallback_of(target)), sep="\n  ")
+        print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
     if not found:
         print(f"no releases in {root}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
 
@@ -57,13 +57,13 @@ async def _forget(args: argparse.Namespace) -> None:
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
-def describe(state: ReleaseState, fallback: str = "n-grams alone") -> Iterator[str]:
-    """Yield the lines in which a state is shown. fallback: what is used without a release."""
+def describe(state: ReleaseState) -> Iterator[str]:
+    """Yield the lines in which a state is shown."""
     trial = ""
     if state.trial is not None:
         trial = f", on trial: {state.trial.now.accepted} of {state.trial.now.proposed} first proposals accepted"
-    yield f"in use     {_release(state.current, fallback)}{trial}"
-    yield f"last good  {_release(state.last_good, fallback)}"
+    yield f"in use     {_release(state.current)}{trial}"
+    yield f"last good  {_release(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
     yield f"device     {state.device_id}"
     for refusal in state.refused:
@@ -71,9 +71,9 @@ def describe(state: ReleaseState, fallback: str = "n-grams alone") -> Iterator[s
         yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
 
 
-def _release(release: InstalledRelease | None, fallback: str) -> str:
+def _release(release: InstalledRelease | None) -> str:
     if release is None:
-        return fallback
+        return "n-grams alone"
     return f"{release.digest[:12]} (version {release.version}, {'canary' if release.canary else 'stable'})"
 
 

@@ -46,13 +46,13 @@ class ReleaseFile:
     """URLs to try, in this order."""
 
 
-def download_urls(urls: Sequence[str], base_url: str, digest: str, suffix: str = ".gguf") -> tuple[str, ...]:
+def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
     """Return the URLs of a release's file: those of the manifest, then the one at which the coordinator serves it.
 
     urls: those of the manifest; relative ones are resolved against `base_url`.
     """
     base = f"{base_url.rstrip('/')}/" if base_url else ""
-    absolute = [_join(base, url) for url in (*urls, f"artifacts/{digest}{suffix}")]
+    absolute = [_join(base, url) for url in (*urls, f"artifacts/{digest}.gguf")]
     return tuple(dict.fromkeys(url for url in absolute if url))
 
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from edge_agent.releases.state import ReleaseState
 from outrider.artifacts import atomic_files
-from outrider.artifacts.ngram_store import SUFFIX
 from outrider.artifacts.store import ArtifactStore
 
 log = logging.getLogger(__name__)
@@ -28,32 +27,15 @@ _MAX_STATE = 65_536
 """Bytes: 32 refusals with their reasons are far below it."""
 
 
-_OWNER = " store "
-"""Between a target and what tells its stores' tenant, in the name of a folder."""
-
-
-def store_folder(weights_hash: str, owner: str) -> str:
-    """Return what names the folder of stores for a target. owner: tells tenants apart that use one cache."""
-    return weights_hash + _OWNER + owner
-
-
-def fallback_of(name: str) -> str:
-    """Return what is used without a release of the folder of this name."""
-    return "no n-gram store" if _OWNER in name else "n-grams alone"
-
-
 class ReleaseFolder:
-    """The folder of one target's drafts, or of a tenant's n-gram stores for it.
+    """The folder of one target's drafts.
 
     A crash while it is written leaves the state before or the one after.
     """
 
-    def __init__(self, path: Path, lock: BufferedRandom | None, state: ReleaseState, name: str = "") -> None:
+    def __init__(self, path: Path, lock: BufferedRandom | None, state: ReleaseState) -> None:
         self.path = path
-        self.of_stores = _OWNER in name
-        self.fallback = fallback_of(name)
-        self.suffix = SUFFIX if self.of_stores else ".gguf"
-        self.files = ArtifactStore(path, self.suffix)
+        self.files = ArtifactStore(path, ".gguf")
         self._lock = lock
         self.state = state
         """The state that holds for this process; `write` and `change` replace it."""
@@ -61,17 +43,17 @@ class ReleaseFolder:
         """Whether the state is on disk."""
 
     @classmethod
-    def open(cls, root: Path, name: str) -> ReleaseFolder:
-        """Open the folder of a target's drafts or stores, and lock it unless another process has. Raises OSError.
+    def open(cls, root: Path, weights_hash: str) -> ReleaseFolder:
+        """Open the folder of a target's drafts, and lock it unless another process has. Raises OSError.
 
-        root: of all targets. name: the target's weights hash, or that of `store_folder`.
+        root: of all targets.
         """
-        path = root / hashlib.sha256(name.encode()).hexdigest()[:16]
+        path = root / hashlib.sha256(weights_hash.encode()).hexdigest()[:16]
         path.mkdir(parents=True, exist_ok=True)
         lock = atomic_files.lock(path / _LOCK)
         if lock is not None:
-            atomic_files.write(path / _TARGET, name.encode())
-        return cls(path, lock, read(path, keep=lock is not None), name)
+            atomic_files.write(path / _TARGET, weights_hash.encode())
+        return cls(path, lock, read(path, keep=lock is not None))
 
     @property
     def writable(self) -> bool:

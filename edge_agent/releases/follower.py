@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest_digest, signing_key_id
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
@@ -67,9 +67,9 @@ class OfferFollower:
         options: UpdateOptions,
         ask: Ask,
         target: Target,
-        loader: ReleaseLoader[Any],
+        loader: ReleaseLoader,
         refusals: RefusalLog,
-        trials: ReleaseTrials[Any],
+        trials: ReleaseTrials,
     ) -> None:
         self._options = options
         self._ask = ask
@@ -170,21 +170,20 @@ class OfferFollower:
             await self.trials.use_none()
             return "settled"
         state = self._loader.state.at(time.time())
-        folder, options = self._loader.folder, self._options
-        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, state, store=folder.of_stores)
+        options = self._options
+        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, state)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
             key_id=signing_key_id(offer.manifest),
-            tenant=manifest.tenant,
         )
         if await self.trials.has(release):
             return "settled"
         self.trials.wanted = release.digest
         if not await asyncio.to_thread(self._loader.folder.files.verify, release.digest):
-            urls = download_urls(manifest.urls, offer.base_url, release.digest, folder.suffix)
+            urls = download_urls(manifest.urls, offer.base_url, release.digest)
             fetched = await self._fetch(ReleaseFile(release.digest, manifest.size, urls))
             return "recheck" if fetched else "news"
         if not await self.trials.take(release):

@@ -8,15 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.pool import DraftPool
-from edge_agent.drafting.stores import LoadedStore
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.state import InstalledRelease, ReleaseState
-from outrider.core.errors import ModelRefused, VocabularyMismatch
+from outrider.core.errors import VocabularyMismatch
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +22,7 @@ _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
 
 
-P = TypeVar("P", DraftPool, LoadedStore)
-"""What a release is once it is loaded."""
-
-LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[P]]
+LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
 """(file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
 
 
@@ -46,14 +41,12 @@ class RefusalLog:
             log.warning("a draft release is not used (%s): %s", kind, reason)
 
 
-class ReleaseLoader(Generic[P]):
+class ReleaseLoader:
     """Loads a folder's releases; only reads them if another process has its lock. trusted: publishers' key ids."""
 
-    def __init__(
-        self, folder: ReleaseFolder, load: LoadPool[P], refusals: RefusalLog, trusted: Collection[str]
-    ) -> None:
+    def __init__(self, folder: ReleaseFolder, load: LoadPool, refusals: RefusalLog, trusted: Collection[str]) -> None:
         self.folder = folder
-        self._load: LoadPool[P] = load
+        self._load = load
         self._refusals = refusals
         self._trusted = trusted
 
@@ -65,7 +58,7 @@ class ReleaseLoader(Generic[P]):
         """Change the state, and write it to disk if there is room."""
         await asyncio.to_thread(self.folder.change, state)
 
-    async def load_first(self) -> P | None:
+    async def load_first(self) -> DraftPool | None:
         """Load the draft to start with; return None for the fallback."""
         if not self.folder.writable:
             return await self._load_proven()
@@ -86,7 +79,7 @@ class ReleaseLoader(Generic[P]):
             await self.change(trusting)
         await asyncio.to_thread(self.folder.tidy)
 
-    async def load_current(self) -> P | None:
+    async def load_current(self) -> DraftPool | None:
         """Load the current release, or the last good one if that fails; return None for the fallback."""
         while (release := self.state.current) is not None:
             if not await self._is_intact(release):
@@ -102,7 +95,7 @@ class ReleaseLoader(Generic[P]):
                 await self.give_up(error.kind, str(error))
         return None
 
-    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> P:
+    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> DraftPool:
         """Make another release, whose file is in the folder, the current one, and load it.
 
         before: counts of the draft in use. Raises ReleaseRefused; then the last good release is current again.
@@ -127,7 +120,7 @@ class ReleaseLoader(Generic[P]):
             return
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
-        fallback = f"release {good.digest[:12]} (version {good.version})" if good else self.folder.fallback
+        fallback = f"release {good.digest[:12]} (version {good.version})" if good else "n-grams alone"
         expiry = "a day has passed, or " if kind == "worse" else ""  # state.WORSE_HOLDS_S
         self._refusals.note(
             kind,
@@ -136,7 +129,7 @@ class ReleaseLoader(Generic[P]):
             f"and this one is not taken again before {expiry}`outrider-edge releases forget`",
         )
 
-    async def _load_proven(self) -> P | None:
+    async def _load_proven(self) -> DraftPool | None:
         """Load the release that the process with the lock has found good, and leave the folder as it is."""
         state = self.state.trusting(self._trusted)
         release = state.last_good if state.busy or state.trial else state.current
@@ -151,7 +144,7 @@ class ReleaseLoader(Generic[P]):
     async def _is_intact(self, release: InstalledRelease) -> bool:
         return await asyncio.to_thread(self.folder.files.verify, release.digest)
 
-    async def _load_and_record(self, release: InstalledRelease) -> P:
+    async def _load_and_record(self, release: InstalledRelease) -> DraftPool:
         """Load the current release, which the state says is being loaded, and record success. Raises ReleaseRefused."""
         trial = self.state.trial
         pool = await self._load_pool(release, DraftHealth(trial.now if trial else None))
@@ -162,19 +155,14 @@ class ReleaseLoader(Generic[P]):
             raise
         return pool
 
-    async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> P:
+    async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> DraftPool:
         """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
         name = f"release {release.digest[:12]} (version {release.version})"
         file = self.folder.files.path(release.digest)
-        pool: P | None = None
+        pool: DraftPool | None = None
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 pool = await self._load(file, f"version {release.version}", release.digest, health)
-                if pool.tenant != release.tenant:
-                    raise ModelRefused(
-                        f"its file is of the tenant {pool.tenant[:80]!r}, its manifest of {release.tenant[:80]!r}; "
-                        "publish the store of that tenant"
-                    )
                 await pool.warm_up()
             if health.failure:
                 raise ReleaseRefused("unusable", f"{name} cannot start: {health.failure}")

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, PlainSerializer, WrapValidator, model_validator
 
 from edge_agent.drafting.health import WINDOW, FirstAcceptance
-from outrider.wire.bounds import MAX_LABEL
 from outrider.wire.ticket import MAX_KEY_ID
 
 MAX_REFUSED = 32
@@ -52,8 +51,6 @@ class InstalledRelease(BaseModel, frozen=True, extra="forbid", strict=True):
     """SHA-256 of the signed part of its manifest."""
     key_id: Annotated[str, Field(max_length=MAX_KEY_ID)] = ""
     """Id of the publisher's key."""
-    tenant: Annotated[str, Field(max_length=MAX_LABEL)] = ""
-    """Tenant whose n-gram store the file is, by its manifest; empty for a draft."""
 
 
 class ReleaseTrial(BaseModel, frozen=True, extra="forbid", strict=True):

@@ -7,11 +7,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol
 
 from edge_agent.drafting.health import FirstAcceptance, judge
+from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
-from edge_agent.releases.loader import P, ReleaseLoader
+from edge_agent.releases.loader import ReleaseLoader
 from edge_agent.releases.state import InstalledRelease, ReleaseState
 from outrider.core.backoff import Backoff
 
@@ -26,18 +27,8 @@ _RETIRE_S = 10.0
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 
-Fallback = Callable[[], P | None]
+Fallback = Callable[[], DraftPool | None]
 """Returns what is used without a release: n-grams, or None for nothing."""
-
-
-class InUse(Protocol[P]):
-    """Keeps what sessions use, and replaces it: a `DraftManager`, or a `StoreManager`."""
-
-    @property
-    def pool(self) -> P | None: ...
-    def replace(self, pool: P | None) -> None: ...
-    def recall(self, release: str) -> bool: ...
-    async def retired(self, within_s: float | None = None) -> bool: ...
 
 
 def retry_backoff() -> Backoff:
@@ -45,16 +36,16 @@ def retry_backoff() -> Backoff:
     return Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
 
 
-class ReleaseTrials(Generic[P]):
+class ReleaseTrials:
     """Makes the client's drafts follow the state of its releases.
 
     `run` is a task of its own, since a draft that fails is left whatever else is under way.
     """
 
-    def __init__(self, loader: ReleaseLoader[P], drafts: InUse[P], fallback: Fallback[P]) -> None:
-        self._loader: ReleaseLoader[P] = loader
-        self._drafts: InUse[P] = drafts
-        self._fallback: Fallback[P] = fallback
+    def __init__(self, loader: ReleaseLoader, drafts: DraftManager, fallback: Fallback) -> None:
+        self._loader = loader
+        self._drafts = drafts
+        self._fallback = fallback
         self._changing = asyncio.Lock()
         """Held while the state or the draft changes."""
         self._wake = asyncio.Event()
@@ -196,7 +187,7 @@ class ReleaseTrials(Generic[P]):
         pool = await self._loader.load_current()
         await self._replace(pool if pool is not None else self._fallback())
 
-    async def _replace(self, pool: P | None) -> None:
+    async def _replace(self, pool: DraftPool | None) -> None:
         self._drafts.replace(pool)
         self._replaced()
         await asyncio.to_thread(self._loader.folder.tidy, self.wanted)

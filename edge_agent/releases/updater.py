@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Generic
 
+from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind
-from edge_agent.releases.folder import ReleaseFolder, store_folder
+from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import Ask, OfferFollower, UpdateOptions
-from edge_agent.releases.loader import LoadPool, P, RefusalLog, ReleaseLoader
-from edge_agent.releases.trials import Fallback, InUse, ReleaseTrials
+from edge_agent.releases.loader import LoadPool, RefusalLog, ReleaseLoader
+from edge_agent.releases.trials import Fallback, ReleaseTrials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -24,16 +25,15 @@ _TAKE_OVER_S = 30.0
 """Interval at which a client checks whether the process that keeps the folder has ended."""
 
 
-class ReleaseUpdater(Generic[P]):
+class ReleaseUpdater:
     """The releases of one client. `begin` loads the draft to start with, `run` keeps it up to date until `close`."""
 
-    def __init__(self, options: UpdateOptions, ask: Ask, owner: str = "") -> None:
-        """Follow what `ask` returns. owner: of n-gram stores, tells tenants apart that use one cache; "" for drafts."""
-        self._owner = owner
+    def __init__(self, options: UpdateOptions, ask: Ask) -> None:
+        """Follow what `ask` returns."""
         self._options = options
         self._ask = ask
-        self._loader: ReleaseLoader[P] | None = None
-        self._load: LoadPool[P] | None = None
+        self._loader: ReleaseLoader | None = None
+        self._load: LoadPool | None = None
         self._target = Target("", "", "")
         self._refusals = RefusalLog()
         self._follower: OfferFollower | None = None
@@ -72,7 +72,7 @@ class ReleaseUpdater(Generic[P]):
         if self._follower is not None:
             self._follower.notice(serial)
 
-    async def begin(self, target: Target, load: LoadPool[P]) -> P | None:
+    async def begin(self, target: Target, load: LoadPool) -> DraftPool | None:
         """Load the release that this device has found good, or has on trial; None where there is none."""
         await self._close_folder()
         self._target, self._load = target, load
@@ -86,7 +86,7 @@ class ReleaseUpdater(Generic[P]):
             await self._close_folder()
             return None
 
-    def run(self, drafts: InUse[P], fallback: Fallback[P]) -> None:
+    def run(self, drafts: DraftManager, fallback: Fallback) -> None:
         """Follow what is offered, in the background."""
         if self._loader is not None and self._load is not None:
             self._task = asyncio.create_task(self._follow(self._loader, self._load, drafts, fallback))
@@ -99,9 +99,7 @@ class ReleaseUpdater(Generic[P]):
             self._task = None
         await self._close_folder()
 
-    async def _follow(
-        self, loader: ReleaseLoader[P], load: LoadPool[P], drafts: InUse[P], fallback: Fallback[P]
-    ) -> None:
+    async def _follow(self, loader: ReleaseLoader, load: LoadPool, drafts: DraftManager, fallback: Fallback) -> None:
         """Follow what is offered, once no other process keeps the folder."""
         while not loader.folder.writable:
             await asyncio.sleep(_TAKE_OVER_S)
@@ -118,11 +116,9 @@ class ReleaseUpdater(Generic[P]):
         self._follower.notice(self._serial)
         await self._follower.run()
 
-    async def _open_folder(self, load: LoadPool[P]) -> ReleaseLoader[P]:
+    async def _open_folder(self, load: LoadPool) -> ReleaseLoader:
         """Open the target's folder. Raises OSError where it cannot be used."""
-        weights_hash = self._target.weights_hash
-        name = store_folder(weights_hash, self._owner) if self._owner else weights_hash
-        folder = await asyncio.to_thread(ReleaseFolder.open, self._options.root, name)
+        folder = await asyncio.to_thread(ReleaseFolder.open, self._options.root, self._target.weights_hash)
         return ReleaseLoader(folder, load, self._refusals, self._options.keys)
 
     async def _close_folder(self) -> None:

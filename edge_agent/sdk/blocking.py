@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 from edge_agent.config import EdgeSettings
-from edge_agent.drafting.pool import DraftPool
 from edge_agent.metrics import EdgeMetrics
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.client import AsyncClient
@@ -105,7 +104,7 @@ class Client:
         self._end()
 
     @property
-    def updates(self) -> ReleaseUpdater[DraftPool] | None:
+    def updates(self) -> ReleaseUpdater | None:
         """Return the updater that keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 

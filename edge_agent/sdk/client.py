@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,10 +12,8 @@ from typing import Any, Self, Unpack
 
 from edge_agent.config import EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
-from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import DraftOptions, DraftPool
-from edge_agent.drafting.stores import LoadedStore
+from edge_agent.drafting.pool import DraftOptions
 from edge_agent.releases.folder import FOLDER
 from edge_agent.releases.follower import UpdateOptions
 from edge_agent.releases.updater import ReleaseUpdater
@@ -38,7 +35,7 @@ from edge_agent.sdk.types import (
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_cache import ArtifactCache
-from edge_agent.target.artifact_client import CachedSource, Description, DescriptionCache
+from edge_agent.target.artifact_client import CachedSource, DescriptionCache
 from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest, Unavailable
@@ -147,23 +144,13 @@ class AsyncClient:
         self.metrics = self._sessions.metrics
         self._signed_only = bool(settings.release_keys)
         updates = _update_options(settings, coordinator, draft, cache, tls)
-        self.updates: ReleaseUpdater[DraftPool] | None = None
+        self.updates: ReleaseUpdater | None = None
         """Keeps the draft up to date; None unless releases are followed."""
-        self.store_updates: ReleaseUpdater[LoadedStore] | None = None
-        """Keeps the tenant's n-gram store up to date; None unless releases are followed."""
         if updates is not None:
-            if draft == AUTO:
-                self.updates = ReleaseUpdater(
-                    updates, lambda *state: self._sessions.coordinator().release_offer(*state)
-                )
-            if settings.ngram:
-                self.store_updates = ReleaseUpdater(
-                    updates,
-                    lambda *state: self._sessions.coordinator().release_offer(*state, store=True),
-                    _owner(_checked_key(settings, api_key)),
-                )
-            self._sessions.on_release_notice = self._on_release_notice
-            self._sessions.device_ids = self._device_ids
+            follower = ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().release_offer(*state))
+            self.updates = follower
+            self._sessions.on_release_notice = follower.notice
+            self._sessions.device_id = lambda: follower.device_id
         self._loading: asyncio.Task[TargetBundle] | None = None
         self._bundle: TargetBundle | None = None
         """Everything for the target, once it is loaded."""
@@ -182,9 +169,8 @@ class AsyncClient:
         """
         self._tasks.closed = True
         self._sessions.cancel()
-        for updates in (self.updates, self.store_updates):
-            if updates is not None:
-                await updates.close()
+        if self.updates is not None:
+            await self.updates.close()
         await self._tasks.end([stream.aclose() for stream in self._streams])
         self._bundle = None
         await self._sessions.close()
@@ -351,29 +337,7 @@ class AsyncClient:
         self._sessions.drafts = DraftManager(bundle.drafts)
         if self.updates is not None:
             self.updates.run(self._sessions.drafts, lambda: without_model(self._draft_options))
-        if self.store_updates is not None:
-            await self._follow_stores(self.store_updates, bundle.description)
         return bundle
-
-    async def _follow_stores(self, updates: ReleaseUpdater[LoadedStore], description: Description) -> None:
-        """Use the n-gram store that is on this device, and then those that the coordinator offers."""
-        target, stores = description.target, self._draft_options.stores
-
-        def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[LoadedStore]:
-            return LoadedStore.load(path, digest, health, target, description.vocabulary_size)
-
-        stores.replace(await updates.begin(target, load))
-        updates.run(stores, lambda: None)
-
-    def _on_release_notice(self, serial: int) -> None:
-        for updates in (self.updates, self.store_updates):
-            if updates is not None:
-                updates.notice(serial)
-
-    def _device_ids(self) -> tuple[str, str]:
-        """Return the ids by which drafts and stores are offered to this device."""
-        drafts, stores = self.updates, self.store_updates
-        return drafts.device_id if drafts else "", stores.device_id if stores else ""
 
     async def _load_from_verifiers(self) -> TargetBundle:
         async with self._sessions.artifacts() as source:
@@ -422,17 +386,12 @@ def _checked_key(settings: EdgeSettings, key: object) -> str | None:
     raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
 
 
-def _owner(api_key: str | None) -> str:
-    """Return what tells the stores of this tenant from those of others whose clients use the same cache directory."""
-    return hashlib.sha256(b"outrider stores " + (api_key or "").encode()).hexdigest()[:16]
-
-
 def _update_options(
     settings: EdgeSettings, coordinator: str, draft: object, cache: Path, tls: ClientTls | None
 ) -> UpdateOptions | None:
-    """Return how to follow releases; None without trusted keys or a coordinator, or where nothing is drafted."""
+    """Return how to follow releases; None without trusted keys or a coordinator, or for a draft chosen by hand."""
     keys = trusted_keys(settings.release_keys)
-    if not keys or not coordinator or draft is None:
+    if not keys or not coordinator or draft != AUTO:
         return None
     return UpdateOptions(
         keys,

@@ -72,8 +72,8 @@ class Sessions:
         """The draft that sessions get; none before the target is loaded."""
         self.on_release_notice: Callable[[int], None] = lambda serial: None
         """Called with the serial number of the cluster's draft releases whenever it is mentioned."""
-        self.device_ids: Callable[[], tuple[str, str]] = lambda: ("", "")
-        """Returns the ids by which drafts and stores are offered to this device; empty where none are asked for."""
+        self.device_id: Callable[[], str] = lambda: ""
+        """Returns the id by which drafts are offered to this device; empty where none are asked for."""
         self._tasks = tasks
         self._channels = channels
         self._coordinator_address = coordinator
@@ -103,14 +103,14 @@ class Sessions:
         async with contextlib.AsyncExitStack() as stack:
             self._tasks.check_open()
             drafts = self.drafts
-            release = drafts.pool.label if drafts.pool else ""
+            release = drafts.pool.release if drafts.pool else ""
             budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
             if request.offline == "draft_only":
                 budget_s = min(budget_s, self.settings.offline_after_s)
             placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
-                if drafts.pool is not None and drafts.pool.label == release and placement.prior:
+                if drafts.pool is not None and drafts.pool.release == release and placement.prior:
                     drafts.pool.apply_prior(placement.prior)
             statistics.session_id = placement.session_id if placement else secrets.token_hex(16)
             draft = await stack.enter_async_context(drafts.session(session))
@@ -252,7 +252,7 @@ class Sessions:
             on_wait=waits,
             draft_release=draft_release,
             traffic_class=traffic_class,
-            device_ids=self.device_ids(),
+            device_id=self.device_id(),
             round_trips=self.round_trips.known(),
         )
         self._absence.worked()

@@ -114,14 +114,13 @@ class CoordinatorClient:
         patient: bool = True,
         draft_release: str = "",
         traffic_class: str = "",
-        device_ids: tuple[str, str] = ("", ""),
+        device_id: str = "",
         round_trips: Mapping[str, float] | None = None,
     ) -> Placement:
         """Open a session on a verifier that serves `target` ("": the cluster's only one).
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
-        device_ids: those of `release_offer` for drafts and for stores: the session counts in a trial if it drafts with
-        what they were offered.
+        device_id: that of `release_offer`: the session counts in a canary if it drafts with what was offered.
         round_trips: milliseconds by region, as measured, by which the session is placed.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. look_s: likewise for a cluster that has no verifier at present, and for its coordinator if
@@ -136,8 +135,7 @@ class CoordinatorClient:
             prompt_tokens=prompt_tokens,
             draft_release=draft_release,
             traffic_class=traffic_class,
-            device_id=device_ids[0],
-            store_device_id=device_ids[1],
+            device_id=device_id,
             round_trips=round_trips,
         )
         since, tries, looks = time.monotonic(), 0, False
@@ -199,14 +197,12 @@ class CoordinatorClient:
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call("CloseSession", request)
 
-    async def release_offer(
-        self, weights_hash: str, device_id: str, in_use: str, *, store: bool = False
-    ) -> ReleaseOffer:
-        """Ask which draft release to use for the target with these weights, or which n-gram store of this tenant.
+    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
+        """Ask which draft release to use for the target with these weights.
 
         in_use: digest of the release that this device drafts with; "" if there is none.
         """
-        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use, store=store)
+        request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
         reply = await self._call("OfferRelease", request)
         return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
 

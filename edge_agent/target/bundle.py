@@ -40,7 +40,7 @@ ArtifactSource = ArtifactClient | CachedSource
 """Gives a target's description and artifacts: its verifiers do, or the caches of this device."""
 GivenDraft = str | Path | Sequence[str | Path] | None
 """A draft as an application names it: "auto", "ngram", a path, several paths with the best one first, or None."""
-FirstDraft = Callable[[Target, LoadPool[DraftPool]], Awaitable[DraftPool | None]]
+FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
 """Loads a draft that takes precedence over the one that the verifiers offer; returns None where there is none."""
 
 

@@ -36,9 +36,6 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self.offer = pb.OfferReleaseResponse()
         """The release that every device shall use; verifiers and OpenSession send its serial, too."""
         self.offers: list[pb.OfferReleaseRequest] = []
-        self.store_offer = pb.OfferReleaseResponse()
-        """The n-gram store that every device shall use."""
-        self.store_offers: list[pb.OfferReleaseRequest] = []
         self.resumed: list[tuple[str, ...]] = []
         self.closed: list[str] = []
         self.address = ""
@@ -65,7 +62,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         granted = self._granted(session_id, self.verifiers, 1)
         if self.prior is not None:
             granted.prior.CopyFrom(self.prior)
-        granted.release_serial = max(self.offer.serial, self.store_offer.serial)
+        granted.release_serial = self.offer.serial
         return granted
 
     async def ResumeSession(self, request: pb.ResumeSessionRequest, context: Any) -> pb.OpenSessionResponse:
@@ -73,12 +70,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return self._granted(request.session_id, self.after_resume, request.last_epoch + 1)
 
     async def OfferRelease(self, request: pb.OfferReleaseRequest, context: Any) -> pb.OfferReleaseResponse:
-        serial = max(self.offer.serial, self.store_offer.serial)
-        (self.store_offers if request.store else self.offers).append(request)
-        offer = self.store_offer if request.store else self.offer
-        return pb.OfferReleaseResponse(
-            serial=serial, manifest=offer.manifest, canary=offer.canary, base_url=offer.base_url
-        )
+        self.offers.append(request)
+        return self.offer
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         self.closed.append(request.session_id)

@@ -72,14 +72,14 @@ async def test_a_session_is_asked_for_by_draft_and_class_and_what_was_measured_o
     async with channels.channel(f"127.0.0.1:{port}") as channel:
         coordinator = CoordinatorClient(lambda: channel, None, ensure)
         opens.prior = pb.Prior(first_acceptance=0.75, sibling_acceptance=0.5, observations=8)
-        placed = await coordinator.open("", draft_release="d", traffic_class="code", device_ids=("a", "b"))
+        placed = await coordinator.open("", draft_release="d", traffic_class="code", device_id="a")
         assert placed.prior == AcceptancePrior(0.75, 0.5, 8)
         opens.prior = pb.Prior(first_acceptance=float("nan"), sibling_acceptance=0.5, observations=8)
         assert (await coordinator.open("")).prior is None
         opens.prior = None
         assert (await coordinator.open("")).prior is None
     assert [(r.draft_release, r.traffic_class) for r in opens.requests] == [("d", "code"), ("", ""), ("", "")]
-    assert [(r.device_id, r.store_device_id) for r in opens.requests] == [("a", "b"), ("", ""), ("", "")]
+    assert [r.device_id for r in opens.requests] == ["a", "", ""]
     await server.stop(0)
 
 

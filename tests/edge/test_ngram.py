@@ -1,4 +1,4 @@
-"""Test the source of n-grams: it proposes what followed the longest contexts, in the text and in stores."""
+"""Test the source of n-grams: it proposes what followed the longest contexts in the text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import PROPOSALS, NgramSource
 from outrider.core.coupling import gumbel, position_key, session_key
-from outrider.core.ngram import NgramTable
 from outrider.core.sampling import SamplingParams
 
 
@@ -66,32 +65,6 @@ def test_a_new_session_remembers_nothing() -> None:
     source = began(1, 2, 3, 1, 2)
     source.begin(DraftTask((1, 2)))
     assert tokens(source) == []
-
-
-def test_a_store_proposes_what_the_text_does_not_say() -> None:
-    table = NgramTable.build([[4, 5, 6, 7]])
-    source = NgramSource(lambda: table)
-    source.begin(DraftTask((1, 4, 5)))
-    assert tokens(source) == [6] and tokens(source, 6) == [7]
-    source.begin(DraftTask((9, 4, 5)))  # another session of the same worker
-    assert tokens(source) == [6]
-
-
-def test_another_store_takes_over_with_the_tokens_that_come_next_and_the_text_stays() -> None:
-    held: list[NgramTable | None] = [None]
-    source = NgramSource(lambda: held[0])
-    source.begin(DraftTask((1, 2, 3, 4)))
-    source.advance((), (1,))
-    assert tokens(source) == [2]
-    held[0] = NgramTable.build([[9, 8], [1, 7]] * 5)
-    assert tokens(source) == [2]  # until tokens come
-    source.advance((), (1,))
-    assert tokens(source)[0] == 7 and set(tokens(source)) == {7, 2, 1}
-    source.advance((), (9,))
-    assert tokens(source) == [8]
-    held[0] = None
-    source.advance((), (1,))
-    assert 7 not in tokens(source) and 2 in tokens(source)
 
 
 def test_sampled_proposals_are_coupled_to_the_noise_of_the_session() -> None:

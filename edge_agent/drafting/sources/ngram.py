@@ -1,20 +1,20 @@
-"""Propose what followed in the text, and in stores of other texts, when its last tokens stood there before.
+"""Propose what followed in the text when its last tokens stood there before.
 
 This needs no model and microseconds a node: a tree grows as far as the text repeats itself, as code and quotations do
-(arXiv 2304.04487, arXiv 2311.08252). The prompt holds the earlier turns of a conversation. Where a grammar leaves no
+(LLMA, arXiv 2304.04487). The prompt holds the earlier turns of a conversation. Where a grammar leaves no
 choice, as in the names of a JSON object, the source proposes what must follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
 from outrider.core.constraint import Constraint
 from outrider.core.coupling import session_key
-from outrider.core.ngram import NgramModel, NgramTable
+from outrider.core.ngram import NgramModel
 from outrider.core.proposals import CERTAIN, propose_among
 
 PROPOSALS = 3
@@ -24,16 +24,10 @@ FORBIDS = -100.0
 
 
 class NgramSource:
-    """A source that mixes counts of n-grams and proposes tokens by log q + g.
+    """A source that mixes counts of n-grams and proposes tokens by log q + g."""
 
-    store: returns the table of other texts, None for none. Another one takes its place with the tokens that come next.
-    """
-
-    def __init__(self, store: Callable[[], NgramTable | None] = lambda: None) -> None:
-        self._store = store
-        self._table: NgramTable | None = None
+    def __init__(self) -> None:
         self._model = NgramModel()
-        self._text: list[int] = []
         self._task = DraftTask(prompt=())
         self._key = 0
         self._constraint: Constraint | None = None
@@ -46,29 +40,18 @@ class NgramSource:
         self._key = 0 if task.sampling.greedy else session_key(task.sampling.seed, task.prompt)
         self._constraint = task.constraint()
         self._banned = [token for token, bias in task.sampling.logit_bias if bias <= FORBIDS]
-        self._text = [*task.prompt, *task.received]
-        self._read()
+        self._model.reset([*task.prompt, *task.received])
 
     def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
         if self._constraint is not None:
             self._constraint.commit(tokens)
-        self._text += tokens
-        if self._store() is self._table:
-            self._model.extend(tokens)
-        else:
-            self._read()
+        self._model.extend(tokens)
 
     def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
         return [self._propose(node) for node in nodes]
 
     def knows(self, token: int) -> bool:
         return True
-
-    def _read(self) -> None:
-        """Read the text anew beside the present store, which takes about a microsecond a token."""
-        self._table = self._store()
-        self._model = NgramModel([self._table] if self._table is not None else ())
-        self._model.reset(self._text)
 
     def _propose(self, node: NodeContext) -> list[Proposal]:
         """Return the token that must follow; where there is a choice, the likely ones that may follow."""
