@@ -50,7 +50,6 @@ LONG = (
     "cloud/engine/test_source_mixtures.py",
     "edge/test_device_mixture.py",
     "benchmarks/test_swarm.py",
-    "deploy/test_compose_running.py",
     "edge/test_generation.py",
     "benchmarks/test_soak_and_overload.py",
     "settings/test_config_check.py",

@@ -10,7 +10,6 @@ import pytest
 from container_files import DOCKER, FILES, IMAGES, ROOT, Image, settings, strange_variables
 
 from cloud_verifier import vllm_environment
-from outrider import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPILERS = ("g++", "gcc", "cmake", "make", "build-essential")
@@ -77,23 +76,6 @@ def test_the_image_own_variables_are_settings_that_hold(image: Image) -> None:
     assert image.healthcheck[:4] == ["python", "-m", "outrider.telemetry.healthcheck", str(door)]
 
 
-@images
-def test_it_is_stopped_by_the_signal_that_drains(image: Image) -> None:
-    assert image.one("STOPSIGNAL") == "SIGTERM"
-
-
-@images
-def test_labels_tell_name_licence_and_this_version(image: Image) -> None:
-    labels = image.one("LABEL")
-    assert f'image.title="outrider-{image.name}"' in labels
-    assert f'image.licenses="{PROJECT["license"]}"' in labels
-    assert f"VERSION={__version__}" in image.all("ARG")
-
-
-def test_no_package_hides_behind_the_folder() -> None:
-    assert list(DOCKER.rglob("__init__.py")) == []
-
-
 def test_the_engine_of_vllm_is_in_its_image_where_the_verifier_looks_for_it() -> None:
     image = Image.read("verifier-vllm")
     [made] = [found for run in image.runs if (found := re.search(r"-m (\S+) (\S+) \$VLLM_OPTIONS", run))]
@@ -102,12 +84,3 @@ def test_the_engine_of_vllm_is_in_its_image_where_the_verifier_looks_for_it() ->
     assert (config.engine, str(config.engine_python)) == ("vllm", f"{made[2]}/bin/python")
     assert image.all("COPY")[0] == f"--from=build-vllm {made[2]} {made[2]}"
     assert "VLLM_OPTIONS=--gpu" in image.all("ARG", stage=0)
-
-
-def test_what_makes_the_environment_of_vllm_is_copied_before_it_runs() -> None:
-    stage = Image.read("verifier-vllm").stages[0]
-    runs = next(at for at, (word, rest) in enumerate(stage) if word == "RUN" and vllm_environment.__name__ in rest)
-    copied = [rest.split() for word, rest in stage[:runs] if word == "COPY"]
-    files = {ROOT / word for *words, folder in copied for word in words if word.startswith(folder)}
-    package = ROOT / "cloud_verifier"
-    assert files == {package / "__init__.py", package / "vllm_environment.py", vllm_environment.PINS}

@@ -9,9 +9,6 @@ import pytest
 import yaml
 from processes import PROCESSES, run_here, toml
 
-from coordinator.cli import config
-from outrider.settings.layers import VARIABLE
-
 SECRET = "hush-hush-hush-hush"
 COMMAND = ("coordinator.cli", "config", "check")
 
@@ -45,17 +42,6 @@ def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) 
     assert len(shown) == sum(len(process.model.model_fields) for process in PROCESSES)
 
 
-def test_what_only_a_command_line_can_give_is_said_and_is_no_error(good: Path) -> None:
-    ran = run_here(*COMMAND, **{VARIABLE: str(good)})
-    assert ran.returncode == 0
-    assert ran.stderr == "outrider: verifier needs model in addition, on its command line\n"
-    lines = {line.split()[0]: line.split()[1:] for line in ran.stdout.splitlines()}
-    assert lines["SETTING"] == ["VALUE", "SOURCE"]
-    assert lines["verifier.model"] == ["-", "missing"]
-    assert lines["verifier.threads"] == ["4", "file"]
-    assert lines["coordinator.lease_ms"] == ["5000", "default"]
-
-
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = toml(
         tmp_path / "o.toml",
@@ -86,58 +72,6 @@ def test_what_would_be_refused_at_the_start_is_refused(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "coordinator: listening beyond loopback needs API keys" in ran.stderr
     assert "edge: listen is 0.0.0.0:8080: others than this machine could use the cluster" in ran.stderr
-
-
-def test_a_file_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
-    ran = run_here(*COMMAND, str(tmp_path / "absent.toml"))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"outrider: {tmp_path / 'absent.toml'} cannot be read: No such file or directory\n"
-
-
-def test_a_process_that_is_not_installed_is_said_to_be_unchecked(monkeypatch, capsys) -> None:
-    there = {"edge": config.PROCESSES["edge"], "verifier": ("nosuch.module",)}
-    monkeypatch.setattr(config, "PROCESSES", there)
-    monkeypatch.setenv("PYTHONWARNINGS", "")
-    with pytest.raises(SystemExit) as ended:
-        config_main("-o", "json")
-    assert ended.value.code == 0
-    printed = capsys.readouterr()
-    assert "outrider: verifier is unchecked: " in printed.err and "No module named 'nosuch'" in printed.err
-    edge, verifier = json.loads(printed.out)["processes"]
-    assert edge["checked"] and not verifier["checked"] and verifier["settings"] == []
-
-
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_settings_of_a_process_that_is_not_installed_are_an_error(source, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(config, "PROCESSES", {"verifier": ("nosuch.module",)})
-    file = toml(
-        tmp_path / "o.toml", **({"verifier": {"threads": 4}} if source == "file" else {"edge": {"siblings": 2}})
-    )
-    if source == "environment":
-        monkeypatch.setenv("OUTRIDER_VERIFIER_THREADS", "4")
-    named = "OUTRIDER_VERIFIER_THREADS" if source == "environment" else f"{file}: [verifier]"
-    with pytest.raises(SystemExit) as ended:
-        config_main(str(file), "-o", "json")
-    assert ended.value.code == 2
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["problems"] == [f"verifier: has settings that cannot be checked here: {named}"]
-    assert "No module named 'nosuch'" in printed.err
-
-
-def test_a_process_that_fails_to_answer_is_an_error(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(config, "PROCESSES", {"verifier": ("json.tool",)})  # knows no --check-config
-    with pytest.raises(SystemExit) as ended:
-        config_main()
-    assert ended.value.code == 2
-    printed = capsys.readouterr()
-    assert "outrider: verifier: could not be checked\n" in printed.err
-    assert "outrider: verifier is unchecked: " in printed.err
-
-
-def config_main(*arguments: str) -> None:
-    from coordinator.cli import main
-
-    main(["config", "check", *arguments])
 
 
 def test_one_process_is_checked_with_its_flags(tmp_path: Path) -> None:

@@ -59,13 +59,6 @@ def test_the_environment_names_the_file_where_no_flag_does(process: Process, tmp
     assert [settings_shown(ran)[process.numbers[0]]["value"] for ran in (by_variable, by_flag)] == [6, 7]
 
 
-def test_no_file_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("outrider.toml", "config.toml", "pyproject.toml"):
-        toml(tmp_path / name, coordinator={"max_rpcs": 2})
-    monkeypatch.chdir(tmp_path)
-    assert Layers(CoordinatorConfig).load().max_rpcs == CoordinatorConfig().max_rpcs == 1024
-
-
 def test_a_client_in_a_program_reads_the_file_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,28 +66,6 @@ def test_a_client_in_a_program_reads_the_file_that_the_environment_names(
     monkeypatch.setenv(VARIABLE, str(file))
     assert from_environment(EdgeSettings).siblings == 2
     assert AsyncClient()._sessions.settings.verifier == "127.0.0.1:9"
-
-
-def test_an_address_stands_for_itself_where_a_lower_source_has_the_other_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = toml(tmp_path / "o.toml", edge={"coordinator": "in-file:1"})
-    monkeypatch.setenv("OUTRIDER_EDGE_VERIFIER", "in-environment:2")
-    by_variable = Layers(EdgeSettings, {}, file).load()
-    assert (by_variable.coordinator, by_variable.verifier) == ("", "in-environment:2")
-    by_flag = Layers(EdgeSettings, {"coordinator": "flag:3"}, file).load()
-    assert (by_flag.coordinator, by_flag.verifier) == ("flag:3", "")
-
-
-def test_objects_of_two_sources_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "o.toml"
-    file.write_text('[coordinator.tenant_keys]\nacme = "a-key-of-16-or-more"\nbeta = "in the file alone"')
-    monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '{"acme": "from the environment"}')
-    keys = Layers(CoordinatorConfig, {}, file).load().tenant_keys
-    assert {name: key.get_secret_value() for name, key in keys.items()} == {
-        "acme": "from the environment",
-        "beta": "in the file alone",
-    }
 
 
 # --- files that cannot be
@@ -116,18 +87,3 @@ def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path, content: bytes, 
         Layers(CoordinatorConfig, {}, file)
     assert str(caught.value).startswith(f"{file} ")
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "said"), [("absent.toml", "No such file"), (".", "is no regular file")])
-def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
-        Layers(CoordinatorConfig, {}, tmp_path / name)
-
-
-@each
-def test_a_process_ends_with_2_and_one_line_where_its_file_cannot_be_read(process: Process, tmp_path: Path) -> None:
-    ran = run(*process.command, "--config", str(tmp_path / "absent.toml"))
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert (
-        ran.stderr == f"outrider-{process.name}: {tmp_path / 'absent.toml'} cannot be read: No such file or directory\n"
-    )

@@ -30,26 +30,6 @@ def test_nobody_who_answers_is_no_health(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith(f"no answer at 127.0.0.1:{port}: ")
 
 
-def test_one_who_talks_something_else_is_no_health() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
-
-        async def ask() -> str:
-            asking = asyncio.create_task(asyncio.to_thread(unhealthy, listener.getsockname()[1]))
-            peer, _ = await asyncio.to_thread(listener.accept)
-            with peer:
-                peer.sendall(b"+PONG\r\n")
-            return await asking
-
-        assert "no answer" in asyncio.run(ask())
-
-
-@pytest.mark.parametrize("arguments", [[], ["http"], ["-1"], ["1", "/", "2"]])
-def test_a_wrong_command_line_is_reported(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    assert "usage" in capsys.readouterr().err
-
-
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
-import sys
-import warnings
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -67,20 +64,6 @@ def test_whatever_is_said_is_one_line(lines) -> None:
     assert [line["message"] for line in read(lines)] == ['two\nlines and a "quote"']
 
 
-def test_a_traceback_is_part_of_its_line(lines) -> None:
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        log.exception("it failed")
-    [line] = read(lines)
-    assert "ValueError: broken" in line["error"]
-
-
-def test_warnings_are_lines_too(lines) -> None:
-    warnings.warn("an old setting", UserWarning, stacklevel=1)
-    assert "an old setting" in read(lines)[0]["message"]
-
-
 def test_a_line_names_the_session_and_the_request_that_it_is_about(lines) -> None:
     with logs.about(session="s-1", request="r-1"):
         log.info("inside")
@@ -100,16 +83,6 @@ def test_no_line_holds_the_whole_id_of_a_session(lines) -> None:
     assert [line["session"] for line in read(lines)] == ["01234567", "01234567"]
 
 
-async def test_tasks_keep_what_they_began_with(lines) -> None:
-    async def work(name: str) -> None:
-        logs.note(session=name)
-        await asyncio.sleep(0)
-        log.info("work")
-
-    await asyncio.gather(*(asyncio.create_task(work(f"s-{i}")) for i in range(3)))
-    assert sorted(line["session"] for line in read(lines)) == ["s-0", "s-1", "s-2"]
-
-
 @pytest.mark.parametrize("wrong", ["", "a b", "line\nbreak", "x" * 129, "ü", '{"a": 1}'])
 def test_what_is_no_id_is_never_written_as_one(lines, wrong) -> None:
     with logs.about(session="s-1"), logs.about(session=wrong):
@@ -126,25 +99,9 @@ def test_a_requests_id_travels_in_a_calls_metadata() -> None:
     assert logs.request_id_from([(logs.REQUEST_HEADER, b"bytes")]) == ""
 
 
-def test_a_line_for_people_ends_with_what_it_is_about_unless_it_says_so() -> None:
-    assert text_of("done", session="s-1").endswith(" tester INFO done [session=s-1]")
-    assert text_of("session s-1 is done", session="s-1").endswith(" tester INFO session s-1 is done")
-    assert text_of("done").endswith(" tester INFO done")
-
-
 def test_what_was_sent_from_outside_makes_no_line_for_people() -> None:
     line = text_of("GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
     assert line.endswith(r" tester INFO GET /x\n2026-01-01 00:00:00 edge ERROR forged\x1b[31m\x9b\u2028\r")
-
-
-def test_a_traceback_keeps_its_lines_and_loses_its_control_characters() -> None:
-    try:
-        raise ValueError("\x1b[31mred")
-    except ValueError:
-        record = logging.LogRecord("a", logging.ERROR, "a.py", 1, "it failed", (), sys.exc_info())
-    lines = logs.TextFormatter("tester").format(record).splitlines()
-    assert lines[0].endswith("it failed")
-    assert lines[-1] == r"ValueError: \x1b[31mred"
 
 
 async def test_messages_that_grpc_cannot_read_are_one_warning_and_no_traceback(lines) -> None:
@@ -168,49 +125,3 @@ async def test_messages_that_grpc_cannot_read_are_one_warning_and_no_traceback(l
         ("WARNING", "bytes that are no message have come"),
         ("ERROR", "something else"),
     ]
-
-
-class Failing:
-    """Fail and work on a clock of its own, and keep what is logged."""
-
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO, "outrider.somewhere")
-        self.now = 0.0
-        self._failure = logs.RepeatedFailure(log, "it works", lambda: self.now)
-        self._caplog = caplog
-
-    def does(self, *turns: Exception | None, every_s: float) -> list[str]:
-        """Fail with an error or, for None, work, one after another; return the lines."""
-        self._caplog.clear()
-        for error in turns:
-            self.now += every_s
-            if error is None:
-                self._failure.worked()
-            else:
-                self._failure.failed("it fails: %r", error)
-        return self._caplog.messages
-
-
-def test_failures_of_two_kinds_that_alternate_are_each_logged_once_a_minute_with_a_count(caplog) -> None:
-    failing, one, other = Failing(caplog), OSError(1), ValueError(2)
-    assert failing.does(*50 * (one, other), every_s=0.5) == ["it fails: OSError(1)", "it fails: ValueError(2)"]
-    assert failing.does(*10 * (one, other), every_s=1.0) == [
-        "it fails: OSError(1) (55 times in 60 s)",
-        "it fails: ValueError(2) (55 times in 61 s)",
-    ]
-    assert failing.does(None, None, every_s=1.0) == ["it works, after 120 failures"]
-
-
-def test_what_fails_and_works_by_turns_is_logged_once_a_minute(caplog) -> None:
-    failing, error = Failing(caplog), OSError(1)
-    assert failing.does(*20 * (error, None), every_s=1.0) == ["it fails: OSError(1)", "it works, after 1 failure"]
-    assert failing.does(*20 * (error, None), every_s=1.0) == [
-        "it fails: OSError(1) (30 times in 60 s)",
-        "it works, after 30 failures",
-    ]
-
-
-def test_what_has_worked_for_a_minute_and_fails_again_is_logged_at_once(caplog) -> None:
-    failing, error = Failing(caplog), OSError(1)
-    failing.does(error, None, every_s=1.0)
-    assert failing.does(error, every_s=60.0) == ["it fails: OSError(1)"]

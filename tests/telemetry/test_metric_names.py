@@ -48,56 +48,12 @@ def expressions() -> list[str]:
     return [rule["expr"] for rule in alerts()] + queries(dashboard()["panels"])
 
 
-def test_a_misspelt_metric_in_an_expression_is_found() -> None:
-    found = names_used('sum by (le) (rate(outridder_steps_total{state="x"}[5m])) / on (job) up > 0.5')
-    assert found == {"outridder_steps_total"}
-    assert labels_used('a_total{kind=~"x=y", how!="z"} / b') == {("a_total", "kind"), ("a_total", "how")}
-
-
 @pytest.mark.parametrize("expression", expressions())
 def test_an_expression_uses_metrics_and_labels_that_are_exported(expression: str) -> None:
     own = {name for name in names_used(expression) if not name.startswith("process_")}
     assert own <= sample_names()
     labels = {name: {*family.labels, *ADDED} for family in families().values() for name in family.samples}
     assert [f"{name}.{label}" for name, label in labels_used(expression) if label not in labels.get(name, ADDED)] == []
-
-
-def test_dashboard_and_alerts_are_not_empty() -> None:
-    assert len(alerts()) >= 15
-    assert len(queries(dashboard()["panels"])) >= 30
-
-
-def test_every_panel_says_its_unit_and_what_it_shows() -> None:
-    panels = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
-    assert [p["title"] for p in panels if not p["description"] or not p["fieldConfig"]["defaults"]["unit"]] == []
-    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(dashboard()["panels"])
-
-
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
-    sections = _sections((ROOT / "docs" / "operations.md").read_text())
-    for rule in alerts():
-        assert rule["labels"]["severity"] in ("page", "ticket")
-        assert rule["annotations"]["summary"]
-        assert rule["annotations"]["runbook_url"].endswith(f"docs/operations.md#{rule['alert'].lower()}")
-        section = sections[rule["alert"]]
-        assert "What it means" in section, rule["alert"]
-        assert "What to do" in section, rule["alert"]
-
-
-def test_a_section_says_how_bad_it_is_after_how_long_and_at_least_one_thing_to_do() -> None:
-    sections = _sections((ROOT / "docs" / "operations.md").read_text())
-    for rule in alerts():
-        section = sections[rule["alert"]]
-        when = f"for {rule['for']}" if "for" in rule else "at once"
-        assert section.strip().startswith(f"*{rule['labels']['severity']}, {when}.*"), rule["alert"]
-        means, _, to_do = section.partition("**What to do.**")
-        assert len(means.split("**What it means.**")[1].split()) >= 10, rule["alert"]
-        assert re.findall(r"^- \S+", to_do, re.MULTILINE), rule["alert"]
-
-
-def test_no_section_is_about_an_alert_that_is_gone() -> None:
-    sections = _sections((ROOT / "docs" / "operations.md").read_text())
-    assert {name for name in sections if name.startswith("Outrider")} == {rule["alert"] for rule in alerts()}
 
 
 def test_the_table_of_metrics_is_what_is_exported() -> None:
@@ -124,9 +80,3 @@ def test_no_two_processes_export_the_same_metric() -> None:
     twice = {name for name in names if names.count(name) > 1}
     own = {name for name in twice if not name.startswith("vllm:spec_decode_num_")}  # a verifier's and a device's
     assert own == set() and len(twice) == 4
-
-
-def _sections(text: str) -> dict[str, str]:
-    """Return the sections of a page by the headings of the third level."""
-    parts = re.split(r"^### (\S+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -167,65 +167,6 @@ async def test_the_verifiers_counts_are_the_clients_own(watched, completions) ->
     assert found['spec_decode_num_draft_tokens_total{rule="coupled"}'] <= found["nodes_received_total"] <= sent
 
 
-async def test_every_token_has_its_latency_and_every_stream_its_end(watched, completions) -> None:
-    tokens, sessions = total(completions, "tokens"), len(completions)
-    found = await watched.until(lambda found: found['generation_tokens_total{rule="coupled"}'] == tokens)
-    assert found["time_to_first_token_seconds_count"] == sessions
-    assert found["inter_token_latency_seconds_count"] == tokens - sessions
-    assert found["queue_wait_seconds_count"] == sessions
-    assert found["step_seconds_count"] == found["step_rows_count"] == found["steps_total"]
-    assert found["append_to_commit_seconds_count"] > 0
-    assert found["rtt_seconds_count"] > 0
-    assert found["streams_opened_total"] == found['streams_ended_total{how="length"}'] == sessions
-    assert sum(value for name, value in found.items() if name.startswith("refusals_total{")) == 0
-    assert found['sessions{state="decode"}'] == 0
-    assert found["ready"] == 2
-
-
-async def test_the_devices_metrics_are_the_sum_of_its_statistics(client, completions) -> None:
-    found = samples_of(client.metrics.render().decode())
-    names = {
-        'tokens_total{rule="coupled"}': "tokens",
-        'steps_total{rule="coupled"}': "steps",
-        "spec_decode_num_draft_tokens_total": "drafted",
-        'spec_decode_num_evaluated_tokens_total{rule="coupled"}': "evaluated",
-        'spec_decode_num_accepted_tokens_total{rule="coupled"}': "accepted",
-        "appends_total": "appends",
-        'link_bytes_total{direction="up"}': "bytes_up",
-    }
-    for name, field in names.items():
-        assert found[f"outrider_edge_{name}"] == total(completions, field)
-    assert found['outrider_edge_requests_total{finish="length"}'] == len(completions)
-    assert found["outrider_edge_time_to_first_token_seconds_count"] == len(completions)
-
-
-async def test_the_coordinator_tells_of_calls_placements_redis_and_the_fleet(watched, completions) -> None:
-    found = samples_of(await watched.scrape("coordinator"))
-    placed = sum(value for name, value in found.items() if "placements_total{" in name)
-    assert placed == found['outrider_coordinator_rpc_seconds_count{rpc="OpenSession"}'] >= len(completions)
-    assert found['outrider_coordinator_redis_seconds_count{operation="report"}'] > 0
-    assert found["outrider_coordinator_redis_up"] == 1
-    assert found['outrider_coordinator_verifiers{state="serving"}'] == 2
-    assert found["outrider_coordinator_decide_seconds_count"] > 0
-    reports = await watched.verifiers()
-    assert reports['reports_total{outcome="delivered"}'] > 0
-    assert reports['reports_total{outcome="failed"}'] == 0
-
-
-async def test_recorded_tokens_are_counted_once_they_are_written(watched, completions) -> None:
-    tokens = total(completions, "tokens")
-    found = await watched.until(lambda found: found['traffic_tokens_total{fate="recorded"}'] == tokens)
-    assert found['traffic_tokens_total{fate="dropped"}'] == 0
-
-
-async def test_each_processs_health_is_at_the_same_address(watched) -> None:
-    for process in ("coordinator", *(child.name for child in watched.cluster.verifiers)):
-        said = [line["message"] for line in await watched.lines(process)]
-        url = next(message for message in said if message.startswith("metrics at ")).removeprefix("metrics at ")
-        health = url.replace("/metrics", "/healthz")
-        assert await asyncio.to_thread(lambda at=health: urllib.request.urlopen(at, timeout=5).read()) == b"ok\n"
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator[Child]:
     """Run a loop that watches the traffic log, and finds too little to learn from."""
@@ -257,13 +198,6 @@ async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), 20)
-
-
-async def test_the_loop_says_that_it_watches(watched, distilling) -> None:
-    found = samples_of(await watched.scrape("distill"))
-    assert found['outrider_distill_stage{stage="watching"}'] == 1
-    assert found["outrider_distill_run_number"] == 0
-    assert found["outrider_distill_budget_seconds"] == 86_400
 
 
 async def test_dashboards_alerts_and_documents_name_what_these_processes_export(watched, client, distilling) -> None:

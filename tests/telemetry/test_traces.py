@@ -60,13 +60,6 @@ def test_a_calls_metadata_makes_its_server_part_of_the_trace(finished) -> None:
     assert dict(server.attributes) == {"outrider.epoch": 3}
 
 
-@pytest.mark.parametrize("sent", [(), (("traceparent", "nonsense"),), (("traceparent", b"\x00"),)])
-def test_a_server_whose_caller_names_no_span_begins_a_trace(finished, sent) -> None:
-    traces.begin("server", sent).end()
-    [server] = finished.get_finished_spans()
-    assert server.parent is None
-
-
 def test_a_failure_is_recorded_by_its_class_alone(finished) -> None:
     with pytest.raises(Overloaded), traces.span("call"):
         raise Overloaded("what a peer may have sent")
