@@ -13,7 +13,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-vllm test-clients check quick-tests lint $(LINT) proto reference bench install
+.PHONY: demo test nightly test-vllm test-clients check quick-tests lint $(LINT) proto reference bench install
 
 install: $(STAMP)
 
@@ -50,6 +50,10 @@ test-clients: $(STAMP)
 	$(CLIENTS_VENV)/bin/uv pip install --quiet --python $(CLIENTS_VENV)/bin/python \
 		langchain-openai instructor litellm openai-agents openai
 	OUTRIDER_CLIENTS_PYTHON=$(CLIENTS_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_clients.py
+
+# All of it: every schedule, mutant and kernel shape, vLLM, and the clients of others.
+nightly: $(STAMP)
+	OUTRIDER_NIGHTLY=1 $(MAKE) test test-vllm test-clients
 
 # For those who change code: everything that is quick, in a few minutes.
 check: $(STAMP)
