@@ -1,4 +1,4 @@
-"""Test the loop with heads as its student: they go to a folder, verifiers try them, and nothing is signed."""
+"""Test the loop with heads as its student: they go to a folder that verifiers load from, and nothing is signed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from loop_fakes import TARGET, FakeStages, World
 
 from cloud_verifier.distill.loop import DistillLoop
-from cloud_verifier.distill.publishing.heads import HeadsPublisher
+from cloud_verifier.distill.publishing.heads import SERVED, HeadsPublisher
 from cloud_verifier.distill.run_folder import HEADS, PLAN, Job
-from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
-from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
+from cloud_verifier.engine.server_draft.head_models import HeadsShape, load_heads, new_heads, save_heads
+from outrider.core.errors import ModelRefused
 
 
 class HeadsStages(FakeStages):
@@ -26,11 +26,11 @@ class HeadsStages(FakeStages):
 
 
 class HeadsWorld(World):
-    """Hold a loop whose student is heads, and the folder that verifiers read."""
+    """Hold a loop whose student is heads, and the file that verifiers load."""
 
     @property
-    def heads(self) -> HeadsFolder:
-        return HeadsFolder(self.folder / "artifacts", TARGET.weights_hash)
+    def served(self) -> Path:
+        return self.folder / "artifacts" / SERVED
 
     def publisher(self) -> Any:
         return HeadsPublisher(self.folder / "artifacts", TARGET)
@@ -50,59 +50,32 @@ async def until_idle(loop: DistillLoop) -> DistillLoop:
     raise AssertionError(f"still busy: {loop.state}")
 
 
-async def test_heads_become_the_canary_of_the_folder_and_stable_when_a_verifier_says_so(world: HeadsWorld) -> None:
+async def test_heads_that_pass_the_gate_are_served_and_the_next_run_starts_from_them(world: HeadsWorld) -> None:
     world.traffic(1_000)
     loop = await until_idle(world.loop())
     assert world.stages.begun == ["dataset", "training", "export", "gate"]
-    (release,) = world.heads.releases()
-    assert release.state == "canary" and loop.state.run is not None and loop.state.run.stage == "canary"
-    assert world.heads.path(release.digest).is_file()
+    assert (loop.state.run, loop.state.history[-1].result) == (None, "stable")
+    assert load_heads(world.served, TARGET.weights_hash)
     job = Job.read(world.folder / "state" / "runs" / "1")
     assert (job.student, job.base, job.incumbent) == ("heads", world.folder / "target", world.folder / "target")
     assert json.loads((world.folder / "state" / "runs" / "1" / PLAN).read_text())["heads"] == {}
-    world.heads.decide(release.digest, "stable", "better")
-    await until_idle(loop)
-    assert (loop.state.run, loop.state.history[-1].result) == (None, "stable")
-    assert world.releases.published == []
+    assert world.releases.published == [], "no coordinator is asked"
 
+    first = world.served.resolve()
     world.traffic(1_000)
     await until_idle(loop)
     second = Job.read(world.folder / "state" / "runs" / "2")
-    assert second.base == second.incumbent == world.heads.path(release.digest)
-
-
-async def test_heads_that_a_verifier_rolls_back_end_their_run(world: HeadsWorld) -> None:
-    world.traffic(1_000)
-    loop = await until_idle(world.loop())
-    world.heads.decide(world.heads.releases()[0].digest, "rolled_back", "0.31 tokens a step proposed right")
-    await until_idle(loop)
-    outcome = loop.state.history[-1]
-    assert (outcome.result, outcome.reason) == ("rolled_back", "0.31 tokens a step proposed right")
-
-
-async def test_heads_that_newer_ones_replace_are_called_stable_only_if_they_were(world: HeadsWorld) -> None:
-    for number, found_good in enumerate((False, True), start=1):
-        world.traffic(1_000)
-        loop = await until_idle(world.loop())
-        if found_good:
-            world.heads.decide(world.heads.releases()[0].digest, "stable", "better")
-        by_hand = world.folder / f"by-hand-{number}"
-        save_heads(by_hand, new_heads(HeadsShape(hidden=64), 90 + number), TARGET.weights_hash)
-        world.heads.decide(world.heads.add(by_hand).digest, "stable", "better still")
-        await until_idle(loop)
-        assert loop.state.history[-1].result == ("stable" if found_good else "rolled_back")
-    assert [one.state for one in world.heads.releases()] == ["stable", "superseded", "superseded", "rolled_back"]
+    assert second.base == second.incumbent == first != world.served.resolve()
 
 
 async def test_heads_that_the_gate_refuses_reach_no_folder(world: HeadsWorld) -> None:
     world.stages.passes = False
     world.traffic(1_000)
     loop = await until_idle(world.loop())
-    assert loop.state.history[-1].result == "refused" and world.heads.releases() == ()
+    assert loop.state.history[-1].result == "refused" and not world.served.exists()
 
 
-async def test_a_restarted_loop_publishes_no_second_time(world: HeadsWorld) -> None:
-    world.traffic(1_000)
-    await until_idle(world.loop())
-    await until_idle(world.loop())
-    assert len(world.heads.releases()) == 1
+async def test_heads_of_another_target_are_refused(world: HeadsWorld, tmp_path: Path) -> None:
+    save_heads(tmp_path / "others", new_heads(HeadsShape(hidden=64), 1), "sha256:other")
+    with pytest.raises(ModelRefused, match="sha256:other"):
+        await world.publisher().publish(tmp_path / "others", "BF16")
