@@ -39,8 +39,7 @@ test-vllm: $(STAMP)
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	LD_PRELOAD=$$(ls $(VLLM_VENV)/lib/libiomp5.so) OMP_NUM_THREADS=1 PYTHONPATH=. OUTRIDER_REQUIRE_VLLM=1 \
 		$(VLLM_VENV)/bin/python -m pytest tests/engine_contract
-	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py \
-		tests/benchmarks/test_smoke.py -k "vllm or test_engine"
+	OUTRIDER_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/e2e/test_e2e_vllm.py
 
 # Client libraries as their users have them, of the newest versions, in an environment of their own.
 CLIENTS_VENV ?= $(CURDIR)/.venv-clients
@@ -78,7 +77,6 @@ generated: $(STAMP)
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.settings --check
 	$(BIN)/python -m tools.reference --check
-	$(BIN)/python -m tools.benchmark_tables --check
 
 proto: $(STAMP)
 	$(BIN)/python -m tools.stubs

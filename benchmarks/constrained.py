@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from benchmarks.support.engine_equality import PLAIN, SETTINGS, WAYS, Answer, Call, Devices, Way
-from benchmarks.support.harness import Criterion, Pair, Size
+from benchmarks.support.old_harness import Criterion, Pair, Size
 from benchmarks.vocabulary import VOCABULARY, random_target
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine

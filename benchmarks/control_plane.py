@@ -36,8 +36,9 @@ import grpc
 import redis as redis_client
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.support import harness, proc
-from benchmarks.support.harness import Criterion, quantile, rounded
+from benchmarks.support import old_harness as harness
+from benchmarks.support import proc
+from benchmarks.support.old_harness import Criterion, quantile, rounded
 from coordinator.cluster import Child, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.wire.channels import channel

@@ -41,10 +41,10 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.exact import texts
-from benchmarks.support import engine_options, harness, hf_baseline, vllm_baseline
+from benchmarks.support import engine_options, hf_baseline, vllm_baseline
+from benchmarks.support import old_harness as harness
 from benchmarks.support.engine_driver.engine_step_trace import LIMITS, ProfiledPartTimer, TracedEngine, TracedStep
 from benchmarks.support.engine_driver.scripted_trees import TreeDevice, TreeTally
-from benchmarks.support.harness import Criterion, Pair, spread
 from benchmarks.support.hf_baseline import (
     Answer,
     GenerateRequest,
@@ -54,6 +54,7 @@ from benchmarks.support.hf_baseline import (
     among,
     over_best,
 )
+from benchmarks.support.old_harness import Criterion, Pair, spread
 from benchmarks.support.reference import TIE
 from benchmarks.support.vllm_baseline import VllmBaseline
 from cloud_verifier.engine.torch_backend.executor import compile_if_faster

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from benchmarks.support.batch_invariance import compose, crowd, decode, differing_bits, pool_for
-from benchmarks.support.harness import Criterion, Pair
+from benchmarks.support.old_harness import Criterion, Pair
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lossless import SETTINGS
-from benchmarks.support import harness
-from benchmarks.support.harness import Criterion, Pair, Size
+from benchmarks.support import old_harness as harness
+from benchmarks.support.old_harness import Criterion, Pair, Size
 from benchmarks.support.stream_sniffer import FailoverTrace, SniffedClient, StaleCommits, StreamSniffer, count_stale
 from coordinator.cluster import Child, Cluster
 from edge_agent.sdk.client import AsyncClient

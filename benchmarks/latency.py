@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.support import engine_options, harness
+from benchmarks.support import engine_options
+from benchmarks.support import old_harness as harness
 from benchmarks.support.engine_options import TORCH, VLLM
-from benchmarks.support.harness import Criterion, Pair
+from benchmarks.support.old_harness import Criterion, Pair
 from benchmarks.support.proc import JsonWorker
 from benchmarks.support.texts import repetitive
 from edge_agent.sdk.client import AsyncClient

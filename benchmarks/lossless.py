@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import engine_equality, engine_options, harness
-from benchmarks.support.harness import Criterion, Pair, Size
+from benchmarks.support import engine_equality, engine_options
+from benchmarks.support import old_harness as harness
 from benchmarks.support.network_proxy import DelayProxy
+from benchmarks.support.old_harness import Criterion, Pair, Size
 from benchmarks.support.reference import Reference, ReferenceSampling, TokenDifference
 from coordinator.cluster import Cluster
 from edge_agent.config import EdgeSettings

@@ -30,13 +30,14 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.support import harness, proc
+from benchmarks.support import old_harness as harness
+from benchmarks.support import proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
 from benchmarks.support.draft_replay.recording import DraftRecording
 from benchmarks.support.draft_replay.swarm import Swarm, record_drafts
-from benchmarks.support.harness import Criterion, Pair, Size, quantile
 from benchmarks.support.long_prompts import LongPrompts
 from benchmarks.support.malicious_client import RawStream
+from benchmarks.support.old_harness import Criterion, Pair, Size, quantile
 from edge_agent.sdk.types import Options
 from outrider.wire.v1 import session_pb2 as pb
 

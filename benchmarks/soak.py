@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.soak_findings import SessionTally, SoakFindings, VerifierSample
-from benchmarks.support import harness, proc
+from benchmarks.support import old_harness as harness
+from benchmarks.support import proc
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob
 from benchmarks.support.draft_replay.recording import DraftRecording
 from benchmarks.support.draft_replay.swarm import Swarm, record_drafts, settings
-from benchmarks.support.harness import Pair
 from benchmarks.support.malicious_client import MaliciousClient, RawStream
+from benchmarks.support.old_harness import Pair
 from benchmarks.support.phases import AlternatingPhases
 from outrider.core.errors import Overloaded
 from outrider.wire.v1 import coordinator_pb2 as pb

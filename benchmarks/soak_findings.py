@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from benchmarks.support.draft_replay.client import SessionJob, SessionOutcome
-from benchmarks.support.harness import Criterion, Size, quantile
 from benchmarks.support.malicious_client import RIGHT, MaliciousClient
+from benchmarks.support.old_harness import Criterion, Size, quantile
 from benchmarks.support.phases import AlternatingPhases, DeliveryGap
 
 LONG_S = 600.0

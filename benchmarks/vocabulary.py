@@ -33,10 +33,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.engine import GREEDY, SAMPLED, TOKENS_PER_STEP, WARM, Case, continued, steps
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from benchmarks.support.engine_driver.engine_step_trace import TracedEngine
 from benchmarks.support.engine_driver.scripted_trees import TreeTally
-from benchmarks.support.harness import Criterion, Size
+from benchmarks.support.old_harness import Criterion, Size
 from cloud_verifier.engine import sampling
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics

@@ -29,8 +29,8 @@ from benchmarks.chaos.invariants import HELD_S, Invariants, places_in
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.schedule import PlannedFault, schedule
 from benchmarks.chaos.sessions import TIMEOUT_S, Device, Load, SessionOutcome, SessionRequest
-from benchmarks.support import harness
-from benchmarks.support.harness import Pair
+from benchmarks.support import old_harness as harness
+from benchmarks.support.old_harness import Pair
 from benchmarks.support.reference import TIE, Reference, ReferenceSampling
 from coordinator.cluster import stand_apart
 

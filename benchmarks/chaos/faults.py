@@ -18,7 +18,7 @@ from benchmarks.chaos.cluster import ChaosCluster, Server
 from benchmarks.chaos.links import FaultyProxy
 from benchmarks.chaos.schedule import FaultRate
 from benchmarks.chaos.sessions import WAN, Device, limit_files
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 
 HOUR_S = 3_600.0
 FAR_MS = 4_000.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.chaos.sessions import TIMEOUT_S, SessionOutcome
-from benchmarks.support.harness import Criterion, Size
+from benchmarks.support.old_harness import Criterion, Size
 
 LONG_PAUSE_S = 5.0
 RECOVERY_S = 15.0

@@ -27,8 +27,8 @@ from benchmarks.distill.gain import DraftGain, HeldOutText
 from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import FULL, HANG_S, QUICK, SMOKE, DistillSize
 from benchmarks.distill.system import DistillSystem
-from benchmarks.support import harness
-from benchmarks.support.harness import Criterion, Pair
+from benchmarks.support import old_harness as harness
+from benchmarks.support.old_harness import Criterion, Pair
 from edge_agent import AsyncClient
 from outrider.artifacts.store import file_digest
 from outrider.core.errors import OutriderError, Unavailable

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from benchmarks.support import harness, texts
-from benchmarks.support.harness import Pair
+from benchmarks.support import old_harness as harness
+from benchmarks.support import texts
+from benchmarks.support.old_harness import Pair
 from cloud_verifier.distill.gguf import eval_gguf
 from cloud_verifier.distill.gguf.eval_gguf import DraftCounts
 from edge_agent import AsyncClient

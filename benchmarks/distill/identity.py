@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.distill.answer import DeviceAnswer
-from benchmarks.support.harness import Pair
+from benchmarks.support.old_harness import Pair
 from benchmarks.support.reference import Reference, ReferenceSampling
 from edge_agent import AsyncClient
 

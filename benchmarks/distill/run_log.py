@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from benchmarks.support.harness import Criterion
+from benchmarks.support.old_harness import Criterion
 
 
 @dataclass(frozen=True)

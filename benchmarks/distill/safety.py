@@ -18,7 +18,7 @@ from benchmarks.distill.run_log import RunLog
 from benchmarks.distill.size import DistillSize
 from benchmarks.distill.system import DistillSystem
 from benchmarks.distill.worse_draft import worse_draft
-from benchmarks.support.harness import quantile
+from benchmarks.support.old_harness import quantile
 from cloud_verifier.distill.publishing.release_client import DECIDED, ROLLED_BACK, STABLE, ReleaseRecord
 from outrider.artifacts.store import file_digest
 from outrider.wire.ticket import Signer

@@ -15,7 +15,7 @@ from typing import Self
 
 from benchmarks.distill.size import DistillSize
 from benchmarks.support import proc
-from benchmarks.support.harness import Pair
+from benchmarks.support.old_harness import Pair
 from cloud_verifier.distill.publishing.publisher import create_key
 from cloud_verifier.distill.publishing.release_client import STABLE, ReleaseClient, ReleaseRecord
 from cloud_verifier.distill.state import LoopState

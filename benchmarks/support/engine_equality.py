@@ -20,10 +20,10 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from benchmarks.support.engine_options import TORCH, VLLM, Engines
-from benchmarks.support.harness import Pair
 from benchmarks.support.network_proxy import DelayProxy
+from benchmarks.support.old_harness import Pair
 from benchmarks.support.reference import TIE, Reference, ReferenceSampling
 from edge_agent.config import EdgeSettings
 from edge_agent.sdk.client import AsyncClient

@@ -1,28 +1,33 @@
-"""Provide what every benchmark needs: sizes, the pair under test, prompts, clusters, statistics and the last line."""
+"""Provide what every benchmark needs: its options, the models under test, prompts, a cluster, and its result.
+
+A benchmark is a program `benchmarks.NAME`. The first line of its docstring says what it measures, the paragraph that
+begins with `Caveat:` what its figures do not show; `python -m benchmarks` and docs/benchmarks.md quote both.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import enum
+import datetime
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
-import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from benchmarks.results import NOT_MET
 from coordinator.cluster import Cluster, stand_apart
 from edge_agent.target.chat_template import ChatTemplate
-from outrider.core.errors import BadRequest
+from outrider.core.errors import BadRequest, OutriderError
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
@@ -30,78 +35,14 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ROOT / "benchmarks" / "prompts"
-TEXTS = ("heldout", "quoting")
 LOOPBACK = ("--listen", "127.0.0.1:0")
 """Options of a coordinator that listens on a free port of this machine."""
-MACHINE_PACKAGES = ("outrider", "torch", "transformers", "llama-cpp-python", "grpcio", "numpy")
-
-
-class Size(enum.IntEnum):
-    """Choose how much a run measures.
-
-    SMOKE takes seconds: it executes every configuration and every check, and its figures mean nothing. QUICK takes
-    minutes and gives a first impression. FULL is what docs/benchmarks.md reports.
-    """
-
-    SMOKE = 0
-    QUICK = 1
-    FULL = 2
-
-    def pick(self, *, smoke: T, quick: T, full: T) -> T:
-        """Return the value for this size."""
-        return (smoke, quick, full)[self]
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """State a condition that a run should meet, beside the value that was found.
-
-    A run fails if it does not meet a criterion and its size is at least `enforced_from`; with None it never does, and
-    the criterion is only printed. That is the one place which decides what a short run enforces: correctness, which
-    holds however little is measured, and no figure that needs samples or a quiet machine.
-    """
-
-    name: str
-    wanted: str
-    found: str
-    met: bool
-    enforced_from: Size | None = Size.SMOKE
-
-    @classmethod
-    def bound(
-        cls,
-        name: str,
-        found: float | None,
-        *,
-        at_least: float | None = None,
-        at_most: float | None = None,
-        strict: bool = False,
-        enforced_from: Size | None = Size.FULL,
-    ) -> Criterion:
-        """Compare a figure with one bound or two. found: None if nothing was measured, which meets no bound.
-
-        strict: a bound itself does not meet the criterion.
-        """
-        met, wanted = found is not None, []
-        if at_least is not None:
-            met = met and found is not None and (found > at_least if strict else found >= at_least)
-            wanted.append(f"{'above' if strict else 'at least'} {at_least:g}")
-        if at_most is not None:
-            met = met and found is not None and (found < at_most if strict else found <= at_most)
-            wanted.append(f"{'below' if strict else 'at most'} {at_most:g}")
-        return cls(name, " and ".join(wanted), "nothing" if found is None else f"{found:.4g}", met, enforced_from)
-
-    @classmethod
-    def none(cls, name: str, count: int) -> Criterion:
-        """Require that something did not happen, at any size."""
-        return cls(name, "0", str(count), count == 0)
-
-    def fails(self, size: Size) -> bool:
-        """Return whether a run of this size fails because of it."""
-        return not self.met and self.enforced_from is not None and size >= self.enforced_from
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found}, wanted {self.wanted}{'' if self.met else NOT_MET}"
+PACKAGES = ("torch", "transformers", "llama-cpp-python", "grpcio")
+"""Packages whose versions decide figures."""
+CORES = len(os.sched_getaffinity(0))
+"""CPUs that this process had when it began, before it is kept on one."""
+REFUSED = 2
+"""Exit status of a benchmark that cannot run with these options or on this machine."""
 
 
 @dataclass(frozen=True)
@@ -117,62 +58,127 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Pair:
-    """Hold the models under test: a target, its draft, a draft that knows less, and heads on the target, if any."""
+    """Hold the models under test: the folder of a target, and a draft."""
 
     target: Path
     draft: Path
-    narrow: Path
-    heads: Path | None = None
+    narrow: Path | None = None
+    """A draft that knows less, if there is one."""
 
     @classmethod
     def in_folder(cls, folder: Path) -> Pair:
-        """Return the pair in `folder`. Raises BadRequest if it has no target."""
-        heads = folder / "heads.safetensors"
-        found = heads if heads.is_file() else None
-        pair = cls(folder / "target", folder / "draft.gguf", folder / "draft-narrow.gguf", found)
-        if not (pair.target / "config.json").is_file():
-            raise BadRequest(f"{folder} holds no target/config.json; give --models DIR", field="models")
-        return pair
-
-    @property
-    def server_sources(self) -> list[str]:
-        """Return the options of a verifier with all sources that need no draft; without them it has none."""
-        return ["--server-sources", "ngram,recycling", *(["--heads", str(self.heads)] if self.heads else [])]
+        """Return the pair in `folder`. Raises BadRequest for what is missing there."""
+        target, draft, narrow = folder / "target", folder / "draft.gguf", folder / "draft-narrow.gguf"
+        for needed in (target / "config.json", target / "tokenizer.json", draft):
+            if not needed.is_file():
+                raise BadRequest(f"--models {folder} needs {needed.relative_to(folder)}, and has none", field="models")
+        return cls(target, draft, narrow if narrow.is_file() else None)
 
     def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
-        """Return the target's token ids of each prompt, by its id. Raises OSError for a chat and no chat template."""
+        """Return the target's token ids of each prompt, by its id. A target without a template reads chats as text."""
         tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
+        template = self.target / "chat_template.jinja"
+        chat = ChatTemplate(template.read_text()) if template.is_file() else None
 
         def text_of(prompt: Prompt) -> str:
             if not prompt.messages:
                 return prompt.text
-            return ChatTemplate((self.target / "chat_template.jinja").read_text()).render(prompt.messages)
+            if chat is not None:
+                return chat.render(prompt.messages)
+            return "\n\n".join(message["content"] for message in prompt.messages)
 
         return {prompt.id: tokenizer.encode(text_of(prompt), add_special_tokens=False).ids for prompt in prompts}
 
 
 def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that all benchmarks have; `size` is a Size, `models` a folder."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
-    sizes = parser.add_mutually_exclusive_group()
-    for size, meaning in (
-        (Size.QUICK, "a few minutes, for a first impression"),
-        (Size.SMOKE, "a few seconds: run every check on as little as possible"),
-    ):
-        flag = f"--{size.name.lower()}"
-        sizes.add_argument(flag, dest="size", action="store_const", const=size, default=Size.FULL, help=meaning)
-    parser.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the pair under test")
+    """Return a parser of the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(benchmark=name)
+    parser.add_argument("--quick", action="store_true", help="at most three minutes, for a first impression")
+    parser.add_argument(
+        "--models", type=Path, default=ROOT / "models", help="folder with target/ and draft.gguf (default: models)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result to this file, too")
     return parser
 
 
-def add_texts_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--texts`, the split of prompts that a benchmark plays: figures of texts that quote are never mixed in."""
-    parser.add_argument(
-        "--texts",
-        choices=TEXTS,
-        default=TEXTS[0],
-        help="prompts to play; texts that quote their prompt may repeat themselves, of the others those are left out",
+def main(measure: Callable[[], Awaitable[None] | None]) -> None:
+    """Run a benchmark; what it cannot do here ends it with one sentence on stderr and status 2."""
+    try:
+        found = measure()
+        if inspect.isawaitable(found):
+            asyncio.run(_awaited(found))
+    except (OutriderError, NotImplementedError, ImportError, OSError) as error:
+        print(f"error: {error or type(error).__name__}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+async def _awaited(found: Awaitable[None]) -> None:
+    await found
+
+
+def say(text: object) -> None:
+    """Report progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def finish(options: argparse.Namespace, setting: str, table: Sequence[Mapping[str, Any]], **figures: Any) -> None:
+    """Print the result as one line of JSON, the last of the output, and write it to `--out`.
+
+    setting: what was measured, in a sentence, with its sizes. table: the rows that docs/benchmarks.md shows; their keys
+    are the columns. figures: all others, which stand beside the table in the result.
+    """
+    result = {
+        "benchmark": options.benchmark,
+        "quick": options.quick,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "setting": setting,
+        "table": list(table),
+        **figures,
+    }
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine and the versions that decide figures."""
+    cpu, flags = platform.processor(), set[str]()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                cpu = value.strip()
+            elif name.strip() == "flags":
+                flags = set(value.split())
+    # A CPU's name stands for hosts with and without these, and they decide how fast matrices are multiplied.
+    extensions = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "cpu": ", ".join([cpu, *(shown for flag, shown in extensions.items() if flag in flags)][:2]),
+        "cores": CORES,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "versions": versions,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout, with a `+` if files differ from it; None outside a checkout."""
+    described = subprocess.run(
+        ("git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    return described.stdout.strip() or None
 
 
 def prompts(split: str, count: int | None = None) -> list[Prompt]:
@@ -180,14 +186,12 @@ def prompts(split: str, count: int | None = None) -> list[Prompt]:
 
     split: `tuning`, `heldout`, or `quoting`: held-out ones whose answers quote their prompt.
     """
-    rows = [json.loads(line) for line in (PROMPTS / f"{split}.jsonl").read_text().splitlines()]
     by_kind: dict[str, list[Prompt]] = {}
-    for row in rows:
+    for row in map(json.loads, (PROMPTS / f"{split}.jsonl").read_text().splitlines()):
         text, messages = row.get("prompt", ""), tuple(row.get("messages", ()))
         if row["kind"] == "chat":
             messages = ({"role": "user", "content": text},)
-        prompt = Prompt(row["id"], row["kind"], text, messages)
-        by_kind.setdefault(prompt.kind, []).append(prompt)
+        by_kind.setdefault(row["kind"], []).append(Prompt(row["id"], row["kind"], text, messages))
     longest = max(map(len, by_kind.values()))
     return [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)][:count]
 
@@ -203,32 +207,34 @@ async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
         try:
             async with Cluster(logs=Path(scratch) / "logs") as running:
                 yield running
-        except BaseException:
+        except Exception:
             print_log_ends(Path(scratch, "logs"))
             raise
 
 
+def print_log_ends(folder: Path) -> None:
+    """Print the end of each log in `folder`."""
+    for log in sorted(folder.glob("*.log")):
+        say(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}")
+
+
 @contextlib.asynccontextmanager
-async def one_verifier(
-    pair: Pair,
-    *options: str,
-    prefix_cache: bool = True,
-    coordinator: bool = True,
-    on: tuple[int, int] | None = None,
-) -> AsyncIterator[Cluster]:
+async def one_verifier(pair: Pair, *options: str, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
     """Run a verifier of the pair on one core, with the coordinator and this process on the other.
 
-    options: further ones of the verifier. coordinator: False if clients connect to the verifier directly. on: the two
-    cores, where this process has been pinned already.
+    options: further ones of the verifier.
     """
-    verifier_core, device_core = on or cores()
+    verifier_core, device_core = cores()
     async with cluster(prefix_cache=prefix_cache) as running:
-        if coordinator:
-            await running.start_coordinator(*LOOPBACK, cores=[device_core])
+        await running.start_coordinator(*LOOPBACK, cores=[device_core])
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         await running.start_verifier(*models, *options, cores=[verifier_core])
-        pin(device_core)
-        yield running
+        available = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {device_core})
+        try:
+            yield running
+        finally:
+            os.sched_setaffinity(0, available)
 
 
 async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
@@ -237,17 +243,6 @@ async def status(coordinator: str) -> coordinator_pb2.StatusResponse:
         admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
         answer: coordinator_pb2.StatusResponse = await admin.Status(coordinator_pb2.StatusRequest(), timeout=120.0)
     return answer
-
-
-def print_log_ends(folder: Path) -> None:
-    """Print the end of each log in `folder` to stderr."""
-    for log in sorted(folder.glob("*.log")):
-        print(f"--- end of {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
-
-
-def pin(core: int) -> None:
-    """Keep this process, and the children it starts, on one core."""
-    os.sched_setaffinity(0, {core})
 
 
 def cores() -> tuple[int, int]:
@@ -264,46 +259,11 @@ def rotated(items: Sequence[T], turn: int) -> list[T]:
     return [*items[first:], *items[:first]]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the median with the range."""
-    return f"{statistics.median(values):.2f} [{min(values):.2f} .. {max(values):.2f}]"
-
-
 def quantile(values: Sequence[float], share: float) -> float | None:
     """Return the measured value that `share` (0 to 1) of all values do not exceed; None without values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
-def rounded(value: float | None, digits: int = 1) -> float | None:
+def rounded(value: float | None, digits: int = 2) -> float | None:
     """Return the value rounded, None for None."""
     return None if value is None else round(value, digits)
-
-
-def finish(result: dict[str, Any], criteria: Iterable[Criterion] = (), size: Size = Size.FULL) -> None:
-    """Print the criteria, versions and machine, and the result as one line of JSON, the last of the output.
-
-    Exits with status 1, and a message on stderr, if the run fails because of a criterion.
-    """
-    criteria = list(criteria)
-    for criterion in criteria:
-        print(criterion)
-    print("versions:", ", ".join(f"{name} {_version(name)}" for name in MACHINE_PACKAGES))
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}")
-    print(json.dumps(result), flush=True)
-    if failed := [str(criterion) for criterion in criteria if criterion.fails(size)]:
-        sys.exit("\n".join(failed))
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

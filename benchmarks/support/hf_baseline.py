@@ -29,7 +29,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from benchmarks.support.harness import rotated, spread
+from benchmarks.support.old_harness import rotated, spread
 
 T = TypeVar("T")
 

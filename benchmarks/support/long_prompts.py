@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.support.harness import Pair, Prompt
+from benchmarks.support.old_harness import Pair, Prompt
 from models.recipe.corpus import split_of
 from models.recipe.settings import END
 from outrider.core.errors import BadRequest

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import harness
+from benchmarks.support import old_harness as harness
 from outrider.core.errors import Unavailable
 
 MOST_BUSY = 0.9

@@ -13,21 +13,25 @@ from outrider.processes import trim_freed_memory
 FREED = """
 import os
 import sys
+from pathlib import Path
 
-from benchmarks.support.proc import rss_mb
 from outrider.processes import trim_freed_memory
+
+def rss_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
 
 if sys.argv[1] == "given back":
     assert trim_freed_memory()
 large = b"x" * (1 << 20)
 del large
-before = rss_mb(os.getpid())
+before = rss_mb()
 blocks, pins = [], []
 for _ in range(200):
     blocks.append(b"x" * (1 << 18))
     pins.append(b"x" * 20_000)
 blocks.clear()
-print(rss_mb(os.getpid()) - before)
+print(rss_mb() - before)
 """
 
 

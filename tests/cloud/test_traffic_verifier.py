@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import paced_verifier
 import pytest
 from scripted_engine import Stream
 from test_registration import Registry, serving
 from tiny_targets import save_tiny
 
-from benchmarks.support.pace import Pace
 from cloud_verifier.traffic.passage import Passage
 from cloud_verifier.traffic.segments import SegmentLog
 from outrider.core.protocol.messages import Attach, SessionLimits
@@ -43,12 +43,12 @@ async def verifier(model: Path, traffic: Path, coordinator: str) -> AsyncIterato
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "benchmarks.support.paced_verifier",
+        paced_verifier.NAME,
         *options,
         stdout=PIPE,
         env=os.environ
         | {"OMP_NUM_THREADS": "1"}
-        | Pace(20.0).environment
+        | paced_verifier.environment(20.0)
         | {f"OUTRIDER_VERIFIER_{k}": v for k, v in settings.items()},
     )
     try:

@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from logged import errors_logged
 from peers import until
+from unfinished_messages import UnfinishedMessages
 
-from benchmarks.attack.wire import UnfinishedMessages
 from outrider.core.errors import BadRequest, Overloaded, Unauthenticated, Unavailable
 from outrider.wire import admission, channels
 from outrider.wire.status import error_from_rpc

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from reliability import Reliability, reliability
 
-from benchmarks.support.reliability import Reliability, reliability
 from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Agreement, Calibrator
 
 

@@ -28,8 +28,6 @@ BY_HAND: tuple[tuple[str, str, str], ...] = (
     ),
     (ANY, r"make (demo|test|check|lint|bench|install|proto|reference)\b.*", WHOLE),
     (ANY, r"(\S+/)?python -m benchmarks\b.*", MEASURES),
-    (ANY, r"python -m tools\.benchmark_tables", "it writes a page; tests/tools calls it"),
-    ("docs/benchmarks.md", r"git worktree add .*", "it needs the repository's history"),
     (ANY, r"(docker|helm|kubectl|kind|minikube) .*", "it needs a container engine or a Kubernetes cluster"),
     ("models/README.md", r"python -m models\.recipe .*", "it trains for two hours"),
     *([] if shutil.which("jq") else [(ANY, r".*\| jq .*", "jq is not installed here")]),

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+import paced_verifier
 from pages import ROOT, Step, blocks, steps
 from terminal import COMMAND_S, CommandResult, Endless, Terminal
 
-from benchmarks.support import paced_verifier
-from benchmarks.support.pace import Pace
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer
 
@@ -188,7 +187,7 @@ class Administering(Stage):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        terminal.environment.update(Pace(200.0).environment)  # slow enough to last for the page
+        terminal.environment.update(paced_verifier.environment(200.0))  # slow enough to last for the page
         _pace_verifiers(terminal.folder / ".bin" / "outrider")
         terminal.environment["OUTRIDER_EDGE_CPU_SHARE"] = "0.1"
         self._ids: dict[str, str] = {}
@@ -219,7 +218,7 @@ class Administering(Stage):
 def _pace_verifiers(command: Path) -> None:
     """Have the command start verifiers that are paced."""
     script = command.read_text().splitlines()
-    seam = ["from coordinator.cluster import Cluster", f"Cluster.verifier_module = {paced_verifier.__name__!r}"]
+    seam = ["from coordinator.cluster import Cluster", f"Cluster.verifier_module = {paced_verifier.NAME!r}"]
     command.write_text("\n".join([script[0], *seam, *script[1:], ""]))
 
 

@@ -76,12 +76,3 @@ def _is_there(name: str) -> bool:
 def test_every_page_of_the_docs_can_be_found_from_the_readme() -> None:
     linked = {link.partition("#")[0] for link in _LINK.findall(text_of("README.md"))}
     assert {page for page in PAGES if page.startswith("docs/")} - linked == set()
-
-
-def test_every_benchmark_is_on_the_page_of_benchmarks() -> None:
-    text = text_of("docs/benchmarks.md")
-    programs = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
-    programs.remove(ROOT / "benchmarks" / "__main__.py")  # which runs the others
-    names = {path.stem for path in programs if "worker" not in path.stem}
-    names |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
-    assert {name for name in names if f"`python -m benchmarks.{name}`" not in text} == set()

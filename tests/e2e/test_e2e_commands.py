@@ -21,10 +21,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from delay_proxy import DelayProxy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from system import QUICK, ROOT, Failed, alive, children_of, status_of, until
 
-from benchmarks.support.network_proxy import DelayProxy
 from coordinator.cluster import Cluster
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.v1 import coordinator_pb2 as pb

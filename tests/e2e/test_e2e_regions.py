@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from delay_proxy import DelayProxy
 from system import Device, System
-
-from benchmarks.support.network_proxy import DelayProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 

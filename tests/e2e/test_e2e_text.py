@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 
 import pytest
+from delay_proxy import DelayProxy
+from target_reference import TargetReference
 from transformers import AutoTokenizer
-
-from benchmarks.support.network_proxy import DelayProxy
-from benchmarks.support.reference import Reference, ReferenceSampling
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -28,19 +27,13 @@ SAMPLED = {
 
 
 @pytest.fixture(scope="module")
-def reference(pair) -> Reference:
-    return Reference(str(pair[0]))
+def reference(pair) -> TargetReference:
+    return TargetReference(str(pair[0]))
 
 
 @pytest.fixture(scope="module")
 def tokenizer(pair):
     return AutoTokenizer.from_pretrained(pair[0])
-
-
-def mismatches(reference: Reference, prompt: list[int], output: list[int], settings: dict[str, float]) -> list[object]:
-    """Count the positions that differ from the reference by more than floating point explains."""
-    found = reference.differences(prompt, output, ReferenceSampling(**settings), TOKENS)  # type: ignore[arg-type]
-    return [difference for difference in found if not difference.tie]
 
 
 @pytest.mark.parametrize("prompt", [CODE, SUM], ids=["code", "sum"])
@@ -57,7 +50,7 @@ async def test_text_is_the_targets_own_with_a_draft_and_without(system, device, 
     assert drafted["tokens"] == streamed["tokens"] == repeated["tokens"]
     assert drafted["text"] == tokenizer.decode(drafted["tokens"], skip_special_tokens=True)
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert mismatches(reference, ids, drafted["tokens"], settings) == []
+    assert reference.mismatches(ids, drafted["tokens"], settings, TOKENS) == []
 
 
 async def test_the_draft_saves_steps(system, device):
@@ -106,7 +99,7 @@ async def test_chat_uses_the_targets_template(system, device, reference, tokeniz
     answer = await device.run(system.here, messages, do="chat", max_tokens=TOKENS)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert answer["prompt_tokens"] == len(ids)
-    assert mismatches(reference, ids, answer["tokens"], GREEDY) == []
+    assert reference.mismatches(ids, answer["tokens"], GREEDY, TOKENS) == []
 
 
 async def test_sessions_side_by_side_do_not_touch_one_another(system, device):

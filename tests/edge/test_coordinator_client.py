@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
+from delay_proxy import DelayProxy
 
-from benchmarks.support.network_proxy import DelayProxy
 from edge_agent.session import coordinator_client
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.coordinator_client import CoordinatorClient

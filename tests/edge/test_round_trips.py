@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from delay_proxy import DelayProxy
 from grpc_health.v1 import health_pb2_grpc
 
-from benchmarks.support.network_proxy import DelayProxy
 from edge_agent.session.round_trips import AGAIN_S, KEEP_S, MOST, REGIONS, UNREACHABLE_MS, RoundTrips
 from edge_agent.session.stream import Channels
 from outrider.wire.channels import bind, server

@@ -14,10 +14,10 @@ from certificate import self_signed
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from delay_proxy import DelayProxy
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from logged import errors_logged
 
-from benchmarks.support.network_proxy import DelayProxy
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire import channels

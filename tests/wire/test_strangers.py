@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
+from unfinished_messages import UnfinishedMessages
 
-from benchmarks.attack.wire import UnfinishedMessages
 from outrider.core.errors import Overloaded, Unauthenticated
 from outrider.wire import channels, strangers
 from outrider.wire.admission import AdmitBeforeReading

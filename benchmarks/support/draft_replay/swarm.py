@@ -13,7 +13,7 @@ from typing import Self
 from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome, options_of
 from benchmarks.support.draft_replay.recorder import generous, recorder
 from benchmarks.support.draft_replay.recording import DraftRecording, RecordedProposals, RecordedRequest
-from benchmarks.support.harness import Pair
+from benchmarks.support.old_harness import Pair
 from benchmarks.support.proc import JsonWorker
 from cloud_verifier.config import VerifierConfig
 from edge_agent.sdk.client import AsyncClient

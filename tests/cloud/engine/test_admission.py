@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from even_allocation import evenly
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rig import DIRECTIVE, LIMITS, Rig, attach_of, prompt_of
 
-from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.admission import first_token_s
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.engine import Engine

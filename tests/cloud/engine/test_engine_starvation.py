@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from even_allocation import evenly
 from rig import LIMITS, Client, Rig, client, nothing, prompt_of, random_tree
 
-from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.row_allocation import AllocationPolicy, by_acceptance
 from cloud_verifier.engine.scheduler import OVERDUE

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from even_allocation import evenly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, at_half_cost, by_acceptance
 
 

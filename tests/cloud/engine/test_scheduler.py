@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from even_allocation import evenly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.support.even_allocation import evenly
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.row_allocation import AllocationPolicy
 from cloud_verifier.engine.scheduler import (

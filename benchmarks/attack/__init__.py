@@ -1,1 +1,0 @@
-"""Attack a live cluster, while a neighbour's session goes on, and say what holds."""

@@ -1,1 +1,0 @@
-"""Benchmark the coordinator's windows; see benchmarks.window.__main__."""
