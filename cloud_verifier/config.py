@@ -200,9 +200,6 @@ class VerifierConfig(BaseSettings):
     """Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
     max_downloads: int = Field(default=64, ge=1)
     """The most downloads at once."""
-    front_processes: int = Field(default=1, ge=1, le=64)
-    """Processes that serve devices at the port, over one engine: one for every 300 sessions at 25 steps a second. Each
-    has its own bounds on connections, and its share of the downloads."""
     max_connections: int = Field(default=8_192, ge=1, le=65_536)
     """Connections at once; further ones are closed."""
     host_connections: int = Field(default=128, ge=0, le=65_536)

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import secrets
-import socket
 
 import grpc
 
@@ -15,7 +14,6 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import FrontCounters
-from cloud_verifier.front.further import FurtherFronts, engine_listener
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
@@ -54,15 +52,8 @@ class VerifierProcess:
         self._counters = FrontCounters()
         self._startup = StartupService()
         self._strangers = Strangers(config.host_connections, config.max_connections)
-        self._shared = config.front_processes > 1
-        self._stack = contextlib.ExitStack()
-        """Holds what further fronts connect to."""
-        listener: socket.socket | None = None
-        if self._shared:
-            listener, self._engine_path = self._stack.enter_context(engine_listener())
-        self._host = EngineHost(config, on_progress=self._startup.progress, listener=listener)
+        self._host = EngineHost(config, on_progress=self._startup.progress)
         self._live_sessions = LiveSessions(config)
-        self._fronts: FurtherFronts | None = None
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
         self._health = HealthServicer()
         self._registry: RegistryClient | None = None
@@ -96,7 +87,6 @@ class VerifierProcess:
                 max_connections=config.max_connections,
                 admit=self._startup.admit,
                 strangers=self._strangers,
-                shared=self._shared,
             )
             port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
@@ -129,9 +119,6 @@ class VerifierProcess:
             await asyncio.wait({starting, stopping, ended})
             if self._registry is not None:
                 await self._registry.close()
-            if self._fronts is not None:
-                await self._fronts.close()
-            self._stack.close()
             await grpc_server.stop(0.0)
             await self._host.stop()
             if self._recorder is not None:
@@ -159,15 +146,10 @@ class VerifierProcess:
         finally:
             reminding.cancel()
         self._startup.service = service = self._service(ready, catalogue, config.advertise or address)
-        if self._shared:
-            self._fronts = self._further_fronts(ready, address)
-            await self._fronts.start()
         if self._registry is not None:
             await self._registry.register()
         self._collector.service = service
         await set_serving(self._health)
-        if self._fronts is not None:
-            self._fronts.serve()
         print(f"listening on {address}", flush=True)
         return service
 
@@ -206,22 +188,6 @@ class VerifierProcess:
             strangers=self._strangers,
         )
 
-    def _further_fronts(self, ready: engine_pb2.EngineReady, address: str) -> FurtherFronts:
-        return FurtherFronts(
-            self._config,
-            live=self._live_sessions,
-            counters=self._counters,
-            authorise=self._registry.authorise if self._registry else _everybody,
-            hurry=self._hurry_report,
-            options={
-                "config": self._config.model_dump_json(exclude={"join_token"}),  # other users may read this
-                "engine": str(self._engine_path),
-                "address": address,
-                "verifier_id": self._id,
-                "tokenizer_hash": ready.target.tokenizer_hash,
-            },
-        )
-
     def _hurry_report(self) -> None:
         """Report soon, as the coordinator may know sessions like a new one: once the engine's statistics include it."""
         if self._registry is not None:
@@ -236,18 +202,14 @@ class VerifierProcess:
     ) -> int:
         """Serve until `stopping` or `ended` is done, then drain; return the exit code."""
         reporting = asyncio.create_task(self._report())
-        lost = asyncio.create_task(self._fronts.ended() if self._fronts is not None else asyncio.Event().wait())
-        await asyncio.wait({stopping, ended, reporting, lost}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         self._live_sessions.draining = True
         await self._health.enter_graceful_shutdown()
-        if self._fronts is not None:
-            self._fronts.drain()
         if stopping.done() and not self._host.ended.is_set():
             await self._drain(ended, at_once)
-        died, fronts_died = self._host.ended.is_set(), lost.done()
-        for task in (reporting, lost):
-            task.cancel()
-        await asyncio.wait({reporting, lost})
+        died = self._host.ended.is_set()
+        reporting.cancel()
+        await asyncio.wait({reporting})
         self._live_sessions.hand_over()
         if self._registry is not None:
             await self._registry.leave()
@@ -256,7 +218,7 @@ class VerifierProcess:
             reporting.result()  # it never ends but by a defect, which is raised here
         if died:
             log.error("the engine process has ended by itself; its sessions resume on other verifiers")
-        return EXIT_ENGINE_DIED if died or fronts_died else 0
+        return EXIT_ENGINE_DIED if died else 0
 
     async def _drain(self, ended: asyncio.Task[bool], at_once: asyncio.Event) -> None:
         """Let live sessions go on, with their places and reports, until they end or `drain_s` or `at_once` ends it."""

@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from outrider.core import errors
 from outrider.core.errors import OutriderError
@@ -66,33 +65,6 @@ class FrontCounters:
     def told(self) -> None:
         """Forget the batch, since a report with it was answered."""
         self.tokens_batch = {}
-
-    def take(self) -> dict[str, Any]:
-        """Return all counts of streams as JSON, which `add` reads, and begin again at 0."""
-        taken: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Histogram) and value.total:
-                taken[name] = [value.counts, value.sum]
-                value.counts, value.sum = [0] * len(value.counts), 0.0
-            elif isinstance(value, Counter) and +value:
-                taken[name] = dict(+value)
-                value.clear()
-            elif isinstance(value, int) and value and name != "tokens_sequence":
-                taken[name] = value
-                setattr(self, name, 0)
-        return taken
-
-    def add(self, taken: Mapping[str, Any]) -> None:
-        """Add the counts of another process's front."""
-        for name, value in taken.items():
-            own = getattr(self, name)
-            if isinstance(own, Histogram):
-                own.counts = [count + more for count, more in zip(own.counts, value[0], strict=True)]
-                own.sum += value[1]
-            elif isinstance(own, Counter):
-                own.update(value)
-            else:
-                setattr(self, name, own + value)
 
 
 class StreamCounters:

@@ -8,7 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import fenced
@@ -18,6 +18,9 @@ from outrider.core.errors import Draining, OutriderError, Overloaded
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import counted, short_id
 from outrider.wire.ticket import Claims
+
+if TYPE_CHECKING:
+    from cloud_verifier.front.session_stream import SessionStream
 
 log = logging.getLogger(__name__)
 
@@ -31,38 +34,6 @@ MOST_RETURNS = 32
 """Times in a row that it may come back so: otherwise its tenant could generate without end by one place."""
 
 
-class LiveStream(Protocol):
-    """Is what the verifier's process knows of a live stream, which may be another process's."""
-
-    @property
-    def session_id(self) -> str:
-        """Return the session's id."""
-
-    @property
-    def epoch(self) -> int:
-        """Return the stream's epoch of the session."""
-
-    @property
-    def claims(self) -> Claims:
-        """Return what the session's ticket allows."""
-
-    @property
-    def rtt_ms(self) -> float:
-        """Return the round trip to the device in milliseconds; 0 while it is unknown."""
-
-    def set_directive(self, directive: Directive) -> None:
-        """Follow a directive of the coordinator."""
-
-    def announce(self, serial: int) -> None:
-        """Tell the device once that there are other draft releases."""
-
-    def fail(self, error: OutriderError) -> None:
-        """End the stream with `error`, after all that is due to the device already."""
-
-    def close(self) -> None:
-        """Release the session in the engine."""
-
-
 class LiveSessions:
     """Knows the live streams of the whole verifier, and admits further ones."""
 
@@ -70,7 +41,7 @@ class LiveSessions:
         self.recorder = recorder
         """Records the sessions whose tickets allow it; without one nothing is recorded."""
         self.draining = False
-        self.streams: dict[str, LiveStream] = {}
+        self.streams: dict[str, SessionStream] = {}
         """session id -> its live stream"""
         self._most = config.max_sessions
         self._held_back: tuple[bool, frozenset[str], float, float] = False, frozenset(), 0.0, 0.0
@@ -91,10 +62,6 @@ class LiveSessions:
         """Return whether sessions are recorded whose tickets allow it."""
         return self.recorder is not None
 
-    async def take(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
-        """Admit an epoch of a session, and have it recorded. Raises Draining, Overloaded or Fenced."""
-        self.admit(claims, epoch, recorded)
-
     def refuse_early(self, session_id: str) -> None:
         """Raise Draining or Overloaded for a session that cannot be admitted, before what it asks for is read."""
         if self.draining:
@@ -106,7 +73,7 @@ class LiveSessions:
             )
 
     def admit(self, claims: Claims, epoch: int, recorded: RecordedSession | None) -> None:
-        """Admit an epoch of a session without waiting, as `take` does with its errors."""
+        """Admit an epoch of a session, and have it recorded. Raises Draining, Overloaded or Fenced."""
         self.refuse_early(claims.session_id)
         live = self.streams.get(claims.session_id)
         if live is not None and live.epoch >= epoch:
@@ -116,14 +83,14 @@ class LiveSessions:
         if self.recorder is not None and recorded is not None:
             self.recorder.begin(recorded, epoch)
 
-    def begun(self, stream: LiveStream) -> None:
+    def begun(self, stream: SessionStream) -> None:
         """Note that an epoch that was admitted is live."""
         self._in_a_row[stream.session_id] = self._returns(stream.session_id)
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
     def left(self, session_id: str, epoch: int) -> None:
-        """End the recording of an epoch; its place is free unless a later one has it, here or in another process."""
+        """End the recording of an epoch; its place is free unless a later one has it."""
         if self.recorder is not None:
             self.recorder.end(session_id, epoch)
         stream = self.streams.get(session_id)
@@ -176,7 +143,7 @@ class LiveSessions:
         for stream in self.streams.values():
             stream.fail(Draining("this verifier is draining; resume on another verifier"))
 
-    def release(self, stream: LiveStream) -> None:
+    def release(self, stream: SessionStream) -> None:
         """Release a session in the engine and end its recording; its place is free unless a later epoch has it."""
         stream.close()
         self.left(stream.session_id, stream.epoch)

@@ -99,7 +99,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
         self._strangers = strangers or Strangers()
-        self._downloads = Downloads(max(1, config.max_downloads // config.front_processes))
+        self._downloads = Downloads(config.max_downloads)
         self._opening: Counter[str] = Counter()
         """Streams by tenant whose Open is awaited: each may hold a whole message."""
 
@@ -279,7 +279,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f" {claims.epoch_last}, the ticket's; resume at the coordinator for more"
             )
         attach, recorded = first.open.attach, self._recorded(first.open.attach, claims)
-        await self.live.take(claims, attach.epoch, recorded)
+        self.live.admit(claims, attach.epoch, recorded)
         return attach, claims, recorded is not None
 
     @contextlib.asynccontextmanager

@@ -185,13 +185,11 @@ def server(
     max_connections: int = MAX_CONNECTIONS,
     admit: Admit | None = None,
     strangers: Strangers | None = None,
-    shared: bool = False,
 ) -> grpc.aio.Server:
     """Return a server without an address; `bind` gives it one.
 
     admit: decides about calls with one request before the request is read (wire.admission). Of max_rpcs calls at once
-    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not. shared:
-    further processes of this service may listen at the same port.
+    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not.
     """
     import grpc
 
@@ -204,7 +202,7 @@ def server(
     options = (
         *_SERVER,
         ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.so_reuseport", int(shared)),  # otherwise a second process on the port must fail, not share it in silence
+        ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
     )
     return grpc.aio.server(options=options, maximum_concurrent_rpcs=most, interceptors=interceptors)
 
@@ -223,14 +221,12 @@ def bind(
     *,
     tls: ServerTls | None = None,
     insecure: bool = False,
-    shared: bool = False,
 ) -> int:
-    """Listen on `host:port` (port 0: any free one) and return the port. shared: another process of this service listens
-    there already. Raises BadRequest or Unavailable."""
+    """Listen on `host:port` (port 0: any free one) and return the port. Raises BadRequest or
+    Unavailable."""
     split_address(address)
     check_bind(address, tls, insecure)
-    if not shared:
-        check_free(address)
+    check_free(address)
     try:
         if tls is None:
             return to.add_insecure_port(address)
