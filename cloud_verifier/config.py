@@ -200,13 +200,6 @@ class VerifierConfig(BaseSettings):
     """Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
     max_downloads: int = Field(default=64, ge=1)
     """The most downloads at once."""
-    max_connections: int = Field(default=8_192, ge=1, le=65_536)
-    """Connections at once; further ones are closed."""
-    host_connections: int = Field(default=128, ge=0, le=65_536)
-    """Connections of one host that may be without a credential for longer than 2 s; of IPv6 a host is a network of 64
-    bits. 0 is no bound by host, for a server behind a proxy, whose address all callers have."""
-    reflection: bool = False
-    """Answer gRPC's server reflection, which tells everybody who can connect the service and its messages."""
     ping_interval_s: float = Field(default=0.5, gt=0)
     """Seconds between two pings to a device, which show it that the verifier lives."""
     silence_timeout_s: float = Field(default=20.0, gt=0)

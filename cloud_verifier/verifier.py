@@ -18,7 +18,7 @@ from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.front.startup import StartupService, add_services, set_serving
+from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import split_address
@@ -29,8 +29,8 @@ from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server, start
-from outrider.wire.health import HealthServicer
-from outrider.wire.strangers import Strangers
+from outrider.wire.frames import add_verifier
+from outrider.wire.health import Health
 from outrider.wire.v1 import coordinator_pb2, engine_pb2
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,10 @@ class VerifierProcess:
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._counters = FrontCounters()
         self._startup = StartupService()
-        self._strangers = Strangers(config.host_connections, config.max_connections)
         self._host = EngineHost(config, on_progress=self._startup.progress)
         self._live_sessions = LiveSessions(config)
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
-        self._health = HealthServicer()
+        self._health = Health()
         self._registry: RegistryClient | None = None
         self._recorder: TrafficRecorder | None = None
         self._drain_ordered = asyncio.Event()
@@ -83,15 +82,10 @@ class VerifierProcess:
 
             metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
         async with metrics:
-            grpc_server = server(
-                max_connections=config.max_connections,
-                admit=self._startup.admit,
-                strangers=self._strangers,
-            )
+            grpc_server = server(admit=self._startup.admit)
             port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            async with self._strangers.bounded(port):
-                return await self._serve(grpc_server, address, catalogue, stop, at_once or asyncio.Event())
+            return await self._serve(grpc_server, address, catalogue, stop, at_once or asyncio.Event())
 
     async def _serve(
         self,
@@ -138,7 +132,8 @@ class VerifierProcess:
     async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> VerifierService:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
-        await add_services(self._startup, self._health, grpc_server, reflected=config.reflection)
+        add_verifier(self._startup, grpc_server)
+        self._health.add_to(grpc_server)
         await start(grpc_server)
         reminding = asyncio.create_task(self._startup.remind())
         try:
@@ -149,7 +144,7 @@ class VerifierProcess:
         if self._registry is not None:
             await self._registry.register()
         self._collector.service = service
-        await set_serving(self._health)
+        self._health.serving = True
         print(f"listening on {address}", flush=True)
         return service
 
@@ -185,7 +180,6 @@ class VerifierProcess:
             on_first_rtt=self._hurry_report,
             live=self._live_sessions,
             counters=self._counters,
-            strangers=self._strangers,
         )
 
     def _hurry_report(self) -> None:
@@ -204,7 +198,7 @@ class VerifierProcess:
         reporting = asyncio.create_task(self._report())
         await asyncio.wait({stopping, ended, reporting}, return_when=asyncio.FIRST_COMPLETED)
         self._live_sessions.draining = True
-        await self._health.enter_graceful_shutdown()
+        self._health.serving = False
         if stopping.done() and not self._host.ended.is_set():
             await self._drain(ended, at_once)
         died = self._host.ended.is_set()

@@ -174,14 +174,7 @@ class CoordinatorConfig(BaseSettings):
     stop_grace_s: float = Field(3.0, ge=0, le=600)
     """Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
     max_rpcs: int = Field(1_024, ge=1, le=65_536)
-    """Calls at once, beside those that watch the health; more are refused with RESOURCE_EXHAUSTED."""
-    max_connections: int = Field(8_192, ge=1, le=65_536)
-    """Connections at once; further ones are closed."""
-    host_connections: int = Field(128, ge=0, le=65_536)
-    """Connections of one host that may be without a credential for longer than 2 s; of IPv6 a host is a network of 64
-    bits. 0 is no bound by host, for a server behind a proxy, whose address all callers have."""
-    reflection: bool = False
-    """Answer gRPC's server reflection, which tells everybody who can connect the services and their messages."""
+    """Calls at once; more are refused with RESOURCE_EXHAUSTED."""
     status_sessions: int = Field(1_000, ge=0, le=10_000)
     """Sessions that one Status answer lists: about 100 bytes each."""
     metrics: str = ""

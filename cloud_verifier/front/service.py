@@ -32,7 +32,6 @@ from outrider.core.errors import (
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
-    Unauthenticated,
     Unavailable,
     VocabularyMismatch,
 )
@@ -41,7 +40,6 @@ from outrider.telemetry import logs, traces
 from outrider.wire import codecs
 from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
-from outrider.wire.strangers import Strangers
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 from outrider.wire.writes import write_within
@@ -80,12 +78,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         on_first_rtt: Callable[[], None] = lambda: None,
         live: LiveSessions | None = None,
         counters: FrontCounters | None = None,
-        strangers: Strangers | None = None,
     ) -> None:
         """Call `on_first_rtt` when the round trip to a new session's device is known.
 
-        live: admits sessions, and has them recorded; without one nothing is. strangers: is told which peers have
-        shown a ticket.
+        live: admits sessions, and has them recorded; without one nothing is.
         """
         self.counters = counters or FrontCounters()
         self.live = live or LiveSessions(config)
@@ -98,7 +94,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
-        self._strangers = strangers or Strangers()
         self._downloads = Downloads(config.max_downloads)
         self._opening: Counter[str] = Counter()
         """Streams by tenant whose Open is awaited: each may hold a whole message."""
@@ -161,7 +156,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         logs.note(request=logs.request_id_from(metadata))
         span = traces.begin("outrider.verifier.session", metadata)
         try:
-            stream = self._begin(*await self._admit(requests, ticket_of(metadata), context.peer()))
+            stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
             yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
             release = functools.partial(self.live.release, stream)
@@ -235,13 +230,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
         )
 
-    async def _admit(self, requests: Requests, ticket: bytes, peer: str) -> tuple[session_pb2.Attach, Claims, bool]:
+    async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims, bool]:
         """Return the Attach, checked, what the ticket allows, and whether the session is recorded. Raises OutriderError
         to refuse the stream.
 
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
-        claims = await self._authorised(ticket, peer)
+        claims = await self._authorised(ticket)
         shown_at = time.monotonic()
         async with self._awaiting_open(claims):
             try:
@@ -301,18 +296,14 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             if not self._opening[tenant]:
                 del self._opening[tenant]
 
-    async def _authorised(self, ticket: bytes, peer: str) -> Claims | None:
+    async def _authorised(self, ticket: bytes) -> Claims | None:
         """Return what the ticket allows; None if this verifier takes none. Raises what refuses it, a moment later: of a
         stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066)."""
         try:
-            claims = await self._authorise(ticket)
-        except OutriderError as error:
-            if isinstance(error, (Unauthenticated, PermissionDenied)):
-                self._strangers.refused(peer)
+            return await self._authorise(ticket)
+        except OutriderError:
             await asyncio.sleep(REFUSAL_S)
             raise
-        self._strangers.admitted(peer, claims.tenant if claims and claims.api_key_id else "")
-        return claims
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""

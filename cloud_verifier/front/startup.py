@@ -9,22 +9,16 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cloud_verifier.front.inbound import Requests
 from cloud_verifier.front.service import VerifierService
 from outrider.core.errors import Unavailable
 from outrider.wire.admission import Metadata
-from outrider.wire.frames import SERVICE, add_verifier
-from outrider.wire.health import HealthServicer
 from outrider.wire.status import aborting
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-HEALTH = "/grpc.health.v1.Health/"
-HEALTH_OF = ("", SERVICE)
-"""What health checks may ask for: the whole server, and the service."""
 RETRY_LOADING_S = 2.0
 """Seconds after which a device may ask again that was refused because the target is not ready."""
 PROGRESS_EVERY_S = 1.0
@@ -33,26 +27,6 @@ REMIND_EVERY_S = 15.0
 """A phase that reports nothing for so long is logged again, with its duration."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-async def add_services(
-    servicer: session_pb2_grpc.VerifierServicer, checks: HealthServicer, to: grpc.aio.Server, *, reflected: bool
-) -> None:
-    """Serve a verifier's methods, its health checks and, if that is wanted, gRPC's reflection. It begins unhealthy."""
-    for name in HEALTH_OF:
-        await checks.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    add_verifier(servicer, to)
-    health_pb2_grpc.add_HealthServicer_to_server(checks, to)
-    if reflected:
-        from grpc_reflection.v1alpha import reflection  # few servers need it
-
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), to)
-
-
-async def set_serving(checks: HealthServicer) -> None:
-    """Have health checks answered with SERVING."""
-    for name in HEALTH_OF:
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
 
 
 class StartupService(session_pb2_grpc.VerifierServicer):
@@ -80,11 +54,11 @@ class StartupService(session_pb2_grpc.VerifierServicer):
                 self._log(f"still {self.phase}, {self._clock() - self._began:.0f} s after the start")
 
     async def admit(self, method: str, metadata: Metadata) -> str | None:
-        """Return the tenant of a call with one request that may be read: one with a ticket, or a health check (None).
+        """Return the tenant of a call with one request that may be read, by its ticket.
 
         Raises Unavailable while the target loads, and what refuses the ticket.
         """
-        return None if method.startswith(HEALTH) else await self._ready().admit(metadata)
+        return await self._ready().admit(metadata)
 
     async def Describe(self, request: session_pb2.DescribeRequest, context: Context) -> session_pb2.DescribeResponse:
         async with aborting(context):

@@ -7,13 +7,11 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from grpc_health.v1 import health_pb2
-
 from coordinator.api.admin_handlers import AdminHandlers
 from coordinator.api.authentication import Authenticator
 from coordinator.api.handlers import Handlers
 from coordinator.api.metrics import CoordinatorCollector
-from coordinator.api.services import SERVICES, Admission, add_services
+from coordinator.api.services import Admission, add_services
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
@@ -26,8 +24,7 @@ from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
 from outrider.telemetry.prometheus import registry
 from outrider.wire import channels
-from outrider.wire.health import HealthServicer
-from outrider.wire.strangers import Strangers
+from outrider.wire.health import Health
 
 log = logging.getLogger("coordinator")
 
@@ -46,22 +43,13 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config, keyring)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(handlers, releases, tenants, embedded)
-        strangers = Strangers(config.host_connections, config.max_connections)
-        server = channels.server(
-            max_rpcs=config.max_rpcs,
-            max_connections=config.max_connections,
-            admit=Admission(authenticator, handlers.counters),
-            strangers=strangers,
-        )
-        add_services(
-            server, handlers, releases, authenticator, admin, tenants, watch.health, reflects=config.reflection
-        )
+        server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
+        add_services(server, handlers, releases, authenticator, admin, tenants)
+        watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
-        await stack.enter_async_context(strangers.bounded(port))
         stack.push_async_callback(server.stop, config.stop_grace_s)
         await channels.start(server)
-        stack.push_async_callback(watch.health.enter_graceful_shutdown)
         task = asyncio.create_task(watch.forever(config.watch_interval_s))
         stack.push_async_callback(_cancelled, task)
         if config.window_control:
@@ -123,8 +111,8 @@ class StoreWatch:
     def __init__(
         self, handlers: Handlers, releases: ReleaseHandlers, tenants: TenantKeys, embedded: EmbeddedServer | None
     ) -> None:
-        self.health = HealthServicer()
-        """SERVING while the store answers."""
+        self.health = Health()
+        """Serving while the store answers."""
         self._handlers = handlers
         self._releases = releases
         self._tenants = tenants
@@ -158,17 +146,14 @@ class StoreWatch:
             except Exception:  # devices are placed whatever is wrong with a release
                 log.exception("tending releases failed; trying again")
         except Unavailable as error:
-            await self._set(False, str(error))
+            self._set(False, str(error))
         else:
-            await self._set(True, "the store answers again")
+            self._set(True, "the store answers again")
 
-    async def _set(self, serving: bool, why: str) -> None:
+    def _set(self, serving: bool, why: str) -> None:
         if serving != self._serving:
             log.warning("%s", why)
-        self._serving = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", *SERVICES):
-            await self.health.set(service, status)
+        self._serving = self.health.serving = serving
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
 
 from coordinator.api import admin_codec, codec
 from coordinator.api.admin_handlers import AdminHandlers
@@ -21,13 +20,12 @@ from coordinator.api.tenant_keys import TenantKeys
 from coordinator.releases.handlers import ReleaseHandlers
 from outrider.telemetry import logs, traces
 from outrider.wire.admission import Metadata
-from outrider.wire.health import HealthServicer
 from outrider.wire.status import abort
 from outrider.wire.ticket import target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 
-COORDINATOR, REGISTRY, ADMIN = SERVICES = tuple(
+COORDINATOR, REGISTRY, ADMIN = (
     pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Registry", "Admin")
 )
 
@@ -62,10 +60,7 @@ def _rpc(method: Callable[[_S, _Q, Caller], Awaitable[_A]]) -> Callable[[_S, _Q,
 
 
 class Admission:
-    """Authenticates the caller of every method: devices of Coordinator, verifiers of Registry, operators of Admin.
-
-    Everybody may check the health.
-    """
+    """Authenticates the caller of every method: devices of Coordinator, verifiers of Registry, operators of Admin."""
 
     def __init__(self, authenticator: Authenticator, counters: CoordinatorCounters) -> None:
         self._authenticator = authenticator
@@ -75,8 +70,6 @@ class Admission:
         """Note who calls, and return the tenant that has shown a key. Raises Unauthenticated, PermissionDenied or
         Unavailable."""
         _, service, name = method.split("/")
-        if service == health.SERVICE_NAME:
-            return None
         metadata = tuple(metadata)
         try:
             _caller.set(caller := await self._caller_of(service, metadata))
@@ -278,17 +271,9 @@ def add_services(
     authenticator: Authenticator,
     admin: AdminHandlers,
     tenants: TenantKeys,
-    health_servicer: HealthServicer,
-    *,
-    reflects: bool,
 ) -> None:
-    """Add every service of a coordinator, with health checks and, if it `reflects`, reflection."""
+    """Add every service of a coordinator."""
     parts = handlers, releases, authenticator
     stubs.add_CoordinatorServicer_to_server(CoordinatorServicer(*parts), server)  # type: ignore[no-untyped-call]
     stubs.add_RegistryServicer_to_server(RegistryServicer(*parts), server)  # type: ignore[no-untyped-call]
     stubs.add_AdminServicer_to_server(AdminServicer(*parts, admin, tenants), server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    if reflects:
-        from grpc_reflection.v1alpha import reflection  # few servers need it
-
-        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

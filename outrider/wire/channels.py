@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # settings name addresses and certificates, and a command's -
     import grpc
 
     from outrider.wire.admission import Admit
-    from outrider.wire.strangers import Strangers
 
 PING_EVERY_MS = 2_000
 """A client pings a silent server this often."""
@@ -53,11 +52,6 @@ CONNECT_TIMEOUT_MS = 20_000
 """The time of one attempt to connect: TCP and TLS take three to four round trips, of some seconds by satellite."""
 MAX_CONCURRENT_RPCS = 4_096
 """Further calls are refused with RESOURCE_EXHAUSTED before they cost anything."""
-WATCHERS = 64
-"""Further calls, so that those who watch the health (wire.health) take no other's place."""
-PUBLIC_REQUESTS = 4
-"""The most requests of strangers that are waited for at once (wire.admission), of up to MAX_MESSAGE_BYTES each, and as
-many calls of reflection: 32 MiB. They have places of their own, too."""
 MAX_STREAMS = 512
 """Calls at once over one connection; more wait at the client. A gateway with many sessions needs a few hundred."""
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -65,7 +59,7 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 300_000
 """Time after which a connection without calls is closed, which a stranger may hold; its client opens another one."""
 MAX_CONNECTIONS = 8_192
-"""Connections of a server; further ones are closed at once. wire.strangers bounds those without a credential."""
+"""Connections of a server; further ones are closed at once."""
 PENDING = 512
 """Calls that have come and that no code of ours has seen. Beyond these gRPC cancels some, and all beyond twice as many,
 at a fraction of what refusing them costs; honest callers try again. Each holds some 15 KB, and LOOKAHEAD_BYTES."""
@@ -110,6 +104,8 @@ _SERVER: _Options = (
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
     ("grpc.server.max_pending_requests", PENDING),
     ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING),
 )
@@ -179,32 +175,19 @@ def channel(
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
-def server(
-    *,
-    max_rpcs: int = MAX_CONCURRENT_RPCS,
-    max_connections: int = MAX_CONNECTIONS,
-    admit: Admit | None = None,
-    strangers: Strangers | None = None,
-) -> grpc.aio.Server:
+def server(*, max_rpcs: int = MAX_CONCURRENT_RPCS, admit: Admit | None = None) -> grpc.aio.Server:
     """Return a server without an address; `bind` gives it one.
 
     admit: decides about calls with one request before the request is read (wire.admission). Of max_rpcs calls at once
-    tenants may have as many each as are free. strangers: is told whose calls were admitted and whose were not.
+    tenants may have as many each as are free.
     """
     import grpc
 
     from outrider.wire.admission import AdmitBeforeReading  # needs gRPC, as above
-    from outrider.wire.strangers import Strangers
 
-    interceptors = [AdmitBeforeReading(admit, max_rpcs, strangers or Strangers())] if admit is not None else []
+    interceptors = [AdmitBeforeReading(admit, max_rpcs)] if admit is not None else []
     _raise_open_files()
-    most = max_rpcs + WATCHERS + 2 * PUBLIC_REQUESTS
-    options = (
-        *_SERVER,
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it in silence
-    )
-    return grpc.aio.server(options=options, maximum_concurrent_rpcs=most, interceptors=interceptors)
+    return grpc.aio.server(options=_SERVER, maximum_concurrent_rpcs=max_rpcs, interceptors=interceptors)
 
 
 def _raise_open_files() -> None:

@@ -10,9 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from peers import Peer, until
 
 from coordinator.api.server import running
@@ -166,19 +164,6 @@ def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_
     [line] = ran.stderr.splitlines()
     assert "outrider[coordinator]" in line
     assert list(tmp_path.glob("outrider-*")) == []
-
-
-async def test_reflection_names_the_services_if_it_is_asked_for(start):
-    stub = reflection_pb2_grpc.ServerReflectionStub((await start()).channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call.read()
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    stub = reflection_pb2_grpc.ServerReflectionStub((await start(reflection=True)).channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    names = {service.name for service in (await call.read()).list_services_response.service}
-    assert {"outrider.wire.v1.Coordinator", "outrider.wire.v1.Registry", "outrider.wire.v1.Admin"} <= names
-    assert "grpc.health.v1.Health" in names
 
 
 @pytest.mark.parametrize(

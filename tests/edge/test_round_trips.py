@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from delay_proxy import DelayProxy
-from grpc_health.v1 import health_pb2_grpc
 
 from edge_agent.session.round_trips import AGAIN_S, KEEP_S, MOST, REGIONS, UNREACHABLE_MS, RoundTrips
 from edge_agent.session.stream import Channels
 from outrider.wire.channels import bind, server
-from outrider.wire.health import HealthServicer
+from outrider.wire.health import Health
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
@@ -41,7 +40,7 @@ class Dialled:
 async def health() -> AsyncIterator[str]:
     """Return the address of a server that answers health checks."""
     running = server()
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), running)
+    Health().add_to(running)
     port = bind(running, "127.0.0.1:0")
     await running.start()
     yield f"127.0.0.1:{port}"
