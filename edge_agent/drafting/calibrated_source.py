@@ -88,17 +88,6 @@ class NodeProposals:
         """Return whether a source proposed this token."""
         return any(rated.token == token for rated in self._by_source.get(number, ()))
 
-    def predicted(self, number: int, token: int) -> bool | None:
-        """Return whether a source proposed this token first; None where it was not asked or had nothing to choose.
-
-        A source that was asked and proposed nothing did not: else one that keeps silent at hard places would seem
-        better than one that tries.
-        """
-        own = self._by_source.get(number)
-        if own is None or any(rated.margin == CERTAIN for rated in own):
-            return None
-        return any(rated.rank == 0 and rated.token == token for rated in own)
-
     def learn(self, token: int) -> None:
         """Update the calibrators with the token that the target committed here."""
         for number in self._by_source:

@@ -17,7 +17,6 @@ from functools import partial
 from edge_agent.drafting import growth
 from edge_agent.drafting.calibrated_source import CalibratedSource, NodeProposals
 from edge_agent.drafting.growth import ChildProposal, DecodeLatency, RankedNode, SpeculationPlan
-from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from outrider.core.errors import Overloaded
 from outrider.core.tree import ROOT, Node, TokenTree
@@ -120,21 +119,14 @@ class Drafter:
     """Drafts for one session at a time.
 
     sources: the best one first; those with a latency are models, which are asked where that gains the most per second.
-    All others are asked wherever their proposals could matter. One that fails is dropped for the session. health:
-    counts the first proposals of the best source that were accepted.
+    All others are asked wherever their proposals could matter. One that fails is dropped for the session.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[CalibratedSource],
-        clock: Callable[[], float] = time.monotonic,
-        health: DraftHealth | None = None,
-    ) -> None:
+    def __init__(self, sources: Sequence[CalibratedSource], clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = tuple(sources)
         self._models = [
             _Model(number, one, one.latency) for number, one in enumerate(sources) if one.latency is not None
         ]
-        self._health = health or DraftHealth()
         self._clock = clock
         self.decode_s = min((model.latency.of(1) for model in self._models), default=0.0)
         """Moving average of the duration of a decode."""
@@ -494,8 +486,6 @@ class Drafter:
         """Learn from the token that the target committed below a node."""
         proposals = state.proposals
         proposals.learn(token)
-        if (accepted := proposals.predicted(0, token)) is not None:
-            self._health.count(accepted)
         if len(state.evaluated) > 1:
             found = {number for number in state.evaluated if proposals.has(number, token)}
             for model in self._models:

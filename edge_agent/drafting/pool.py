@@ -19,7 +19,6 @@ from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import DecodeLatency
-from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
@@ -100,12 +99,10 @@ class DraftPool:
         options: DraftOptions,
         models: Sequence[LoadedModel] = (),
         release: str = "",
-        health: DraftHealth | None = None,
     ) -> None:
         self.name = name
         self.release = release
         """The same on every device that has this draft; empty where it is not to be compared."""
-        self.health = health or DraftHealth()
         self.closing = False
         """Whether it is being freed, so that no session can use it any more."""
         self._options = options
@@ -115,7 +112,7 @@ class DraftPool:
             loaded.context_length = self._chosen_length(loaded.model)
         self._workers: list[DraftWorker] = []
         self._idle: list[DraftWorker] = []
-        self._start_failure = ""
+        self.start_failure = ""
         """Why a worker could not start; such a worker keeps its place, so that not every session tries again."""
         self._offline_thread: ThreadPoolExecutor | None = None
         self._users = 0
@@ -131,7 +128,6 @@ class DraftPool:
         target_table: Sequence[bytes],
         options: DraftOptions,
         digest: str = "",
-        health: DraftHealth | None = None,
     ) -> Self:
         """Load a GGUF file, or several, and compare their vocabularies with the target's.
 
@@ -149,7 +145,7 @@ class DraftPool:
         release = models[0].digest
         if len(models) > 1:
             release = hashlib.sha256("".join(loaded.digest for loaded in models).encode()).hexdigest()
-        return cls(" + ".join(loaded.name for loaded in models), options, models, release, health)
+        return cls(" + ".join(loaded.name for loaded in models), options, models, release)
 
     @classmethod
     def ngram_only(cls, options: DraftOptions) -> Self:
@@ -180,8 +176,8 @@ class DraftPool:
             worker = self._idle.pop()
         elif len(self._workers) < self._options.workers:
             worker = self._started_worker()
-        elif self._start_failure:
-            raise ModelRefused(self._start_failure)
+        elif self.start_failure:
+            raise ModelRefused(self.start_failure)
         else:
             raise Overloaded(f"all draft workers are in use; draft_workers is {self._options.workers}")
         self._add_user()
@@ -191,10 +187,10 @@ class DraftPool:
             self.give_back(worker)
             raise
         except Exception as error:
-            self._start_failure = f"the draft {self.name} cannot start: {error}"
-            log.warning("%s", self._start_failure)
+            self.start_failure = f"the draft {self.name} cannot start: {error}"
+            log.warning("%s", self.start_failure)
             self._remove_user()
-            raise ModelRefused(self._start_failure) from error
+            raise ModelRefused(self.start_failure) from error
         return worker
 
     def give_back(self, worker: DraftWorker) -> None:
@@ -292,9 +288,9 @@ class DraftPool:
                         raise
                     log.warning("the draft %s cannot start, and others go on: %s", loaded.name, error)
             free = [self._ngram_source()] if self._options.ngram else []
-            return Drafter([*sources, *free], health=self.health)
+            return Drafter([*sources, *free])
 
-        return DraftWorker(build, owned.close, budget, failed=self.health.failed)
+        return DraftWorker(build, owned.close, budget)
 
     def _ngram_source(self) -> CalibratedSource:
         return CalibratedSource(NgramSource(), *self._ngram_calibrators)

@@ -58,8 +58,7 @@ class DraftWorker:
     """Runs one drafter on one thread, one session at a time; later ones profit from what its context still holds.
 
     build: makes the drafter, on the worker's thread. release: frees what `build` took, on the same thread.
-    budget: of CPU time; only prompts are read whatever it says. failed: receives, on the worker's thread, errors for
-    which the draft itself is to blame.
+    budget: of CPU time; only prompts are read whatever it says.
     """
 
     def __init__(
@@ -68,13 +67,11 @@ class DraftWorker:
         release: Callable[[], None] = lambda: None,
         budget: CpuBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
-        failed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._build = build
         self._release = release
         self._budget = budget or CpuBudget()
         self._clock = clock
-        self._failed = failed
         self._inbox = _Inbox()
         self._inbox_changed = threading.Condition()
         """Guards the inbox."""
@@ -127,7 +124,6 @@ class DraftWorker:
         try:
             self._drafter = self._build()
         except BaseException as error:
-            self._failed(_described(error))
             self._release()  # what it had taken before it failed
             self.ready.set_exception(error)
             return
@@ -145,16 +141,10 @@ class DraftWorker:
                 self._serve(drafter, inbox)
                 pause_s = None if self._report is None else self._draft(drafter)
             except Exception as error:
-                # Whatever breaks in the draft, the session goes on without it.
-                blamed = not isinstance(
-                    error, BadRequest
-                )  # not for a text that is too long for it, which may be common
-                level = logging.WARNING if blamed else logging.INFO
-                log.log(
-                    level, "the draft gave up for this session: %s", error, exc_info=log.isEnabledFor(logging.DEBUG)
-                )
-                if blamed:
-                    self._failed(_described(error))
+                # Whatever breaks in the draft, the session goes on without it. A text that is too long may be common.
+                level = logging.INFO if isinstance(error, BadRequest) else logging.WARNING
+                debugs = log.isEnabledFor(logging.DEBUG)
+                log.log(level, "the draft gave up for this session: %s", error, exc_info=debugs)
                 self._send(_described(error))
                 self._report = pause_s = None
 

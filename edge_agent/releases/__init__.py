@@ -1,1 +1,1 @@
-"""Draft releases on the device: signed by a publisher, fetched and checked here, tried out, then kept or given up."""
+"""Draft releases on the device: signed by a publisher, fetched, checked and loaded here."""

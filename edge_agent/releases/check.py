@@ -18,7 +18,7 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 RefusalKind = Literal[
     "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
     "unreachable", "truncated", "too long", "altered", "no room",  # by its file
-    "unusable", "vocabulary", "crashed", "failed", "worse",  # by what it did
+    "unusable", "vocabulary", "crashed",  # by what it did
 ]  # fmt: skip
 """Why a release was refused."""
 
@@ -85,7 +85,7 @@ def check(
     if manifest.version < state.floor:
         raise ReleaseRefused(
             "version",
-            f"{release} is older than version {state.floor}, which this device has found healthy as stable; "
+            f"{release} is older than version {state.floor}, which this device has loaded as stable; "
             "to go back to an old draft publish its file as a new version",
         )
     if manifest.size > max_bytes:

@@ -59,10 +59,7 @@ async def _forget(args: argparse.Namespace) -> None:
 
 def describe(state: ReleaseState) -> Iterator[str]:
     """Yield the lines in which a state is shown."""
-    trial = ""
-    if state.trial is not None:
-        trial = f", on trial: {state.trial.now.accepted} of {state.trial.now.proposed} first proposals accepted"
-    yield f"in use     {_release(state.current)}{trial}"
+    yield f"in use     {_release(state.current)}"
     yield f"last good  {_release(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
     yield f"device     {state.device_id}"

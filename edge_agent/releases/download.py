@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
@@ -29,8 +27,6 @@ log = logging.getLogger(__name__)
 _MIN_RATE = 1024.0
 """Bytes per second that a server must send on average over `stall_s`; if it is slower, the next URL is tried."""
 _MAX_REDIRECTS = 3
-_MAX_ETAG = 256
-"""Characters; a longer ETag is not kept."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -72,19 +68,10 @@ class Downloader:
     device's certificate.
     """
 
-    def __init__(
-        self,
-        store: ArtifactStore,
-        stall_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        tls: ClientTls | None = None,
-    ) -> None:
+    def __init__(self, store: ArtifactStore, stall_s: float, tls: ClientTls | None = None) -> None:
         self._store = store
         self._stall_s = stall_s
-        self._clock = clock
         self._tls = tls or ClientTls()
-        self._mismatched: set[str] = set()
-        """URLs that have served other bytes than the signed ones; they are tried last."""
 
     async def fetch(self, file: ReleaseFile) -> None:
         """Download the whole file into the store. If the download breaks off, the next call resumes it.
@@ -93,12 +80,10 @@ class Downloader:
         OSError if the disk is full.
         """
         refused: ReleaseRefused | None = None
-        for url in sorted(file.urls, key=self._mismatched.__contains__):
+        for url in file.urls:
             try:
                 return await self._fetch_from(url, file)
             except ReleaseRefused as error:
-                if error.kind in ("altered", "too long"):
-                    self._mismatched.add(url)
                 log.info("release %s from %s: %s", file.digest[:12], url, error)
                 # A server that altered the file is a more useful reason than another that cannot be reached.
                 if refused is None or error.kind != "unreachable":
@@ -122,17 +107,15 @@ class Downloader:
             )
         except DownloadRefused as error:
             raise ReleaseRefused(error.reason, str(error)) from error
-        finally:
-            if not self._store.partial_path(file.digest).exists():
-                self._etag_path(file).unlink(missing_ok=True)
 
     async def _chunks(self, url: str, file: ReleaseFile, offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield (position, bytes) of the file, from `offset` on, or from 0 if the server does not resume there.
 
         Raises ReleaseRefused or DownloadRefused.
         """
-        httpx, etag_path = _httpx(), self._etag_path(file)
-        start = position = offset
+        httpx, start, position = _httpx(), offset, offset
+        # Compression is not accepted, since a range counts the bytes of the file itself.
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
         try:
             tls = await asyncio.to_thread(_tls_context, self._tls)
             async with httpx.AsyncClient(
@@ -140,11 +123,10 @@ class Downloader:
             ) as client:
                 # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
                 async with asyncio.timeout(self._stall_s * (1 + _MAX_REDIRECTS)):
-                    request = client.build_request("GET", url, headers=_headers(offset, url, etag_path))
+                    request = client.build_request("GET", url, headers=headers)
                     answer = await client.send(request, stream=True)
                 async with contextlib.aclosing(answer):
                     start = position = _start_position(answer, offset, file)
-                    _keep_etag(etag_path, url, answer.headers.get("etag", ""))
                     async for piece in self._rate_checked(answer.aiter_raw()):
                         yield position, piece
                         position += len(piece)
@@ -157,17 +139,14 @@ class Downloader:
 
     async def _rate_checked(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Pass a body on. Raises ReleaseRefused if it falls below `_MIN_RATE` over a period of `stall_s`."""
-        since, received = self._clock(), 0
+        since, received = time.monotonic(), 0
         async for piece in pieces:
             yield piece
             received += len(piece)
-            if (elapsed_s := self._clock() - since) > self._stall_s:
+            if (elapsed_s := time.monotonic() - since) > self._stall_s:
                 if received < _MIN_RATE * elapsed_s:
                     raise ReleaseRefused("truncated", f"it was sent too slowly: {received} bytes in {elapsed_s:.1f} s")
-                since, received = self._clock(), 0
-
-    def _etag_path(self, file: ReleaseFile) -> Path:
-        return self._store.folder / f"{file.digest}.etag"
+                since, received = time.monotonic(), 0
 
 
 def _start_position(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
@@ -187,30 +166,6 @@ def _start_position(answer: httpx.Response, offset: int, file: ReleaseFile) -> i
             "too long", f"{answer.url} has {total} bytes, the signed manifest says {file.size}: nothing was read"
         )
     return start
-
-
-def _headers(offset: int, url: str, etag_path: Path) -> dict[str, str]:
-    """Return the request's headers. Compression is not accepted, since a range counts the bytes of the file itself."""
-    headers = {"accept-encoding": "identity"}
-    if offset:
-        headers["range"] = f"bytes={offset}-"
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            url_digest, _, tag = etag_path.read_text().partition("\n")
-            if tag and url_digest == _url_digest(url):
-                headers["if-range"] = tag
-    return headers
-
-
-def _keep_etag(path: Path, url: str, tag: str) -> None:
-    """Keep a strong ETag, with which a resumed download asks whether the server still has the same file."""
-    if tag and not tag.startswith("W/") and len(tag) <= _MAX_ETAG and tag.isprintable():
-        path.write_text(f"{_url_digest(url)}\n{tag}")
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _url_digest(url: str) -> str:
-    return hashlib.sha256(url.encode()).hexdigest()
 
 
 def _tls_context(tls: ClientTls) -> ssl.SSLContext:

@@ -13,18 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edge_agent.drafting.manager import DraftManager
+from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest_digest, signing_key_id
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
-from edge_agent.releases.state import InstalledRelease
-from edge_agent.releases.trials import ReleaseTrials, retry_backoff
+from edge_agent.releases.state import InstalledRelease, ReleaseState
 from edge_agent.session.coordinator_client import ReleaseOffer
+from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import ClientTls
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
 
+RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
+"""The pauses after what failed, at first and at most."""
+_RETIRE_S = 10.0
+"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
 _LOWER_SERIAL_S = 5.0
 """Pause before the coordinator is asked about a serial below the known one, which a verifier that lags may send."""
 _RECHECKS = 2
@@ -54,13 +60,16 @@ class UpdateOptions:
 Ask = Callable[[str, str, str], Awaitable[ReleaseOffer]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
 
+Fallback = Callable[[], DraftPool | None]
+"""Returns what is used without a release: n-grams, or None for nothing."""
+
 _Outcome = Literal["settled", "retry", "recheck", "news"]
 """The result of handling an offer: it is in use or never will be; it may be taken later; its file has come, so the
 coordinator is asked whether it is still offered; there is a newer offer."""
 
 
 class OfferFollower:
-    """Follows the offers: asks for one whenever there is news, and takes it; `trials` judges it meanwhile."""
+    """Follows the offers: asks for one whenever there is news, and makes the client's drafts follow it."""
 
     def __init__(
         self,
@@ -69,14 +78,16 @@ class OfferFollower:
         target: Target,
         loader: ReleaseLoader,
         refusals: RefusalLog,
-        trials: ReleaseTrials,
+        drafts: DraftManager,
+        fallback: Fallback,
     ) -> None:
         self._options = options
         self._ask = ask
         self._target = target
         self._loader = loader
         self._refusals = refusals
-        self.trials = trials
+        self._drafts = drafts
+        self._fallback = fallback
         self._downloader = Downloader(loader.folder.files, options.stall_s, tls=options.tls)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
@@ -85,7 +96,7 @@ class OfferFollower:
         """Serials of the latest notice and of the last settled offer. Where they differ the coordinator is asked."""
         self._not_before = 0.0
         self._rechecks = 0
-        self._retry = retry_backoff()
+        self._retry = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         self._altered: Counter[str] = Counter()
         """Fetches in vain by manifest digest."""
 
@@ -100,20 +111,15 @@ class OfferFollower:
         self._wake.set()
 
     async def run(self) -> None:
-        """Follow offers and judge releases until cancelled."""
-        judging = asyncio.create_task(self.trials.run())
-        try:
-            while True:
-                try:
-                    if self._noticed != self._settled and not self._wait_s:
-                        await self._update()
-                except Exception as error:
-                    log.exception("draft releases are tried again later: %s", error)
-                    self._retry.failed()
-                await self._pause()
-        finally:
-            judging.cancel()
-            await asyncio.wait({judging})
+        """Follow offers until cancelled."""
+        while True:
+            try:
+                if self._noticed != self._settled and not self._wait_s:
+                    await self._update()
+            except Exception as error:
+                log.exception("draft releases are tried again later: %s", error)
+                self._retry.failed()
+            await self._pause()
 
     @property
     def _wait_s(self) -> float:
@@ -137,7 +143,7 @@ class OfferFollower:
             noticed = self._noticed
             self._news.clear()
             try:
-                offer = await self._ask(self._target.weights_hash, self._loader.state.device_id, self.trials.in_use)
+                offer = await self._ask(self._target.weights_hash, self._loader.state.device_id, self._in_use)
             except OutriderError as error:
                 log.info("the coordinator could not say which release to use: %s", error)
                 outcome = "retry"
@@ -167,11 +173,9 @@ class OfferFollower:
     async def _take(self, offer: ReleaseOffer) -> _Outcome:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
         if not offer.manifest:
-            await self.trials.use_none()
-            return "settled"
-        state = self._loader.state.at(time.time())
-        options = self._options
-        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, state)
+            return await self._use_none()
+        folder, options = self._loader.folder, self._options
+        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, folder.state)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
@@ -179,16 +183,26 @@ class OfferFollower:
             manifest=manifest_digest(offer.manifest),
             key_id=signing_key_id(offer.manifest),
         )
-        if await self.trials.has(release):
+        if self._in_use == release.digest:
+            await self._loader.change(folder.state.take(release))  # it may be offered as a canary no longer
             return "settled"
-        self.trials.wanted = release.digest
-        if not await asyncio.to_thread(self._loader.folder.files.verify, release.digest):
+        if not await asyncio.to_thread(folder.files.verify, release.digest):
             urls = download_urls(manifest.urls, offer.base_url, release.digest)
             fetched = await self._fetch(ReleaseFile(release.digest, manifest.size, urls))
             return "recheck" if fetched else "news"
-        if not await self.trials.take(release):
-            return "retry"
+        if not await self._drafts.retired(_RETIRE_S):
+            return "retry"  # no third model is loaded
+        await self._use(await self._loader.take(release))
         log.info("drafting with release %s (version %d) from now on", release.digest[:12], release.version)
+        return "settled"
+
+    async def _use_none(self) -> _Outcome:
+        """Use no release, since none is offered; but never go back to before a stable release."""
+        state = self._loader.state
+        if state.current is not None and state.floor == 0:
+            return await self._go_back(state.left())
+        if state.current is not None and state.current.version > state.floor and state.last_good is not None:
+            return await self._go_back(state.dropped())
         return "settled"
 
     async def _on_refused(self, offer: ReleaseOffer, error: ReleaseRefused) -> _Outcome:
@@ -198,9 +212,31 @@ class OfferFollower:
             self._altered[manifest] += 1
         if error.kind in TRANSIENT and self._altered[manifest] < _MAX_ALTERED:
             return "retry"
-        self.trials.wanted = ""
-        await self.trials.withdraw(manifest)
+        state = self._loader.state
+        if state.current is not None and state.current.canary and state.current.manifest != manifest:
+            return await self._go_back(state.dropped())  # another release is offered, so the canary is over
         return "settled"
+
+    async def _go_back(self, state: ReleaseState) -> _Outcome:
+        """Use the current release of another state, whose file is here, or none."""
+        if state.current is not None and self._drafts.recall(state.current.digest):
+            await self._loader.change(state)
+            return "settled"
+        if not await self._drafts.retired(_RETIRE_S):
+            return "retry"
+        await self._loader.change(state)
+        pool = await self._loader.load_current()
+        await self._use(pool if pool is not None else self._fallback())
+        return "settled"
+
+    @property
+    def _in_use(self) -> str:
+        """Return the release that new sessions draft with; empty for none."""
+        return self._drafts.pool.release if self._drafts.pool is not None else ""
+
+    async def _use(self, pool: DraftPool | None) -> None:
+        self._drafts.replace(pool)
+        await asyncio.to_thread(self._loader.folder.tidy)
 
     async def _fetch(self, file: ReleaseFile) -> bool:
         """Fetch a file; return False where news come first, and then what has come of the file is kept."""

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind, ReleaseRefused
 from edge_agent.releases.folder import ReleaseFolder
-from edge_agent.releases.state import InstalledRelease, ReleaseState
+from edge_agent.releases.state import MOST_LOADS, InstalledRelease, ReleaseState
 from outrider.core.errors import VocabularyMismatch
 
 log = logging.getLogger(__name__)
@@ -21,9 +20,8 @@ log = logging.getLogger(__name__)
 _LOAD_TIMEOUT_S = 120.0
 """A draft that has not started within this time is refused."""
 
-
-LoadPool = Callable[[Path, str, str, DraftHealth], Awaitable[DraftPool]]
-"""(file, displayed name, digest, health) -> pool. Raises VocabularyMismatch if the target's is another."""
+LoadPool = Callable[[Path, str, str], Awaitable[DraftPool]]
+"""(file, displayed name, digest) -> pool. Raises VocabularyMismatch if the target's is another."""
 
 
 class RefusalLog:
@@ -61,18 +59,14 @@ class ReleaseLoader:
     async def load_first(self) -> DraftPool | None:
         """Load the draft to start with; return None for the fallback."""
         if not self.folder.writable:
-            return await self._load_proven()
+            return await self._load_unchanged()
         await self.recover()
         return await self.load_current()
 
     async def recover(self) -> None:
         """Recover from a crash of an earlier process, and drop releases of publishers that are no longer trusted."""
-        if self.state.busy and (release := self.state.current) is not None:
-            if (retrying := self.state.after_crash()) is not None:
-                log.warning("the process ended while it loaded release %s, which is tried again", release.digest)
-                await self.change(retrying)
-            else:
-                await self.give_up("crashed", "the process ended while the release was being loaded or on trial")
+        if self.state.loads >= MOST_LOADS:
+            await self.give_up("crashed", "processes have ended while they loaded it")
         trusting = self.state.trusting(self._trusted)
         if trusting != self.state:
             log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
@@ -95,14 +89,14 @@ class ReleaseLoader:
                 await self.give_up(error.kind, str(error))
         return None
 
-    async def take(self, release: InstalledRelease, before: FirstAcceptance) -> DraftPool:
+    async def take(self, release: InstalledRelease) -> DraftPool:
         """Make another release, whose file is in the folder, the current one, and load it.
 
-        before: counts of the draft in use. Raises ReleaseRefused; then the last good release is current again.
+        Raises ReleaseRefused; then the release before is current again.
         """
-        state = self.state.take(release, before, time.time())
+        before = self.state
         try:
-            await asyncio.to_thread(self.folder.write, state)
+            await asyncio.to_thread(self.folder.write, before.take(release).loading())
         except OSError as error:  # without this record, a release that crashes the process would do so at every start
             raise ReleaseRefused(
                 "no room", f"{self.folder.path} cannot be written: {error}; make it writable"
@@ -110,7 +104,8 @@ class ReleaseLoader:
         try:
             return await self._load_and_record(release)
         except ReleaseRefused as error:
-            await self.change(self.state.gave_up(error.kind, str(error), time.time()))
+            refused = self.state.gave_up(error.kind, str(error), time.time()).refused
+            await self.change(before.model_copy(update={"refused": refused}))
             raise
 
     async def give_up(self, kind: RefusalKind, reason: str) -> None:
@@ -121,22 +116,21 @@ class ReleaseLoader:
         await self.change(self.state.gave_up(kind, reason, time.time()))
         good = self.state.current
         fallback = f"release {good.digest[:12]} (version {good.version})" if good else "n-grams alone"
-        expiry = "a day has passed, or " if kind == "worse" else ""  # state.WORSE_HOLDS_S
         self._refusals.note(
             kind,
             release.manifest,
             f"release {release.digest[:12]} (version {release.version}) was given up: {reason}; back to {fallback}, "
-            f"and this one is not taken again before {expiry}`outrider-edge releases forget`",
+            "and this one is not taken again before `outrider-edge releases forget`",
         )
 
-    async def _load_proven(self) -> DraftPool | None:
-        """Load the release that the process with the lock has found good, and leave the folder as it is."""
+    async def _load_unchanged(self) -> DraftPool | None:
+        """Load the release that the process with the lock has loaded, and leave the folder as it is."""
         state = self.state.trusting(self._trusted)
-        release = state.last_good if state.busy or state.trial else state.current
+        release = state.last_good if state.loads else state.current
         if release is None or not await self._is_intact(release):
             return None
         try:
-            return await self._load_pool(release, DraftHealth())
+            return await self._load_pool(release)
         except ReleaseRefused as error:
             log.warning("%s", error)
             return None
@@ -146,8 +140,7 @@ class ReleaseLoader:
 
     async def _load_and_record(self, release: InstalledRelease) -> DraftPool:
         """Load the current release, which the state says is being loaded, and record success. Raises ReleaseRefused."""
-        trial = self.state.trial
-        pool = await self._load_pool(release, DraftHealth(trial.now if trial else None))
+        pool = await self._load_pool(release)
         try:
             await self.change(self.state.loaded())
         except BaseException:
@@ -155,17 +148,17 @@ class ReleaseLoader:
             raise
         return pool
 
-    async def _load_pool(self, release: InstalledRelease, health: DraftHealth) -> DraftPool:
+    async def _load_pool(self, release: InstalledRelease) -> DraftPool:
         """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
         name = f"release {release.digest[:12]} (version {release.version})"
         file = self.folder.files.path(release.digest)
         pool: DraftPool | None = None
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
-                pool = await self._load(file, f"version {release.version}", release.digest, health)
+                pool = await self._load(file, f"version {release.version}", release.digest)
                 await pool.warm_up()
-            if health.failure:
-                raise ReleaseRefused("unusable", f"{name} cannot start: {health.failure}")
+            if pool.start_failure:
+                raise ReleaseRefused("unusable", f"{name}: {pool.start_failure}")
             return pool
         except BaseException as error:
             if pool is not None:

@@ -1,7 +1,7 @@
 """Keep a client's draft up to date with what its coordinator offers and its publishers have signed.
 
-A release is checked by its manifest, fetched, hashed, loaded, compared with the target's token table, swapped in and
-tried out while sessions run. Where any of this fails, the sessions keep the draft that they have.
+A release is checked by its manifest, fetched, hashed, loaded, compared with the target's token table, and swapped in
+while sessions run. Where any of this fails, the sessions keep the draft that they have.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
 from edge_agent.releases.check import RefusalKind
 from edge_agent.releases.folder import ReleaseFolder
-from edge_agent.releases.follower import Ask, OfferFollower, UpdateOptions
+from edge_agent.releases.follower import Ask, Fallback, OfferFollower, UpdateOptions
 from edge_agent.releases.loader import LoadPool, RefusalLog, ReleaseLoader
-from edge_agent.releases.trials import Fallback, ReleaseTrials
 from outrider.wire.ticket import Target
 
 log = logging.getLogger(__name__)
@@ -43,28 +42,13 @@ class ReleaseUpdater:
 
     @property
     def refused(self) -> Counter[RefusalKind]:
-        """Return the releases that were offered and not taken, or given up, by reason; each counts once."""
+        """Return the releases that were offered and not taken, or given up; each counts once by reason."""
         return self._refusals.by_kind
-
-    @property
-    def swaps(self) -> int:
-        """Return the number of times that the draft was replaced."""
-        return self._follower.trials.swaps if self._follower is not None else 0
-
-    @property
-    def on_trial(self) -> bool:
-        """Return whether a release is in use that has not proved itself yet."""
-        return self._loader is not None and self._loader.state.trial is not None
 
     @property
     def device_id(self) -> str:
         """Return the id by which releases are offered to this device; empty before `begin` and without a folder."""
         return self._loader.state.device_id if self._loader is not None else ""
-
-    @property
-    def floor(self) -> int:
-        """Return the version below which no release is taken."""
-        return self._loader.state.floor if self._loader is not None else 0
 
     def notice(self, serial: int) -> None:
         """Note that the cluster's releases have changed; `serial` grows with every change."""
@@ -73,13 +57,13 @@ class ReleaseUpdater:
             self._follower.notice(serial)
 
     async def begin(self, target: Target, load: LoadPool) -> DraftPool | None:
-        """Load the release that this device has found good, or has on trial; None where there is none."""
+        """Load the release that this device has loaded before; None where there is none."""
         await self._close_folder()
         self._target, self._load = target, load
         try:
             self._loader = await self._open_folder(load)
             if not self._loader.folder.writable:
-                log.info("another process maintains %s: this one uses its last good draft", self._loader.folder.path)
+                log.info("another process maintains %s: this one uses the same draft", self._loader.folder.path)
             return await self._loader.load_first()
         except (OSError, ImportError) as error:
             log.warning("no releases are used, since their folder %s cannot be: %s", self._options.root, error)
@@ -92,7 +76,7 @@ class ReleaseUpdater:
             self._task = asyncio.create_task(self._follow(self._loader, self._load, drafts, fallback))
 
     async def close(self) -> None:
-        """End in order, before the client's drafts are closed; a trial goes on with the next start."""
+        """End in order, before the client's drafts are closed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -111,10 +95,10 @@ class ReleaseUpdater:
                     await loader.recover()
             except OSError as error:
                 log.info("the folder of draft releases cannot be used: %s", error)
-        trials = ReleaseTrials(loader, drafts, fallback)
-        self._follower = OfferFollower(self._options, self._ask, self._target, loader, self._refusals, trials)
-        self._follower.notice(self._serial)
-        await self._follower.run()
+        follower = OfferFollower(self._options, self._ask, self._target, loader, self._refusals, drafts, fallback)
+        self._follower = follower
+        follower.notice(self._serial)
+        await follower.run()
 
     async def _open_folder(self, load: LoadPool) -> ReleaseLoader:
         """Open the target's folder. Raises OSError where it cannot be used."""
@@ -122,9 +106,8 @@ class ReleaseUpdater:
         return ReleaseLoader(folder, load, self._refusals, self._options.keys)
 
     async def _close_folder(self) -> None:
-        """Write down that nothing is under way any more, and leave the folder to other processes."""
+        """Note that nothing is being loaded any more, and leave the folder to other processes."""
         loader, self._loader = self._loader, None
         if loader is not None and loader.folder.writable:
-            first_acceptance = self._follower.trials.first_acceptance if self._follower is not None else None
-            await loader.change(loader.state.paused(first_acceptance))
+            await loader.change(loader.state.ended())
             loader.folder.close()

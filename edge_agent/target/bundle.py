@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_agent.drafting.health import DraftHealth
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
 from edge_agent.releases.loader import LoadPool
 from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
@@ -124,8 +123,8 @@ class BundleLoader:
         tokenizer = await self._tokenizer(description)
         template = await self._template(description, tokenizer)
 
-        def load(path: Path, name: str, digest: str, health: DraftHealth) -> Awaitable[DraftPool]:
-            return DraftPool.load(path, name, tokenizer.table, self._options(description), digest, health)
+        def load(path: Path, name: str, digest: str) -> Awaitable[DraftPool]:
+            return DraftPool.load(path, name, tokenizer.table, self._options(description), digest)
 
         drafts = await first_draft(description.target, load) if first_draft is not None else None
         if drafts is None:

@@ -23,7 +23,6 @@ class Behaviour:
     drip_headers: bool = False
     """Drip the headers, too: another line each time, without end."""
     ranges: bool = True
-    etag: str = ""
     flip: int = -1
     """Position of a byte that is altered."""
     extra: bytes = b""
@@ -31,8 +30,6 @@ class Behaviour:
     lengths: bool = True
     """False: send a body without Content-Length, which ends with the connection."""
     status: int = 0
-    wrong_range: int = 0
-    """Offset by which partial answers begin later than requested."""
     location: str = ""
     """Address of a redirect."""
 
@@ -105,9 +102,8 @@ class FileServer:
         data += how.extra
         start, status = 0, "200 OK"
         lines = ["Connection: close"]
-        fresh = "if-range" not in headers or headers["if-range"] == how.etag
-        if how.ranges and "range" in headers and fresh:
-            start = int(headers["range"].removeprefix("bytes=").removesuffix("-")) + how.wrong_range
+        if how.ranges and "range" in headers:
+            start = int(headers["range"].removeprefix("bytes=").removesuffix("-"))
             if start >= len(data):
                 writer.write(b"HTTP/1.1 416 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
                 await writer.drain()
@@ -116,7 +112,6 @@ class FileServer:
             lines.append(f"Content-Range: bytes {start}-{len(data) - 1}/{len(data)}")
         body = bytes(data[start:])
         lines += [f"Content-Length: {len(body)}"] if how.lengths else []
-        lines += [f"ETag: {how.etag}"] if how.etag else []
         writer.write(("\r\n".join([f"HTTP/1.1 {status}", *lines]) + "\r\n\r\n").encode())
         await self._body(writer, body)
 

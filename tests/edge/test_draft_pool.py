@@ -121,7 +121,7 @@ async def test_a_draft_is_refused_while_no_thread_can_start_and_not_afterwards(m
     for _ in range(2):
         with pytest.raises(ModelRefused, match="can't start new thread"):
             await pool.take()
-    assert pool.health.failure == ""  # the draft is not to blame
+    assert pool.start_failure == ""  # the draft is not to blame
     monkeypatch.undo()
     pool.give_back(await pool.take())
     await pool.close()

@@ -11,7 +11,6 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
 from edge_agent.drafting.growth import DecodeLatency, RankedNode, SpeculationPlan, choose_leaves
-from edge_agent.drafting.health import DraftHealth, FirstAcceptance
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
@@ -374,22 +373,6 @@ def test_a_run_that_must_follow_counts_with_all_its_nodes_in_the_price_of_a_deco
     assert chosen([*run, end, *others], flat) == [10, 11, 12, 13, 14, 15, 1, 2]  # 8 rows are the widest
     assert chosen(others, flat) == [2, 3]
     assert chosen(others, steep) == [2]
-
-
-def test_first_guesses_are_counted_once_the_target_has_spoken() -> None:
-    health = DraftHealth()
-    source = ScriptedSource(quality=1.0)
-    made = Drafter([model(source)], health=health)
-    made.begin(DraftTask(PROMPT), PLAN)
-    assert made.step()
-    right = target(PROMPT)
-    made.advance([right])
-    assert health.first_acceptance == FirstAcceptance(1, 1)
-    made.advance([0])  # nobody had asked the draft what comes here
-    assert health.first_acceptance == FirstAcceptance(1, 1)
-    assert made.step()
-    made.advance([(target((*PROMPT, right, 0)) + 1) % VOCABULARY])
-    assert health.first_acceptance == FirstAcceptance(2, 1)
 
 
 def test_a_run_of_n_grams_is_evaluated_by_the_model_in_one_decode() -> None:

@@ -152,8 +152,6 @@ def test_a_proposal_that_must_follow_is_certain_and_teaches_nothing() -> None:
     assert proposals.children == {7: (1.0, True)}
     proposals.learn(7)
     assert calibrator.observations == 0
-    proposals.add(0, calibrator, [Proposal(7, 0, CERTAIN)], 1, leads=True)
-    assert proposals.predicted(0, 7) is None  # which says nothing of the draft
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)])

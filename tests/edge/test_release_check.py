@@ -71,7 +71,7 @@ def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_given() -
         manifest=manifest_digest(signed),
         digest=MANIFEST.digest,
         version=5,
-        kind="worse",
+        kind="unusable",
         reason="it was bad",
         at_unix=1.0,
     )

@@ -16,7 +16,6 @@ import pytest
 from certificate import private, self_signed
 from file_server import Behaviour, FileServer, wanted
 
-from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.releases.check import ReleaseRefused
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
 from outrider.artifacts.store import ArtifactStore
@@ -35,7 +34,7 @@ async def server() -> AsyncIterator[FileServer]:
 
 @pytest.fixture
 def downloader(tmp_path: Path) -> Downloader:
-    return Downloader(ArtifactStore(tmp_path, ".gguf"), stall_s=0.5)
+    return Downloader(ArtifactStore(tmp_path, ".gguf"), stall_s=0.2)
 
 
 async def refused(downloader: Downloader, what: ReleaseFile, path: Path) -> ReleaseRefused:
@@ -56,26 +55,12 @@ async def test_a_file_that_is_there_is_not_asked_for_again(
     assert os.listdir(tmp_path) == [FILE]
 
 
-@pytest.mark.parametrize("etag", ["", '"strong"', 'W/"weak"'])
-async def test_what_broke_off_goes_on_where_it_was(
-    server: FileServer, downloader: Downloader, tmp_path: Path, etag: str
-) -> None:
-    server.behaviour = Behaviour(break_after=100_000, etag=etag)
+async def test_what_broke_off_goes_on_where_it_was(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
+    server.behaviour = Behaviour(break_after=100_000)
     error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     assert error.kind == "truncated" and "100000 of 300000 bytes" in str(error)
     await downloader.fetch(wanted(DIGEST, DATA, server))
     assert server.ranges == ["", "bytes=100000-"]
-    assert server.asked[-1][1].get("if-range", "") == (etag if etag.startswith('"') else "")
-    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-
-
-async def test_a_file_that_changed_meanwhile_is_begun_anew(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    server.behaviour = Behaviour(break_after=1000, etag='"one"', flip=3)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
-    server.behaviour = Behaviour(etag='"two"')
-    await downloader.fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
@@ -97,16 +82,6 @@ async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
-async def test_a_file_that_breaks_off_at_the_same_place_again_is_truncated_again(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    kinds = []
-    for _ in range(2):
-        server.behaviour = Behaviour(break_after=1000, ranges=False)
-        kinds.append((await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind)
-    assert kinds == ["truncated", "truncated"]
-
-
 @pytest.mark.parametrize(
     ("behaviour", "kind", "said"),
     [
@@ -115,7 +90,7 @@ async def test_a_file_that_breaks_off_at_the_same_place_again_is_truncated_again
         (Behaviour(extra=b"more", lengths=False), "too long", "beyond the 300000 bytes"),
         (Behaviour(break_after=299_999, lengths=False), "truncated", "299999 of 300000 bytes"),
         (Behaviour(stall_after=5), "truncated", "5 of 300000 bytes"),
-        (Behaviour(drip_s=0.1), "truncated", "too slowly"),
+        (Behaviour(drip_s=0.05), "truncated", "too slowly"),
         (Behaviour(status=503), "unreachable", "status 503"),
     ],
     ids=["altered", "announced too long", "too long", "truncated", "stalled", "dripping", "an error"],
@@ -128,39 +103,20 @@ async def test_what_is_not_the_file_is_refused_and_named(
     error = await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
     assert error.kind == kind and said in str(error)
     assert time.monotonic() - begun < 3.0
+    if kind in ("altered", "too long"):
+        assert os.listdir(tmp_path) == []
 
 
-async def test_nothing_of_an_altered_file_is_kept(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
-    server.behaviour = Behaviour(flip=0, etag='"x"')
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
-    assert os.listdir(tmp_path) == []
-
-
-async def test_another_part_than_was_asked_for_is_thrown_away_and_the_whole_file_fetched(
-    server: FileServer, downloader: Downloader, tmp_path: Path
+@pytest.mark.parametrize(
+    "first_does", [Behaviour(break_after=200_000), Behaviour(flip=9)], ids=["breaks off", "alters"]
+)
+async def test_the_next_address_goes_on_with_what_the_first_one_brought_if_it_is_right(
+    server: FileServer, downloader: Downloader, tmp_path: Path, first_does: Behaviour
 ) -> None:
-    server.behaviour = Behaviour(break_after=1000)
-    await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)
-    server.behaviour = Behaviour(wrong_range=10)
-    await downloader.fetch(wanted(DIGEST, DATA, server))
-    assert server.ranges == ["", "bytes=1000-", ""]
-    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-
-
-async def test_the_next_address_goes_on_with_what_the_first_one_brought(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(break_after=200_000)) as first:
+    alters = first_does.flip >= 0
+    async with FileServer({f"{DIGEST}.gguf": DATA}, first_does) as first:
         await downloader.fetch(wanted(DIGEST, DATA, first, server))
-    assert server.ranges == ["bytes=200000-"]
-    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-
-
-async def test_a_server_that_alters_the_file_does_not_keep_the_next_one_from_being_asked(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
-        await downloader.fetch(wanted(DIGEST, DATA, first, server))
+    assert server.ranges == ["" if alters else "bytes=200000-"]
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
@@ -179,26 +135,9 @@ async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: D
     assert "--artifacts" in str(nowhere)
 
 
-async def test_a_server_with_a_certificate_of_the_clusters_own_authority_is_trusted_where_that_is_named(
+async def test_a_server_of_the_clusters_own_authority_is_trusted_where_that_is_named_and_shown_the_devices_certificate(
     tmp_path: Path,
 ) -> None:
-    authority, context = await asyncio.to_thread(private, tmp_path)
-    async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
-        untrusted = await refused(
-            Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0), wanted(DIGEST, DATA, server), tmp_path / FILE
-        )
-        assert untrusted.kind == "unreachable" and "CERTIFICATE_VERIFY_FAILED" in str(untrusted)
-        await Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, tls=ClientTls(authority)).fetch(
-            wanted(DIGEST, DATA, server)
-        )
-    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-    nothing = Downloader(ArtifactStore(tmp_path, ".gguf"), 5.0, tls=ClientTls(tmp_path / "missing.pem"))
-    assert "correct that file" in str(
-        await refused(nothing, wanted("0" * 64, DATA, server), tmp_path / f"{'0' * 64}.gguf")
-    )
-
-
-async def test_a_server_that_asks_for_a_certificate_is_shown_the_devices(tmp_path: Path) -> None:
     for name in ("server", "device"):
         (tmp_path / name).mkdir()
     authority, context = private(tmp_path / "server")
@@ -207,35 +146,18 @@ async def test_a_server_that_asks_for_a_certificate_is_shown_the_devices(tmp_pat
     context.load_verify_locations(device.cert)
     store = ArtifactStore(tmp_path, ".gguf")
     async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
-        without = Downloader(store, 5.0, tls=ClientTls(authority))
-        assert (await refused(without, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
+        for less in (ClientTls(), ClientTls(authority)):
+            without = Downloader(store, 5.0, tls=less)
+            assert (await refused(without, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
         trust = ClientTls(authority, device.cert, device.key)
         await Downloader(store, 5.0, tls=trust).fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
-def test_a_clients_own_authority_is_the_one_that_its_downloads_trust(tmp_path: Path) -> None:
-    settings = EdgeSettings(release_keys="ab" * 32, tls_ca=tmp_path / "settings.pem")
-    for tls in (ClientTls(tmp_path / "argument.pem"), None):
-        client = AsyncClient(coordinator="127.0.0.1:1", settings=settings, tls=tls)
-        assert client.updates is not None and client.updates._options.tls is not None
-        assert client.updates._options.tls.ca == (tls.ca if tls is not None else settings.tls_ca)
-
-
-async def test_a_mirror_that_alters_the_file_is_asked_last_from_then_on(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    server.behaviour = Behaviour(break_after=200_000)
-    async with FileServer({f"{DIGEST}.gguf": DATA}, Behaviour(flip=9)) as first:
-        await refused(downloader, wanted(DIGEST, DATA, first, server), tmp_path / FILE)
-        await downloader.fetch(wanted(DIGEST, DATA, first, server))
-        assert len(first.asked) == 1 and server.ranges == ["", "bytes=200000-"]
-
-
 async def test_headers_that_drip_without_end_are_not_waited_for(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
-    server.behaviour = Behaviour(drip_headers=True, drip_s=0.1)
+    server.behaviour = Behaviour(drip_headers=True, drip_s=0.05)
     async with asyncio.timeout(10.0):
         assert (await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
 
@@ -250,13 +172,6 @@ async def test_what_a_full_disk_holds_of_a_file_is_given_back(
     with pytest.raises(OSError, match="299000 bytes are to come, 298000 are free"):
         await downloader.fetch(wanted(DIGEST, DATA, server))
     assert len(server.asked) == 1 and os.listdir(tmp_path) == []
-
-
-async def test_a_disk_without_room_is_an_oserror(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
-    (tmp_path / f"{DIGEST}.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        await downloader.fetch(wanted(DIGEST, DATA, server))
-    assert os.listdir(tmp_path) == []
 
 
 def test_relative_addresses_begin_with_the_coordinators_and_others_than_http_are_left_out() -> None:

@@ -13,18 +13,15 @@ from pathlib import Path
 import pytest
 from file_server import Behaviour, FileServer
 
-from edge_agent.drafting.health import WINDOW, DraftHealth, FirstAcceptance
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool, LoadedModel
-from edge_agent.releases import trials
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
-from edge_agent.releases.state import ReleaseState
-from edge_agent.releases.trials import ReleaseTrials
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.artifacts import atomic_files
+from outrider.core.errors import ModelRefused
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 
@@ -35,8 +32,8 @@ SIGNER = Signer.generate()
 class Pool(DraftPool):
     """Stand in for a draft pool without a model, and record whether it was closed."""
 
-    def __init__(self, release: str, health: DraftHealth | None = None) -> None:
-        super().__init__(release[:4], DraftOptions(), release=release, health=health)
+    def __init__(self, release: str) -> None:
+        super().__init__(release[:4], DraftOptions(), release=release)
         self.closed = False
 
     @property
@@ -59,30 +56,37 @@ class Device:
         self.drafts = DraftManager(Pool(NGRAM))
         self.offer = ReleaseOffer(0)
         self.asked = 0
+        self.unusable: set[str] = set()
+        """Digests of files that cannot be loaded."""
         self.refusals = RefusalLog()
         options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, 1 << 20, folder, stall_s=20.0, spread_s=0.0)
-        loader = ReleaseLoader(self.folder, self._load, self.refusals, options.keys)
-        self.trials = ReleaseTrials(loader, self.drafts, lambda: Pool(NGRAM))
-        self.follower = OfferFollower(options, self._ask, TARGET, loader, self.refusals, self.trials)
+        self.loader = ReleaseLoader(self.folder, self.load, self.refusals, options.keys)
+        self.follower = OfferFollower(
+            options, self._ask, TARGET, self.loader, self.refusals, self.drafts, lambda: Pool(NGRAM)
+        )
 
-    async def _load(self, path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
-        return Pool(digest, health)
+    async def load(self, path: Path, name: str, digest: str) -> DraftPool:
+        if digest in self.unusable:
+            raise ModelRefused("it broke")
+        return Pool(digest)
 
     async def _ask(self, *_: str) -> ReleaseOffer:
         self.asked += 1
         return self.offer
 
-    def publish(self, version: int, *, canary: bool = False, announce: bool = True, size: int = 0) -> str:
+    def publish(self, version: int, *, canary: bool = False, announce: bool = True, usable: bool = True) -> str:
         """Let the cluster offer a release from now on, and return its name."""
         data = f"draft {version}".encode() * 1000
         digest = hashlib.sha256(data).hexdigest()
         self.files.files[f"artifacts/{digest}.gguf"] = data
+        if not usable:
+            self.unusable.add(digest)
         manifest = Manifest(
             version=version,
             weights_hash=TARGET.weights_hash,
             tokenizer_hash=TARGET.tokenizer_hash,
             artifact=f"sha256:{digest}",
-            size=size or len(data),
+            size=len(data),
             quantization="Q8_0",
         )
         self.offer = ReleaseOffer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
@@ -92,27 +96,17 @@ class Device:
 
     @property
     def in_use(self) -> str:
-        return self.trials.in_use
+        return self.drafts.pool.release if self.drafts.pool is not None else ""
 
-    @property
-    def pool(self) -> DraftPool:
-        assert self.drafts.pool is not None
-        return self.drafts.pool
-
-    async def takes(self, version: int, *, canary: bool = False, prove: bool = True) -> str:
+    async def takes(self, version: int, *, canary: bool = False) -> str:
         digest = self.publish(version, canary=canary)
         await until(lambda: self.in_use == digest)
-        if prove:
-            for _ in range(WINDOW):
-                self.pool.health.count(True)
-            await until(lambda: self.folder.state.trial is None)
         return digest
 
 
 @pytest.fixture
 async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
-    monkeypatch.setattr(trials, "RETRY_FIRST_S", 0.1)
-    monkeypatch.setattr(trials, "LOOK_S", 0.01)
+    monkeypatch.setattr("edge_agent.releases.follower.RETRY_FIRST_S", 0.05)
     async with FileServer() as files:
         device = Device(files, tmp_path)
         running = asyncio.create_task(device.follower.run())
@@ -127,27 +121,16 @@ async def until(condition: Callable[[], object], within_s: float = 10.0) -> None
     give_up = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < give_up, "it did not come to that"
-        await asyncio.sleep(0.01)
-
-
-async def test_a_draft_that_fails_is_left_although_the_next_one_is_still_coming(device: Device) -> None:
-    await device.takes(1, prove=False)
-    device.files.behaviour = Behaviour(stall_after=10)
-    device.publish(2)
-    await until(lambda: len(device.files.asked) == 2)
-    device.pool.health.failed("llama_decode returned -3")
-    await until(lambda: device.in_use == NGRAM)
-    assert dict(device.refusals.by_kind) == {"failed": 1}
+        await asyncio.sleep(0.005)
 
 
 async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(device: Device) -> None:
     device.files.behaviour = Behaviour(stall_after=10)
-    bad = device.publish(1, canary=True)
+    device.publish(1, canary=True)
     await until(lambda: device.files.asked)
     device.files.behaviour = Behaviour()
-    good = device.publish(2)
-    await until(lambda: device.in_use == good)
-    assert device.folder.state.last_good is None and bad != good
+    await device.takes(2)
+    assert device.folder.state.last_good is None
 
 
 async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(device: Device) -> None:
@@ -155,17 +138,37 @@ async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(de
     bad = device.publish(1, canary=True)
     await until(lambda: device.files.asked)
     good = device.publish(2, announce=False)  # the device has had no notice yet
-    await until(lambda: device.in_use != NGRAM, within_s=30.0)
-    assert device.in_use == good and device.trials.swaps == 1 and bad != good
+    seen = set[str]()
+    await until(lambda: seen.add(device.in_use) or device.in_use == good, within_s=30.0)
+    assert bad not in seen
 
 
-async def test_a_canary_that_is_rolled_back_is_left_although_what_is_offered_instead_was_refused_here(
-    device: Device,
-) -> None:
-    await device.takes(1, prove=False)
+async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(device: Device) -> None:
+    good = await device.takes(1)
+    device.publish(2, usable=False)
+    await until(lambda: device.refusals.by_kind["unusable"])
+    device.follower.notice(device.offer.serial + 1)
+    await until(lambda: device.refusals.by_kind["remembered"])
+    state = device.folder.state
+    assert device.in_use == good and state.current is not None and state.current.digest == good and state.floor == 1
+
+
+async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: Device) -> None:
+    good = await device.takes(1)
+    await device.takes(2, canary=True)
+    device.publish(1)
+    await until(lambda: device.in_use == good)
+    await device.takes(3, canary=True)
+    device.offer = ReleaseOffer(device.offer.serial + 1)  # nothing is offered any more
+    device.follower.notice(device.offer.serial)
+    await until(lambda: device.in_use == good)
+    assert device.folder.state.floor == 1 and not device.refusals.by_kind
+
+
+async def test_a_canary_is_left_although_what_is_offered_instead_was_refused_here(device: Device) -> None:
+    device.publish(1, usable=False)
+    await until(lambda: device.refusals.by_kind["unusable"])
     refused = device.offer
-    device.pool.health.failed("it broke")
-    await until(lambda: device.in_use == NGRAM)
     await device.takes(2, canary=True)
     device.offer = dataclasses.replace(refused, serial=device.offer.serial + 1)
     device.follower.notice(device.offer.serial)
@@ -173,44 +176,33 @@ async def test_a_canary_that_is_rolled_back_is_left_although_what_is_offered_ins
     assert device.refusals.by_kind["remembered"] == 1
 
 
-async def test_a_serial_that_nobody_has_does_not_make_it_deaf(device: Device) -> None:
+async def test_a_serial_that_nobody_has_or_that_went_back_does_not_make_it_deaf(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.releases.follower._LOWER_SERIAL_S", 0.05)
     device.follower.notice((1 << 64) - 1)
     await until(lambda: device.asked >= 3)
-    new = device.publish(1)
-    await until(lambda: device.in_use != NGRAM)
-    assert device.in_use == new
-
-
-async def test_a_serial_that_went_back_is_followed_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.releases.follower._LOWER_SERIAL_S", 0.1)
+    await device.takes(1)
+    await until(lambda: device.follower._settled == device.follower._noticed == 1)
     device.offer = ReleaseOffer(100)
     device.follower.notice(100)
     await until(lambda: device.follower._settled == 100)
     device.offer = ReleaseOffer(2)
-    new = device.publish(1)
-    assert device.offer.serial == 3
-    await until(lambda: device.in_use == new)
+    await device.takes(2)
 
 
-async def test_a_full_disk_does_not_keep_a_draft_that_fails_in_use(
-    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    await device.takes(1, prove=False)
+async def test_without_room_for_the_state_no_release_is_taken(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = await device.takes(1)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(atomic_files, "write", full)
-        device.pool.health.failed("it broke")
-        await until(lambda: device.in_use == NGRAM)
-        assert "changes are lost" in caplog.text and "Traceback" not in caplog.text
-        device.publish(2)
+        new = device.publish(2)
         await until(lambda: device.refusals.by_kind["no room"])
-        assert device.in_use == NGRAM
-    device.follower.notice(99)
-    await until(lambda: device.in_use != NGRAM)
-    assert device.folder.state.refused[0].kind == "failed"
+        assert device.in_use == good
+    await until(lambda: device.in_use == new)
 
 
 async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(device: Device) -> None:
@@ -219,54 +211,36 @@ async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(devi
     await until(lambda: device.follower._settled == device.offer.serial)
     assert len(device.files.asked) == 2
     device.files.behaviour = Behaviour()
-    new = device.publish(2)
-    await until(lambda: device.in_use == new)
+    await device.takes(2)
 
 
-async def test_a_trial_that_no_text_decides_ends_by_the_clock(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    await device.takes(1, prove=False)
-    assert device.folder.state.trial is not None and device.folder.state.floor == 0
-    now = time.time() + trials.TRIAL_S
-    monkeypatch.setattr(time, "time", lambda: now)
-    await until(lambda: device.folder.state.trial is None)
-    assert device.folder.state.floor == 1
-
-
-async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device, caplog: object) -> None:
+async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device) -> None:
     await device.takes(1)
-    revoked = ReleaseLoader(device.folder, device._load, device.refusals, ())
-    assert await revoked.load_first() is None
+    assert await ReleaseLoader(device.folder, device.load, device.refusals, ()).load_first() is None
     assert device.folder.state.current is None and device.folder.state.last_good is None
 
 
-async def test_a_good_draft_that_was_being_loaded_at_a_crash_is_given_up_the_second_time_only(
-    device: Device, tmp_path: Path
-) -> None:
+async def test_a_release_that_was_being_loaded_when_processes_ended_is_given_up_the_second_time(device: Device) -> None:
     good = await device.takes(1)
-    loader = ReleaseLoader(device.folder, device._load, device.refusals, (SIGNER.key_id,))
-    device.folder.write(device.folder.state.loading())
-    pool = await loader.load_first()
-    assert pool is not None and pool.release == good and device.folder.state.strikes == 0
-    for strikes in (1, 0):
+    await device.takes(2)
+    for loads in (1, 2):
         device.folder.write(device.folder.state.loading())
-        await loader.recover()
-        assert device.folder.state.strikes == strikes
-    assert device.folder.state.current is None and device.refusals.by_kind["crashed"] == 1
+        assert device.folder.state.loads == loads
+        pool = await device.loader.load_first() if loads == 2 else None
+    assert pool is not None and pool.release == good and device.refusals.by_kind["crashed"] == 1
 
 
 async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.05)
+    monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.02)
     second = ReleaseUpdater(device.follower._options, device._ask)
-    pool = await second.begin(TARGET, device._load)
-    assert pool is None  # nothing was found good yet
+    assert await second.begin(TARGET, device.load) is None  # nothing was loaded yet
     drafts = DraftManager(Pool(NGRAM))
     second.run(drafts, lambda: Pool(NGRAM))
-    good = await device.takes(1)
+    await device.takes(1)
     assert drafts.pool is not None and drafts.pool.release == NGRAM
     device.folder.close()
-    await until(lambda: drafts.pool is not None and drafts.pool.release == good)
     new = device.publish(2, announce=False)
     second.notice(device.offer.serial)
     await until(lambda: drafts.pool is not None and drafts.pool.release == new)
@@ -277,7 +251,7 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
 async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, closed = threading.Event(), threading.Event()
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Model:
         def close(self) -> None:
@@ -285,7 +259,7 @@ async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_close
 
     def load(*_: object) -> LoadedModel:
         begun.set()
-        time.sleep(0.1)
+        go_on.wait()
         return LoadedModel("x", Model(), 0, "")  # type: ignore[arg-type]
 
     monkeypatch.setattr("edge_agent.drafting.pool._load", load)
@@ -294,6 +268,7 @@ async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_close
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
+    go_on.set()
     assert await asyncio.to_thread(closed.wait, 5.0)
 
 
@@ -304,8 +279,8 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
         async def warm_up(self) -> None:
             await asyncio.sleep(3600)
 
-    async def load(path: Path, name: str, digest: str, health: DraftHealth) -> DraftPool:
-        made.append(Slow(digest, health))
+    async def load(path: Path, name: str, digest: str) -> DraftPool:
+        made.append(Slow(digest))
         return made[-1]
 
     await device.takes(1)
@@ -314,12 +289,3 @@ async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> Non
     loading.cancel()
     await asyncio.wait({loading})
     assert made[0].closed
-
-
-def test_a_release_with_lower_acceptance_gets_another_try_after_a_day_and_one_that_crashed_does_not() -> None:
-    from test_release_state import installed, on_trial
-
-    for kind, left in (("worse", 0), ("crashed", 1)):
-        state = on_trial(ReleaseState(), installed(1)).gave_up(kind, "it was", 1000.0)
-        assert len(state.at(2000.0).refused) == 1 and len(state.at(90_000.0).refused) == left
-    assert ReleaseState().take(installed(1), FirstAcceptance(), 5.0).trial is not None
