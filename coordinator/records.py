@@ -187,34 +187,6 @@ class ReportReply:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A verifier's report, and what the store knows beside it: what is decided from."""
-
-    message: bytes
-    """The ReportRequest, which has been held against its bounds."""
-    sessions: int
-    """Number of its sessions."""
-    new: Mapping[str, WorkloadKey]
-    """Workload keys by session id, of the sessions that have too few outcomes to be judged by these alone."""
-    bounds: Mapping[str, WindowBounds]
-    """As in ReportReply."""
-    store_unix: float
-    """When it came, in seconds by the store's clock."""
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """The decisions on the windows of a verifier's sessions, encoded once, where they are made."""
-
-    written: str = "[]"
-    """As the store keeps them."""
-    directives: bytes = b""
-    """A ReportResponse that has their directives alone."""
-    reported_unix: float = 0.0
-    """When the report came that they were made from, in seconds by the store's clock; 0: there are none to send."""
-
-
-@dataclass(frozen=True)
 class PlacementRequest:
     """The requirements of a session on the verifier that is to serve it."""
 

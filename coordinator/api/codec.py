@@ -5,12 +5,11 @@ Everything inbound is held against a bound here; a refusal names field and value
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator import placement
 from coordinator.api.authentication import tenant_name
 from coordinator.records import (
-    Decisions,
     Grant,
     OpenedSession,
     PlacementRequest,
@@ -20,7 +19,6 @@ from coordinator.records import (
     WindowDecision,
 )
 from coordinator.releases.records import LifecycleState, Release
-from coordinator.store import redis_codec
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.addresses import split_address
@@ -154,15 +152,16 @@ def tokens_from_proto(request: pb.ReportRequest) -> dict[str, int]:
 
 
 def report_to_proto(
-    reply: tuple[ReportReply, Decisions] | None,
+    reply: tuple[ReportReply, Sequence[WindowDecision]] | None,
+    limits: SessionLimits,
     public_keys: Mapping[str, bytes],
     release_serial: int,
 ) -> pb.ReportResponse:
-    """Encode a reply; None means that the verifier has to register again."""
+    """Encode a reply; None means that the verifier has to register again. limits: of every session."""
     if reply is None:
         return pb.ReportResponse(public_keys=public_keys, release_serial=release_serial)
     found, decisions = reply
-    response = pb.ReportResponse(
+    return pb.ReportResponse(
         known=True,
         public_keys=public_keys,
         release_serial=release_serial,
@@ -173,24 +172,15 @@ def report_to_proto(
         store_unix=found.store_unix,
         contended=found.contended,
         exhausted_tenants=found.exhausted,
-        decided_unix=decisions.reported_unix,
+        directives=[
+            pb.SessionDirective(
+                session_id=decision.session_id,
+                epoch=decision.epoch,
+                directive=directive_to_proto(report_adapter.directive(decision, limits)),
+            )
+            for decision in decisions
+        ],
     )
-    response.directives.extend(pb.ReportResponse.FromString(decisions.directives).directives)
-    return response
-
-
-def encoded(decisions: Collection[WindowDecision], limits: SessionLimits, reported_unix: float) -> Decisions:
-    """Encode decisions. limits: of every session. reported_unix: when the report came that they were made from."""
-    directives = [
-        pb.SessionDirective(
-            session_id=decision.session_id,
-            epoch=decision.epoch,
-            directive=directive_to_proto(report_adapter.directive(decision, limits)),
-        )
-        for decision in decisions
-    ]
-    message = pb.ReportResponse(directives=directives).SerializeToString()
-    return Decisions(redis_codec.decisions_to_json(decisions), message, reported_unix)
 
 
 def _revocation_to_proto(revocation: Revocation) -> pb.Revocation:

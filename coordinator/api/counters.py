@@ -18,7 +18,7 @@ PLACEMENTS = tuple((kind, standby) for kind in ("open", "resume") for standby in
 
 @dataclass
 class WindowCounters:
-    """The windows that were decided."""
+    """The windows that were decided, one for each second and session."""
 
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Speculation length."""
@@ -28,15 +28,11 @@ class WindowCounters:
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
     """Predicted, over plain streaming."""
 
-    @classmethod
-    def of(cls, decisions: Iterable[WindowDecision]) -> WindowCounters:
-        counters = cls()
-        for decision in decisions:
-            counters.k.add(decision.window.k)
-            counters.depth.add(decision.window.depth)
-            counters.draft_wait_s.add((decision.window.draft_wait_ms or 0.0) / 1e3)
-            counters.speedup.add(decision.speedup)
-        return counters
+    def add(self, decision: WindowDecision) -> None:
+        self.k.add(decision.window.k)
+        self.depth.add(decision.window.depth)
+        self.draft_wait_s.add((decision.window.draft_wait_ms or 0.0) / 1e3)
+        self.speedup.add(decision.speedup)
 
 
 @dataclass
@@ -54,14 +50,13 @@ class CoordinatorCounters:
     decide_s: Histogram = field(default_factory=lambda: Histogram(CALL_S))
     """CPU seconds per decision on all sessions of a verifier."""
     windows: WindowCounters = field(default_factory=WindowCounters)
-    """Of decided windows, one for each second and session."""
 
     def refuse(self, call: str, error: Exception) -> None:
         """Count a call that ends with this error. A defect counts as InternalError, which is what the peer gets."""
         self.refused[call, type(error).__name__ if isinstance(error, OutriderError) else "InternalError"] += 1
 
-    def decide(self, windows: WindowCounters, seconds: float) -> None:
+    def decide(self, made: Iterable[WindowDecision], seconds: float) -> None:
         """Count the decisions about all sessions of a verifier, which took so many seconds together."""
         self.decide_s.add(seconds)
-        for name, found in vars(windows).items():
-            getattr(self.windows, name).merge(found)
+        for decision in made:
+            self.windows.add(decision)

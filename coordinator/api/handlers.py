@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import random
@@ -16,27 +15,22 @@ from dataclasses import replace
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.api.deciding_process import IN_PROCESS_FROM, Decider
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
-    Decisions,
     Grant,
     OpenedSession,
     PlacementRequest,
     Prior,
-    Report,
     ReportReply,
     VerifierRegistration,
+    WindowDecision,
     WorkloadKey,
 )
 from coordinator.store.keyring import Keyring
-from coordinator.store.ownership import Ownership
-from coordinator.store.redis_codec import report_from_json, report_to_json
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
-from coordinator.window.decision_queue import STALE_S, WAIT_S, DecisionQueue
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.core.text import short_id
@@ -62,11 +56,9 @@ PLACED_AT_ONCE, MOST_WAITING = 32, 512
 busy process; and how many more may wait for that."""
 BUSY_S = 1.0
 """Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
-LATE = 8
-"""From so many verifiers that are decided about or wait for it, each report keeps the telemetry of a third of its
-sessions."""
-DECIDED_AT_ONCE = 4
-"""Decisions under way, so that the process that decides need not wait for this one while it is busy."""
+DECIDING_S = 1.0
+"""Seconds that a report waits for its turn to have windows decided. After that it is answered without decisions: its
+verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
 _NO_TARGET = Target("", "", "")
 
 
@@ -80,9 +72,8 @@ class Handlers:
         self._store = store
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
-        self._decider = Decider(config.limits)
-        wait_s = min(WAIT_S, config.report_interval_ms / 2e3)
-        self._queue = DecisionQueue(wait_s, keep=self._keep, at_once=DECIDED_AT_ONCE)
+        self._deciding = asyncio.Lock()
+        """Held by the report that is decided on: threads share one processor, so all at once would all be late."""
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
@@ -94,9 +85,6 @@ class Handlers:
         self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
         self._waiting = dict.fromkeys(self._turns, 0)
         """Numbers of calls that wait for them."""
-        self._ownership = Ownership(store)
-        self._reports: dict[str, tuple[float, Report, int]] = {}
-        """The last reports that were received here, by verifier: when, and the number of it."""
 
     async def open(self, caller: Caller, request: PlacementRequest, recording: RecordingPolicy) -> OpenedSession:
         """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
@@ -171,43 +159,57 @@ class Handlers:
         seen: int,
         *,
         sequence: int = 0,
-        message: bytes,
-    ) -> tuple[ReportReply, Decisions] | None:
-        """Renew a verifier's lease and placements, and decide on windows. Return None if it has to register again.
+    ) -> tuple[ReportReply, Sequence[WindowDecision]] | None:
+        """Renew a verifier's lease and placements, and decide on its sessions' windows. Return None if it has to
+        register again.
 
         tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once. seen: the
-        revocations that the verifier knows, as the last reply named them. message: the ReportRequest, from which is
-        decided.
+        revocations that the verifier knows, as the last reply named them.
         """
-        number = self._reports[verifier_id][2] + 1 if verifier_id in self._reports else 0
-        third = number % 3 if self._queue.waiting >= LATE else None
         reply = await self._verifiers.report(
-            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence, third=third
+            verifier_id, instance, verifier, sessions, tokens, seen, self.config, sequence=sequence
         )
         if reply is None:
             return None
         if not self.config.window_control:
-            return reply, Decisions()
+            return reply, ()
+        try:
+            async with asyncio.timeout(DECIDING_S):
+                await self._deciding.acquire()
+        except TimeoutError:
+            log.warning("windows of verifier %s are not decided: this coordinator is busy", verifier_id)
+            return reply, ()
+        try:
+            return reply, await self._decide(verifier_id, verifier, sessions, reply)
+        except Exception as error:  # the lease is renewed, which matters more than windows
+            defect = not isinstance(error, OutriderError)
+            log.warning("windows of verifier %s are not decided: %s", verifier_id, error, exc_info=defect)
+            return reply, ()
+        finally:
+            self._deciding.release()
+
+    async def _decide(
+        self, verifier_id: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], reply: ReportReply
+    ) -> Sequence[WindowDecision]:
+        """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
+        before = await self._windows.decisions([verifier_id])
         new = {
             session.session_id: reply.workloads[session.session_id]
             for session in sessions
             if session.session_id in reply.workloads and report_adapter.wants_prior(session)
         }
-        report = Report(message, len(sessions), new, reply.bounds, reply.store_unix)
-        self._reports[verifier_id] = time.monotonic(), report, number
-        try:
-            if self._ownership.owner(verifier_id) == self._ownership.id:
-                decide_from = functools.partial(self._decide, verifier_id, report)
-                elsewhere = report.sessions >= IN_PROCESS_FROM
-                decided = await self._queue.decide(verifier_id, decide_from, elsewhere=elsewhere)
-                if decided.reported_unix:
-                    return reply, decided
-            else:
-                await self._hand_over(verifier_id, report)
-            return reply, await self._last_decisions(verifier_id, reply.store_unix)
-        except Unavailable as error:  # the lease is renewed, which is more than windows are
-            log.warning("the report of verifier %s is decided about later: %s", verifier_id, error)
-            return reply, Decisions()
+        known = await self._windows.priors(new.values())
+        priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
+
+        def decide() -> tuple[Sequence[WindowDecision], float]:
+            begun = time.thread_time()
+            made = report_adapter.decide(verifier, sessions, before, reply.bounds, self.config.limits, priors)
+            return tuple(made.values()), time.thread_time() - begun
+
+        decisions, seconds = await asyncio.to_thread(decide)
+        self.counters.decide(decisions, seconds)
+        await self._windows.set_decisions(verifier_id, decisions, keep_ms=2 * self.config.lease_ms)
+        return decisions
 
     async def deregister(self, verifier_id: str, instance: int) -> None:
         """End a verifier's lease; nothing happens if it has ended already."""
@@ -219,67 +221,6 @@ class Handlers:
     async def exchange_keys(self) -> None:
         """Publish our public key and learn those of the other coordinators. Raises Unavailable."""
         await self.keyring.exchange(self._store, self.config.session_ms)
-
-    async def share_deciding(self) -> None:
-        """Renew this coordinator's part in the deciding, and decide from reports that others have received.
-
-        When a coordinator has come or gone, the reports of the last seconds go to who owns their verifiers now, so that
-        nobody waits for the next ones. Raises Unavailable.
-        """
-        changed = await self._ownership.beat()
-        since = time.monotonic() - STALE_S
-        self._reports = {name: entry for name, entry in self._reports.items() if entry[0] > since}
-        if changed:
-            for verifier_id, (_, report, _) in list(self._reports.items()):  # further ones come meanwhile
-                await self._hand_over(verifier_id, report)
-        if changed or len(self._ownership.live) > 1:
-            for verifier_id, written in (await self._ownership.taken()).items():
-                try:
-                    self._ask(verifier_id, report_from_json(written))
-                except (AttributeError, KeyError, TypeError, ValueError) as error:
-                    log.warning(
-                        "a report of verifier %s that another coordinator has handed over cannot be read: %s",
-                        verifier_id,
-                        error,
-                    )
-
-    async def stop_deciding(self) -> None:
-        """Leave the deciding to the other coordinators. Raises Unavailable."""
-        await self._decider.close()
-        await self._ownership.leave()
-
-    def _ask(self, verifier_id: str, report: Report) -> None:
-        """Have this coordinator decide from a report."""
-        decide_from = functools.partial(self._decide, verifier_id, report)
-        self._queue.ask(verifier_id, decide_from, elsewhere=report.sessions >= IN_PROCESS_FROM)
-
-    async def _hand_over(self, verifier_id: str, report: Report) -> None:
-        """Have the verifier's owner decide from a report."""
-        if self._ownership.owner(verifier_id) == self._ownership.id:
-            self._ask(verifier_id, report)
-        else:
-            await self._ownership.hand_over(verifier_id, report_to_json(report))
-
-    async def _last_decisions(self, verifier_id: str, now_unix: float) -> Decisions:
-        last = await self._windows.last(verifier_id)
-        return last if now_unix - last.reported_unix < STALE_S else Decisions()
-
-    async def _decide(self, verifier_id: str, report: Report) -> Decisions:
-        """Decide from a report."""
-        before = self._queue.last(verifier_id)
-        if not before.reported_unix:
-            before = await self._windows.last(verifier_id)
-        known = await self._windows.priors(report.new.values())
-        priors = {session_id: known[workload] for session_id, workload in report.new.items() if workload in known}
-        decisions, windows, seconds = await self._decider.decide(report, before.written, priors)
-        self.counters.decide(windows, seconds)
-        return decisions
-
-    async def _keep(self, verifier_id: str, made: Decisions) -> Decisions:
-        """Keep decisions in the store, and return those that hold: another coordinator's, if it has the right to."""
-        if await self._windows.set_decisions(verifier_id, made, self._ownership, keep_ms=2 * self.config.lease_ms):
-            return made
-        return await self._last_decisions(verifier_id, made.reported_unix)
 
     async def _place(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session.

@@ -17,7 +17,6 @@ from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.keyring import Keyring, cluster_keys, load_or_create
-from coordinator.store.ownership import BEAT_S
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore
@@ -52,8 +51,6 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         await channels.start(server)
         task = asyncio.create_task(watch.forever(config.watch_interval_s))
         stack.push_async_callback(_cancelled, task)
-        if config.window_control:
-            await stack.enter_async_context(_deciding(handlers))
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
 
@@ -61,33 +58,6 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
             metrics = serving(config.metrics, registry(collector), watch.ailing, collector.refresh)
             await stack.enter_async_context(metrics)
         yield f"{config.listen.rpartition(':')[0]}:{port}"
-
-
-@contextlib.asynccontextmanager
-async def _deciding(handlers: Handlers) -> AsyncIterator[None]:
-    """Decide about a share of the verifiers until the body ends."""
-
-    async def share() -> None:
-        try:
-            await handlers.share_deciding()
-        except Unavailable:
-            pass  # the watch over the store says so
-        except Exception:
-            log.exception("sharing the deciding failed; trying again")
-
-    async def forever() -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
-            await share()
-
-    await share()
-    task = asyncio.create_task(forever())
-    try:
-        yield
-    finally:
-        await _cancelled(task)
-        with contextlib.suppress(Unavailable):
-            await handlers.stop_deciding()
 
 
 async def _releases(

@@ -146,13 +146,10 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         verifier, sessions = codec.telemetry_from_proto(request)
         tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
         sequence = request.tokens_sequence
-        message = request.SerializeToString() if self.handlers.config.window_control else b""
-        reply = await self.handlers.report(
-            verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence, message=message
-        )
+        reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence)
         weights, device_ids = (reply[0].weights, reply[0].device_ids) if reply is not None else ("", {})
         serial = await self.releases.sample(weights, sessions if reply is not None else (), device_ids)
-        return codec.report_to_proto(reply, self.handlers.keyring.public_keys, serial)
+        return codec.report_to_proto(reply, self.handlers.config.limits, self.handlers.keyring.public_keys, serial)
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:

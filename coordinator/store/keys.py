@@ -2,7 +2,7 @@
 
 A key's hash tag, in braces, says in which slot of a Redis Cluster it is. All that belongs to one target has one tag, so
 that scripts can place a session, or take a report, in one step; targets are spread. A tenant, whose sessions may be of
-any target, has another one, a coordinator a third. What is small, changes seldom and holds for the whole cluster has
+any target, has another one. What is small, changes seldom and holds for the whole cluster has
 `{outrider}`. A script touches keys of one tag alone.
 """
 
@@ -18,9 +18,6 @@ PREFIX = "{outrider}:v1:"
 TARGETS = PREFIX + "targets"
 """ZSET weights hash of a target -> when a verifier of it has registered last (s of a coordinator's clock). The oldest
 go."""
-
-COORDINATORS = PREFIX + "coordinators"
-"""ZSET id of a coordinator's process -> end of its lease (ms of Redis TIME)."""
 
 PUBLIC_KEYS = PREFIX + "public-keys"
 """ZSET "key id:hex of the raw key" -> last time that a coordinator vouched for it (ms of Redis TIME)."""
@@ -117,9 +114,8 @@ def telemetry(weights: str, verifier_id: str) -> str:
 
 
 def windows(weights: str, verifier_id: str) -> str:
-    """Return the key of a HASH, which has the last decisions on the windows of a verifier's sessions, JSON, their
-    directives, who made them, from a report of when, and until when nobody else may; it expires soon after reports
-    stop."""
+    """Return the key of a STRING: the last decisions on the windows of a verifier's sessions, JSON; it expires soon
+    after reports stop."""
     return f"{of_target(weights)}windows:{verifier_id}"
 
 
@@ -173,9 +169,3 @@ def tenant_use(tenant: str) -> str:
     """Return the key of a HASH, which has what a tenant has opened and generated, and when that was brought up to
     date; it expires after the longest time for which it can keep sessions from being opened."""
     return f"{{outrider:tenant:{tenant}}}:v2:use"
-
-
-def handed(coordinator_id: str) -> str:
-    """Return the key of the HASH verifier id -> its last report, JSON, that another coordinator has received and this
-    one is to decide from; it expires soon if it is not taken."""
-    return f"{{outrider:coordinator:{coordinator_id}}}:v2:handed"

@@ -17,12 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from coordinator.records import (
-    Decisions,
     Prior,
-    Report,
     SessionStatus,
     VerifierRegistration,
     VerifierStatus,
@@ -34,7 +30,7 @@ from coordinator.records import (
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire import telemetry as codec
 from outrider.wire.ticket import Target
-from outrider.wire.v1 import coordinator_pb2, telemetry_pb2
+from outrider.wire.v1 import telemetry_pb2
 
 _WINDOW = len(fields(Window))
 _DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
@@ -86,7 +82,7 @@ def session_text(session: SessionTelemetry) -> str:
     """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
     message = codec.session_telemetry_to_proto(session)
     message.ClearField("acceptance_history")
-    return _text(message.SerializeToString())
+    return base64.b64encode(message.SerializeToString()).decode()
 
 
 def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
@@ -100,7 +96,7 @@ def session_status(session_id: str, placed_on: str, reported: str | None, placed
     of it, and `placed`, the hash session:<id>."""
     telemetry = SessionTelemetry(session_id)
     if reported:
-        written = _bytes(reported.rpartition(" ")[2])
+        written = base64.b64decode(reported.rpartition(" ")[2])
         telemetry = codec.session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
     telemetry = replace(
         telemetry,
@@ -164,52 +160,6 @@ def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDe
         )
     except (TypeError, ValueError):
         return ()
-
-
-def directives_text(made: Decisions) -> str:
-    """Return the directives behind the date of their report, by which those of other decisions are told apart."""
-    return f"{made.reported_unix:.3f} {_text(made.directives)}"
-
-
-def decisions_from_reply(written: str | None, directives: str | None, reported: str | None) -> Decisions:
-    """Decode what the hash windows:<verifier> has.
-
-    A coordinator of an earlier version writes no directives, and leaves those of older decisions in the hash. Then, and
-    where they are damaged, there are none to send, and only `written` tells what was decided last.
-    """
-    date, _, text = (directives or "").partition(" ")
-    if not written or not reported or date != f"{float(reported):.3f}":
-        return Decisions(written or "[]")
-    try:
-        message = _bytes(text)
-        coordinator_pb2.ReportResponse.FromString(message)
-    except (ValueError, DecodeError):
-        return Decisions(written)
-    return Decisions(written, message, float(reported))
-
-
-def report_to_json(report: Report) -> str:
-    """Encode a report for the process or the coordinator that decides from it."""
-    new = {session_id: [*vars(workload).values()] for session_id, workload in report.new.items()}
-    own = {session_id: asdict(one) for session_id, one in report.bounds.items()}
-    return json.dumps([_text(report.message), report.sessions, new, own, report.store_unix], separators=(",", ":"))
-
-
-def report_from_json(written: str) -> Report:
-    """Decode a report that another process has received. Raises ValueError, TypeError, KeyError or AttributeError if
-    it is damaged."""
-    message, sessions, new, own, store_unix = json.loads(written)
-    workloads = {session_id: WorkloadKey(*parts) for session_id, parts in new.items()}
-    bounds = {session_id: WindowBounds(Window(**one["window"]), one["pinned"]) for session_id, one in own.items()}
-    return Report(_bytes(message), int(sessions), workloads, bounds, float(store_unix))
-
-
-def _text(message: bytes) -> str:
-    return base64.b64encode(message).decode()
-
-
-def _bytes(written: str) -> bytes:
-    return base64.b64decode(written)
 
 
 def bounds_to_json(bounds: WindowBounds) -> str:

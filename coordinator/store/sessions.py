@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.placement import CHOICES, Candidate
 from coordinator.records import (
-    Decisions,
     PlacementRequest,
     Prior,
     Revocation,
@@ -19,7 +18,6 @@ from coordinator.records import (
     WorkloadKey,
 )
 from coordinator.store import keys, quotas, redis_codec, revocations, targets
-from coordinator.store.ownership import LEASE_MS, Ownership
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
@@ -244,7 +242,7 @@ class WindowStore:
     async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
         at = [(await targets.of_verifier(self._store, name), name) for name in verifier_ids]
-        commands = [("HGET", keys.windows(*one), "decisions") for one in at]
+        commands = [("GET", keys.windows(*one)) for one in at]
         replies = await self._store.call("windows", commands)
         return {
             decision.session_id: decision
@@ -252,29 +250,10 @@ class WindowStore:
             for decision in redis_codec.decisions_from_json(verifier_id, written)
         }
 
-    async def last(self, verifier_id: str) -> Decisions:
-        """Return the last decisions on a verifier's sessions."""
+    async def set_decisions(self, verifier_id: str, made: Iterable[WindowDecision], *, keep_ms: int) -> None:
+        """Replace the decisions on a verifier's sessions."""
         key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
-        [found] = await self._store.call("windows", [("HMGET", key, "decisions", "directives", "reported")])
-        return redis_codec.decisions_from_reply(*found)
-
-    async def set_decisions(
-        self,
-        verifier_id: str,
-        made: Decisions,
-        ownership: Ownership,
-        *,
-        keep_ms: int,
-    ) -> bool:
-        """Replace the decisions on a verifier's sessions; return False if another coordinator has the right to, or this
-        one may have lost its lease.
-        """
-        if ownership.age_ms > LEASE_MS:
-            return False
-        arguments = [keep_ms, ownership.id, LEASE_MS, f"{made.reported_unix:.3f}", made.written]
-        arguments += [redis_codec.directives_text(made), ownership.age_ms, *ownership.live]
-        key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
-        return bool(await self._store.run("set_decisions", [key], arguments))
+        await self._store.call("set_decisions", [("SET", key, redis_codec.decisions_to_json(made), "PX", keep_ms)])
 
     async def bounds(self, held: Iterable[tuple[str, str]], session_id: str = "") -> dict[str, WindowBounds]:
         """Return the bounds that operators have set by session id; those of "" are for all others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,13 +59,11 @@ class VerifierStore:
         config: CoordinatorConfig,
         *,
         sequence: int = 0,
-        third: int | None = None,
     ) -> ReportReply | None:
         """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
 
         tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once; 0: it counts as it
-        is. seen: the last revocation that the verifier knows. third: 0, 1 or 2 to keep the telemetry of a third of the
-        sessions, and of those with few tokens, of which nothing may be kept yet; None: of all.
+        is. seen: the last revocation that the verifier knows.
         """
         if not (weights := await targets.of_verifier(self._store, verifier_id)):
             return None
@@ -89,12 +86,6 @@ class VerifierStore:
         known = list(zip(sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
-        if third is not None:
-            live = [
-                session
-                for session in live
-                if session.committed < REPORTED_POSITIONS or zlib.crc32(session.session_id.encode()) % 3 == third
-            ]
         await self._record(weights, verifier_id, live, workloads, config.lease_ms)
         revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
         own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]

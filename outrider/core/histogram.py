@@ -32,11 +32,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def merge(self, other: Histogram) -> None:
-        """Add the values of another one, which has the same bounds."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.sum += other.sum
-
     @property
     def total(self) -> int:
         """Return the number of values that were added."""

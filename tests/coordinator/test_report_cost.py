@@ -5,7 +5,6 @@ from __future__ import annotations
 import redis as redis_client
 from releasing import placed
 
-from coordinator.api import handlers
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -55,41 +54,3 @@ async def test_a_report_of_a_hundred_sessions_costs_little_more_than_a_command_f
     commands, sent = ((after - earlier) / 5 for after, earlier in zip(used(client), before, strict=True))
     assert 2 * SESSIONS <= commands <= 2 * SESSIONS + 60
     assert sent <= 100_000
-
-
-async def test_while_decisions_are_late_a_report_keeps_the_telemetry_of_a_third_and_of_new_sessions(
-    start, redis, monkeypatch
-) -> None:
-    monkeypatch.setattr(handlers, "LATE", 0)
-    coordinator = await start(watch_interval_s=60.0, report_interval_ms=200, lease_ms=60_000)
-    await coordinator.join("v1", capacity=100)
-    ids = [(await coordinator.open()).session_id for _ in range(61)]
-    sessions = [SessionTelemetry(session_id=one, epoch=5, committed=400) for one in ids[1:]]
-    sessions.append(SessionTelemetry(session_id=ids[0], epoch=5, committed=4))
-    client = redis_client.Redis.from_url(redis.url, decode_responses=True)
-    kept = []
-    for _ in range(4):
-        assert (await coordinator.report("v1", sessions)).known
-        (key,) = client.keys("*telemetry:v1")
-        kept.append(set(client.hkeys(key)))
-        client.delete(key)
-    assert [ids[0] in some for some in kept] == [True] * 4
-    assert all(5 <= len(some) <= 40 for some in kept)
-    assert kept[0] == kept[3]
-    assert sum(map(len, kept[:3])) == 60 + 3
-    assert set().union(*kept) == set(ids)
-
-
-async def test_telemetry_that_is_kept_by_turns_lasts_as_long_as_the_reports(start, redis, monkeypatch) -> None:
-    monkeypatch.setattr(handlers, "LATE", 0)
-    coordinator = await start(watch_interval_s=60.0, report_interval_ms=200, lease_ms=5_000)
-    await coordinator.join("v1")
-    one = SessionTelemetry(session_id=(await coordinator.open()).session_id, epoch=5, committed=400)
-    client = redis_client.Redis.from_url(redis.url, decode_responses=True)
-    for _ in range(3):
-        await coordinator.report("v1", [one])
-    (key,) = client.keys("*telemetry:v1")
-    for _ in range(3):
-        client.pexpire(key, 1_000)
-        await coordinator.report("v1", [one])
-        assert client.pttl(key) > 5_000

@@ -303,7 +303,7 @@ class ReportRequest(_message.Message):
     def __init__(self, verifier_id: _Optional[str] = ..., instance: _Optional[int] = ..., verifier: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[_telemetry_pb2.SessionTelemetry, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., tenant_tokens: _Optional[_Mapping[str, int]] = ..., tokens_sequence: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants", "decided_unix")
+    __slots__ = ("known", "public_keys", "directives", "release_serial", "drain", "closed", "revocations", "revocations_seen", "store_unix", "contended", "exhausted_tenants")
     class PublicKeysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -322,7 +322,6 @@ class ReportResponse(_message.Message):
     STORE_UNIX_FIELD_NUMBER: _ClassVar[int]
     CONTENDED_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_TENANTS_FIELD_NUMBER: _ClassVar[int]
-    DECIDED_UNIX_FIELD_NUMBER: _ClassVar[int]
     known: bool
     public_keys: _containers.ScalarMap[str, bytes]
     directives: _containers.RepeatedCompositeFieldContainer[SessionDirective]
@@ -334,8 +333,7 @@ class ReportResponse(_message.Message):
     store_unix: float
     contended: bool
     exhausted_tenants: _containers.RepeatedScalarFieldContainer[str]
-    decided_unix: float
-    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ..., decided_unix: _Optional[float] = ...) -> None: ...
+    def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("session_id", "api_key_id", "key_id", "until_unix")
