@@ -48,9 +48,6 @@ class VerifierConfig(BaseSettings):
     """HOST:PORT at which devices reach this verifier; if empty, the address that it listens at."""
     verifier_id: str = Field(default="", max_length=MAX_VERIFIER_ID)
     """This verifier's name in the cluster, which restarts keep; if empty, a random one."""
-    region: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,64}$")
-    """Where this verifier is, as a label of your own such as eu-west, at most 64 letters, digits, '.', '_' or '-'.
-    Verifiers of one region are equally far for a device, which measures its round trip to one of them."""
     coordinator: Address = ""
     """HOST:PORT of the coordinator. Without one, every device on this machine is served without a ticket."""
     open_to_all: bool = False

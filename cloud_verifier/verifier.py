@@ -160,7 +160,6 @@ class VerifierProcess:
                     tls=self._config.tls is not None,
                     target=ready.target,
                     capacity_sessions=self._config.max_sessions,
-                    region=self._config.region,
                 ),
                 join_token=functools.partial(_join_token, self._config),
                 tls=self._config.coordinator_tls,

@@ -111,17 +111,6 @@ class CoordinatorConfig(BaseSettings):
     stream may outlive its ticket."""
     epoch_span: int = Field(256, ge=1, le=65_536)
     """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
-    load_weight_ms: float = Field(100.0, ge=0, le=60_000)
-    """Milliseconds of round trip for which a full verifier is as good as an empty one: a full batch about doubles a 100
-    ms step."""
-    unknown_rtt_ms: float = Field(50.0, ge=0, le=60_000)
-    """Round trip in milliseconds that is assumed if a device has measured none: a neighbouring region."""
-    spill_share: float = Field(0.8, gt=0, le=1)
-    """Share of the speed in a device's best region, from 0 to 1, that another region must be predicted to give it, to
-    take its sessions while the best one has room, and to be its standby. With 1 it is only the best one."""
-    spill_ms: float = Field(150.0, ge=0, le=60_000)
-    """Milliseconds by which the round trip to a region may exceed that to the nearest one, for new sessions to be
-    placed there; beyond, they are refused while the nearer regions are full. Live sessions move to any region."""
 
     nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
     """W: the most nodes that a device may hold. Tickets carry it and the next three; windows stay below."""

@@ -31,8 +31,6 @@ class VerifierRegistration:
     """Sessions that it serves at once."""
     instance: int
     """Random per process start."""
-    region: str = ""
-    """The operator's label for where it is; empty if it has none."""
 
 
 @dataclass(frozen=True)
@@ -192,12 +190,8 @@ class PlacementRequest:
 
     target: str = ""
     """Name of the target; empty if the cluster serves just one. If `weights` is given, it is for messages only."""
-    rtt_ms: Mapping[str, float] = field(default_factory=dict)
-    """Verifier id -> round trip that the device has measured."""
     weights: tuple[str, str] | None = None
     """Weights and tokenizer hash that the session is bound to; None binds it to those of the verifier chosen."""
-    numerics_class: str = ""
-    """Numerics class that is preferred; empty for no preference."""
     failed: frozenset[str] = frozenset()
     """Verifiers to avoid while any other has room."""
     draft: str = ""
@@ -208,8 +202,6 @@ class PlacementRequest:
     """Tokens of the prompt; 0 if the session will generate nothing."""
     device_ids: tuple[str, str] = ("", "")
     """Ids by which the device is drawn for trials of drafts and of stores, as it says itself; empty if it has none."""
-    round_trips: Mapping[str, float] = field(default_factory=dict)
-    """Region -> round trip in milliseconds that the device has measured."""
 
 
 @dataclass(frozen=True)
@@ -232,5 +224,3 @@ class OpenedSession:
     expires_unix: float
     """When the tickets expire, in seconds."""
     prior: Prior = field(default_factory=Prior)
-    probes: tuple[VerifierRegistration, ...] = ()
-    """One verifier of each region, at which the device may measure its round trip; none where there is one region."""

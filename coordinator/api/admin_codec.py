@@ -87,7 +87,6 @@ def verifier_to_proto(verifier: VerifierStatus) -> pb.VerifierStatus:
         lease_s=verifier.lease_s,
         cordoned=verifier.cordoned,
         telemetry=verifier_telemetry_to_proto(verifier.telemetry),
-        region=registration.region,
     )
 
 

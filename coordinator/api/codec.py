@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator import placement
 from coordinator.api.authentication import tenant_name
 from coordinator.records import (
     Grant,
@@ -25,17 +24,13 @@ from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, between
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.bounds import MAX_LABEL, at_most, identifier, label, measure, text
+from outrider.wire.bounds import at_most, identifier, label, text
 from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
 from outrider.wire.ticket import MAX_TARGET_TEXT, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_ADDRESS = 255
-MAX_RTTS = 256
-MAX_RTT_MS = 60_000.0
-MAX_REGIONS = placement.PROBES
-"""Regions whose round trips a device sends."""
 MAX_FAILED = 64
 MAX_CAPACITY = 4_096
 MAX_REPORTED_TOKENS = 2**40
@@ -63,8 +58,6 @@ def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
     at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
     return PlacementRequest(
         target=request.target,
-        rtt_ms=_rtts(request.rtt_ms),
-        round_trips=_round_trips(request.round_trips),
         prompt_tokens=request.prompt_tokens,
         draft=label("draft_release", request.draft_release),
         traffic=label("traffic_class", request.traffic_class),
@@ -73,13 +66,11 @@ def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
 
 
 def resume_from_proto(request: pb.ResumeSessionRequest) -> tuple[str, bytes, int, PlacementRequest]:
-    """Return session id, ticket, the greatest epoch used, and what the device says about verifiers."""
+    """Return session id, ticket, the greatest epoch used, and the verifiers that have failed."""
     at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
     at_most("last_epoch", request.last_epoch, MAX_EPOCH)
     failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
-    wanted = PlacementRequest(
-        rtt_ms=_rtts(request.rtt_ms), round_trips=_round_trips(request.round_trips), failed=failed
-    )
+    wanted = PlacementRequest(failed=failed)
     return session_id(request.session_id), ticket_bytes(request.ticket), request.last_epoch, wanted
 
 
@@ -92,7 +83,6 @@ def opened_to_proto(opened: OpenedSession, release_serial: int) -> pb.OpenSessio
         expires_unix=opened.expires_unix,
         prior=_prior_to_proto(opened.prior.acceptance_history),
         release_serial=release_serial,
-        probes=[pb.RegionProbe(region=one.region, address=one.address, tls=one.tls) for one in opened.probes],
     )
 
 
@@ -122,7 +112,6 @@ def registration_from_proto(request: pb.RegisterRequest) -> VerifierRegistration
         target=target_from_proto(request.target),
         capacity=request.capacity_sessions,
         instance=instance,
-        region=label("region", request.region),
     )
 
 
@@ -207,18 +196,4 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
         ticket=grant.ticket,
         epoch_first=grant.epoch_first,
         epoch_last=grant.epoch_last,
-        numerics_class=grant.verifier.target.numerics_class,
     )
-
-
-def _rtts(rtt_ms: Mapping[str, float]) -> dict[str, float]:
-    at_most("entries in rtt_ms", len(rtt_ms), MAX_RTTS)
-    return {verifier_id("rtt_ms", name): measure("rtt_ms", value, MAX_RTT_MS) for name, value in rtt_ms.items()}
-
-
-def _round_trips(round_trips: Mapping[str, float]) -> dict[str, float]:
-    at_most("entries in round_trips", len(round_trips), MAX_REGIONS)
-    return {
-        identifier("round_trips", region, MAX_LABEL): measure("round_trips", value, MAX_RTT_MS)
-        for region, value in round_trips.items()
-    }

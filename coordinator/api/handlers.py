@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
@@ -45,9 +44,6 @@ FLEET_S = 0.5
 verifier has room is read with each placement."""
 AGAIN_S = 0.05
 """The same before a session is refused."""
-KNOWN_S, ONE_REGION_S = 1.0, 10.0
-"""Seconds for which what was read of verifiers, a report a second, serves to compare regions, and to see that there are
-several."""
 PRIOR_S, MOST_PRIORS = 1.0, 1_024
 """Seconds for which a prior that was read serves further sessions of its workload, and for how many workloads: reports
 change it by little each second."""
@@ -77,8 +73,6 @@ class Handlers:
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
-        self._known_read: placement.Known = {}
-        self._known_read_at = -math.inf
         self._priors_read: dict[WorkloadKey, tuple[float, Prior]] = {}
         """Priors and when they were read, the longest ago first."""
         self._fleet_reading = asyncio.Lock()
@@ -96,11 +90,8 @@ class Handlers:
         )
         opened = await self._place(claims, request)
         weights = opened.primary.verifier.target.weights_hash
-        return replace(
-            opened,
-            prior=await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights)),
-            probes=placement.probes(await self._known(), weights, self._draw),
-        )
+        prior = await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights))
+        return replace(opened, prior=prior)
 
     async def resume(
         self, caller: Caller, session_id: str, presented: bytes, last_epoch: int, request: PlacementRequest
@@ -108,7 +99,7 @@ class Handlers:
         """Place a session anew, above every epoch that its device, its ticket or the store knows of.
 
         presented: any ticket of the session. Its target, draft, traffic class and recording go on; of the request, only
-        round trips and failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if
+        failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if
         its device has closed it, and what `open` and `close` raise.
         """
         claims = await self._owner(caller.name, session_id, presented)
@@ -116,7 +107,6 @@ class Handlers:
             request,
             target=claims.target.name,
             weights=claims.target.weights,
-            numerics_class=claims.target.numerics_class,
             draft=claims.draft_release,
             traffic=claims.traffic_class,
         )
@@ -135,12 +125,12 @@ class Handlers:
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
         found = set((await self._fleet(AGAIN_S)).values())
-        return tuple(sorted(found, key=lambda target: (target.name, target.weights_hash, target.numerics_class)))
+        return tuple(sorted(found, key=lambda target: (target.name, target.weights_hash)))
 
     async def register(self, registration: VerifierRegistration) -> None:
         """Register a verifier; a restarted one replaces its former instance."""
         replaced = await self._verifiers.register(registration, self.config.lease_ms)
-        self._fleet_read_at = self._known_read_at = -math.inf
+        self._fleet_read_at = -math.inf
         if replaced:
             log.warning(
                 "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
@@ -260,13 +250,11 @@ class Handlers:
             except BadRequest as error:
                 refused = error
                 continue
-            compared = await self._compared(claims, named, fleet) if request.round_trips else ()
-            ranked = placement.candidates(fleet, named, self._draw, self.config, *compared)
+            ranked = placement.candidates(fleet, named, self._draw)
             placed = await self._sessions.place(claims, named, placement.batches(ranked, fleet), self.config)
             if not isinstance(placed, int):
                 return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
-            too_far = sum(placement.fits(target, named) for target in fleet.values()) - len(ranked)
-            refused = placement.refusal(fleet, named, placed, too_far)
+            refused = placement.refusal(fleet, named, placed)
         raise refused or Unavailable("no verifier is registered")
 
     async def _fleet(self, age_s: float) -> placement.Fleet:
@@ -277,28 +265,6 @@ class Handlers:
                 self._fleet_read = await self._verifiers.fleet()
                 self._fleet_read_at = begun
             return self._fleet_read
-
-    async def _known(self) -> placement.Known:
-        """Return the verifiers as they were at most KNOWN_S ago, or longer while they are of one region. The last ones
-        that were read serve while the store is away, since a session may have been placed before."""
-        async with self._fleet_reading:
-            regions = {verifier.registration.region for verifier in self._known_read.values()}
-            unknown = not self._known_read.keys() >= self._fleet_read.keys()
-            if time.monotonic() - self._known_read_at > (KNOWN_S if len(regions) > 1 or unknown else ONE_REGION_S):
-                begun = time.monotonic()
-                with contextlib.suppress(Unavailable):
-                    self._known_read = {one.registration.verifier_id: one for one in await self._verifiers.find()}
-                    self._known_read_at = begun
-            return self._known_read
-
-    async def _compared(
-        self, claims: Claims, request: PlacementRequest, fleet: placement.Fleet
-    ) -> tuple[Prior, placement.Known]:
-        """Return what regions are compared by: the prior with the weights of the first verifier that fits, which mostly
-        all have, and the verifiers."""
-        weights = next((target.weights_hash for target in fleet.values() if placement.fits(target, request)), "")
-        workload = WorkloadKey(claims.tenant, request.draft, request.traffic, weights)
-        return await self._prior(workload), await self._known()
 
     def _opened(self, claims: Claims, placed: Placement, *, quiet: bool) -> OpenedSession:
         epoch, primary, standby = placed.epoch, placed.primary, placed.standby

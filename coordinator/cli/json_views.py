@@ -25,7 +25,6 @@ def verifier(v: pb.VerifierStatus) -> Document:
     return {
         "id": v.verifier_id,
         "address": v.address,
-        "region": v.region or None,
         "state": "draining" if t.draining else "cordoned" if v.cordoned else "serving",
         "cordoned": v.cordoned,
         "draining": t.draining,

@@ -98,7 +98,6 @@ def _facts(v: Document) -> dict[str, str]:
     return {
         "verifier": v["id"],
         "address": v["address"],
-        "region": v["region"] or "-",
         "state": v["state"] + (", cordoned" if v["draining"] and v["cordoned"] else ""),
         "lease": f"{v['lease_s']:.1f} s left",
         "target": f"{target['name']}, {target['dtype']}, {target['backend']} on {target['hardware']}",

@@ -3,7 +3,7 @@
 Telemetry is kept as the bytes of its protobuf message, in base64, in the field `telemetry`. Beside it stand the fields
 that Lua scripts read:
 
-    verifier:<id>    instance, capacity, name, weights_hash, tokenizer_hash, class, live, draining
+    verifier:<id>    instance, capacity, name, weights_hash, tokenizer_hash, live, draining
                      (place.lua, report.lua, register.lua, update_verifier.lua)
 """
 
@@ -41,7 +41,6 @@ def registration_fields(registration: VerifierRegistration) -> list[Any]:
     """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
     target = registration.target
     found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
-    found += ["class", target.numerics_class, "region", registration.region]
     return found + [part for name in _TARGET for part in (name, getattr(target, name))]
 
 
@@ -53,7 +52,6 @@ def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRe
         Target(*(record.get(name, "") for name in _TARGET)),
         int(record["capacity"]),
         int(record["instance"]),
-        record.get("region", ""),
     )
 
 

@@ -135,12 +135,12 @@ class SessionStore:
         name = "" if request.weights else request.target  # weights bind, names may change
         arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
         arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, tokenizer, weights]
-        arguments += [request.numerics_class, request.draft, request.traffic]
+        arguments += [request.draft, request.traffic]
         arguments += [int(shares), limits.max_places, elsewhere, running_ms, int(last), quotas.WAIT_MS]
         arguments += [*request.device_ids, len(waiting), *waiting]
-        for verifier_id, empty_ms, full_ms, failed, rank, region in among:
+        for verifier_id, failed in among:
             touched += [key(weights, verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
-            arguments += [verifier_id, empty_ms, full_ms, int(failed), rank, region]
+            arguments += [verifier_id, int(failed)]
         reply = await self._store.run("place", touched, arguments)
         if not reply[0]:
             if reply[1] == -3:

@@ -1,8 +1,8 @@
 """Decide how far each session of a verifier speculates: a frozen snapshot in, a decision per session out.
 
 The goal is the verifier's goodput, subject to every session being at least as fast as if all sessions streamed
-plainly. What a window brings a session is predicted by replaying its acceptance history (streaming.py); which windows
-go together is searched for over all sessions at once (window_search.py). There is no state and no clock.
+plainly. What a window brings a session is predicted by replaying its acceptance history (replay_tables.py); which
+windows go together is searched for over all sessions at once (window_search.py). There is no state and no clock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,22 @@
-"""Predict what every window brings each of many sessions, by the streaming model, as arrays over all of them.
+"""Predict what every window brings each of many sessions, by replaying their acceptance histories as arrays.
 
-The model is streaming.replay with steps of length 1. Its replays are not repeated for each history. After a position
-whose first proposal was not accepted a device starts afresh from the target's token, and until the next such position
-everything hangs on the times alone. So one table for each pair of times, of runs that are broken after 0, 1, 2 ...
-accepted first proposals, serves the histories of all sessions, which are walked from one broken run to the next.
+Matches are not independent of one another (a geometric law overstates how deep they run), so nothing is drawn: the
+recorded outcomes are replayed once, in their order. With an unbroken spine of first proposals and siblings beside it,
+all of the protocol that matters for speed is when the proposal for position p
+
+    is drafted    F[p] = min(F[p-1] if the proposal before was accepted, C[p-1]) + draft, not before C[p - depth]
+    arrives       A[p] = F[p] + rtt / 2
+
+and C[p], when the token of position p reaches the device: a step that begins at T, and takes 1, commits on while
+A[p] <= T and the outcome is no miss, at most k proposals, then one token of the target's own, which reaches the device
+rtt / 2 after the step's end. An accepted sibling is committed like a first proposal, but nothing was drafted below it.
+The verifier's own nodes are there in every step, at any distance: each step commits so many tokens more as was measured
+on average, whole ones as the mean adds up.
+
+These replays are not repeated for each history. After a position whose first proposal was not accepted a device starts
+afresh from the target's token, and until the next such position everything hangs on the times alone. So one table for
+each pair of times, of runs that are broken after 0, 1, 2 ... accepted first proposals, serves the histories of all
+sessions, which are walked from one broken run to the next.
 
 Where a run does not start afresh, since the verifier adds tokens of its own at other times, or where the verifier waits
 for drafts, `replay_all` replays the histories themselves, all at once, position by position.
@@ -92,7 +105,7 @@ def replay_all(
     wait: ArrayLike = 0.0,
     server_gain: ArrayLike = 0.0,
 ) -> tuple[Floats, Ints, Ints]:
-    """Return (lengths of a step, steps, evaluated levels) `[sessions, windows]` of streaming.replay with these windows.
+    """Return (lengths of a step, steps, evaluated levels) `[sessions, windows]` of replays with these windows.
 
     The arguments after the histories broadcast to that shape; times are in steps.
     """

@@ -22,7 +22,6 @@ from edge_agent.sdk.request import Request
 from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
-from edge_agent.session.round_trips import RoundTrips
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
@@ -83,8 +82,6 @@ class Sessions:
         self._tls = tls
         self._reroute = dict(reroute)
         self._absence = RepeatedFailure(log, "the cluster has a verifier again")
-        self.round_trips = RoundTrips(lambda address, tls: channels.apart(self._reroute.get(address, address), tls=tls))
-        """The round trips to the regions of the cluster, as far as they were measured."""
         self._slots = asyncio.Semaphore(settings.max_sessions)
         self._drivers: set[SessionDriver] = set()
 
@@ -253,11 +250,8 @@ class Sessions:
             draft_release=draft_release,
             traffic_class=traffic_class,
             device_id=self.device_id(),
-            round_trips=self.round_trips.known(),
         )
         self._absence.worked()
-        if placement.probes:
-            self._tasks.begin(self.round_trips.measure(placement.probes))
         self.on_release_notice(placement.release_serial)
         return placement
 
@@ -286,7 +280,7 @@ class Sessions:
         session_id = placement.session_id
 
         def resume(ticket: bytes, failed: Sequence[str], last_epoch: int) -> Awaitable[Sequence[pb.Grant]]:
-            return self.coordinator().resume(session_id, ticket, failed, last_epoch, self.round_trips.known())
+            return self.coordinator().resume(session_id, ticket, failed, last_epoch)
 
         return GrantRoute(placement.grants, resume, backoff)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,6 @@ class Placement:
     """Acceptance of earlier sessions with the same workload key; None if it is not known."""
     release_serial: int = 0
     """Number that grows with every change of the draft releases; 0 if there are none."""
-    probes: tuple[pb.RegionProbe, ...] = ()
-    """Where the round trip to each region can be measured; none where there is one region."""
 
     @property
     def ticket(self) -> bytes:
@@ -115,13 +113,11 @@ class CoordinatorClient:
         draft_release: str = "",
         traffic_class: str = "",
         device_id: str = "",
-        round_trips: Mapping[str, float] | None = None,
     ) -> Placement:
         """Open a session on a verifier that serves `target` ("": the cluster's only one).
 
         The draft release and traffic class are part of the workload key, by which acceptance is measured and predicted.
         device_id: that of `release_offer`: the session counts in a canary if it drafts with what was offered.
-        round_trips: milliseconds by region, as measured, by which the session is placed.
         If the cluster is full, the call is retried after the delay that it asks for, for at most `wait_s` in all; then
         Overloaded is raised. look_s: likewise for a cluster that has no verifier at present, and for its coordinator if
         that goes meanwhile; then Unavailable is raised, with `waited`. on_wait: called with the reason of every wait,
@@ -136,7 +132,6 @@ class CoordinatorClient:
             draft_release=draft_release,
             traffic_class=traffic_class,
             device_id=device_id,
-            round_trips=round_trips,
         )
         since, tries, looks = time.monotonic(), 0, False
         while True:
@@ -148,7 +143,6 @@ class CoordinatorClient:
                     reply.target,
                     _prior(reply),
                     reply.release_serial,
-                    tuple(reply.probes),
                 )
             except (Overloaded, Unavailable) as error:
                 absent = isinstance(error, Unavailable)
@@ -172,19 +166,16 @@ class CoordinatorClient:
         ticket: bytes,
         failed: Sequence[str],
         last_epoch: int,
-        round_trips: Mapping[str, float] | None = None,
     ) -> tuple[pb.Grant, ...]:
         """Return new grants with greater epochs for a session whose verifiers failed. Their order is Placement's.
 
         ticket: any ticket of the session. failed: ids of the failed verifiers. last_epoch: the greatest epoch used.
-        round_trips: those of `open`.
         """
         request = pb.ResumeSessionRequest(
             session_id=session_id,
             ticket=ticket,
             failed_verifiers=failed,
             last_epoch=last_epoch,
-            round_trips=round_trips,
         )
         try:
             return _grants(await self._call("ResumeSession", request))

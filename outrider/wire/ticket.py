@@ -29,12 +29,12 @@ TICKET_KEY = "outrider-ticket-bin"
 """Metadata of a call to a verifier: the ticket, so that nothing else of the call is read before it is checked."""
 MAX_KEY_ID = 64
 MAX_TARGET_TEXT = 160
-"""Characters in a target's name, in each hash and in each part of its numerics class."""
+"""Characters in a target's name, in each hash, and in each word about how it is computed."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target that a verifier serves. Equal `weights` mean equal text, with equal `numerics_class` equal bits."""
+    """The target that a verifier serves. Equal `weights` mean equal text."""
 
     name: str
     weights_hash: str
@@ -47,11 +47,6 @@ class Target:
     def weights(self) -> tuple[str, str]:
         """Return the hashes of weights and token table, which stay the same for the whole of a session."""
         return self.weights_hash, self.tokenizer_hash
-
-    @property
-    def numerics_class(self) -> str:
-        """Return the class in which floating point gives the same bits, so that a session prefers to stay in it."""
-        return f"{self.dtype}/{self.backend}/{self.hardware}"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class Peer:
         target=DEMO,
         instance: int = 1,
         tls: bool = False,
-        region: str = "",
     ):
         answer = await self.registry.Register(
             pb.RegisterRequest(
@@ -68,7 +67,6 @@ class Peer:
                 target=target,
                 capacity_sessions=capacity,
                 instance=instance,
-                region=region,
             )
         )
         self.public_keys |= dict(answer.public_keys)

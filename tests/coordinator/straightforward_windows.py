@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from streaming_model import LinkTiming, Speed, replay
+
 from coordinator.records import Window
 from coordinator.window import controller, report_adapter
 from coordinator.window.controller import SessionView, VerifierView
-from coordinator.window.streaming import LinkTiming, Speed, replay
 from coordinator.window.window_search import FILLED, FINER, MIN_ACCEPTANCES, PASSES
 from outrider.core.acceptance.history import HIT
 

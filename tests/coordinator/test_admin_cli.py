@@ -111,7 +111,6 @@ async def test_windows_that_are_not_decided_yet_are_no_empty_cluster(busy, outri
 VERIFIER = {
     "id": "v1",
     "address": "127.0.0.1:10001",
-    "region": None,
     "state": "serving",
     "cordoned": False,
     "draining": False,

@@ -24,14 +24,6 @@ GOOD_REPORT = {"verifier_id": "v1", "instance": 1}
     [
         ({"target": "x" * 161}, "length of target is 161, must be at most 160"),
         ({"prompt_tokens": 2**31}, "prompt_tokens is 2147483648"),
-        ({"rtt_ms": {f"v{i}": 1.0 for i in range(257)}}, "entries in rtt_ms is 257"),
-        ({"rtt_ms": {"v1": -1.0}}, "rtt_ms is -1.0"),
-        ({"rtt_ms": {"v1": float("nan")}}, "rtt_ms is nan"),
-        ({"rtt_ms": {"v 1": 1.0}}, "rtt_ms is 'v 1'"),
-        ({"round_trips": {f"r{i}": 1.0 for i in range(9)}}, "entries in round_trips is 9"),
-        ({"round_trips": {"eu": float("inf")}}, "round_trips is inf"),
-        ({"round_trips": {"eu": 60_001.0}}, "round_trips is 60001.0"),
-        ({"round_trips": {"": 1.0}}, "round_trips is ''"),
     ],
 )
 async def test_an_open_beyond_its_bounds_is_refused(coordinator, refused, change, complaint):
@@ -50,7 +42,6 @@ async def test_an_open_beyond_its_bounds_is_refused(coordinator, refused, change
         ({"failed_verifiers": ["v"] * 65}, "failed_verifiers is 65"),
         ({"failed_verifiers": ["{x}"]}, "failed_verifiers is '{x}'"),
         ({"last_epoch": 2**64 - 1}, "last_epoch is 18446744073709551615"),
-        ({"round_trips": {"a b": 1.0}}, "round_trips is 'a b'"),
     ],
 )
 async def test_a_resume_beyond_its_bounds_is_refused(coordinator, refused, change, complaint):
@@ -78,7 +69,6 @@ async def test_a_close_beyond_its_bounds_is_refused(coordinator, refused):
         ({"capacity_sessions": 0}, "capacity_sessions is 0"),
         ({"capacity_sessions": 4_097}, "capacity_sessions is 4097"),
         ({"instance": 0}, "instance is 0"),
-        ({"region": "eu west"}, "region is 'eu west'"),
         ({"target": identity(name="")}, "target.name is '', must be 1 to 160 printable"),
         ({"target": identity(weights_hash="")}, "target.weights_hash is '', must be 1 to 160 printable"),
         ({"target": identity(hardware="h" * 161)}, "target.hardware is 161 characters long, must be 0 to 160"),

@@ -509,9 +509,8 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                placed = await sessions.place(
-                    claims, PlacementRequest(target="demo"), [("w", [Candidate("v1", 50.0, 100.0, False)])], config
-                )
+                among = [("w", [Candidate("v1", False)])]
+                placed = await sessions.place(claims, PlacementRequest(target="demo"), among, config)
             except Overloaded:
                 return False
             if not isinstance(placed, int):

@@ -107,27 +107,6 @@ async def test_a_verifier_that_failed_is_still_better_than_none(coordinator):
     assert resumed.primary.verifier_id == "v1"
 
 
-async def test_a_resume_stays_in_its_numerics_class_even_when_it_is_the_busier_and_farther(coordinator):
-    await coordinator.join("v1")
-    opened = await coordinator.open()
-    await coordinator.join("v2", capacity=10)
-    await coordinator.join("v3", capacity=100, target=identity(dtype="bfloat16"))
-    await coordinator.report("v2", [f"busy-{i}" for i in range(8)])
-    resumed = await coordinator.resume(opened, failed_verifiers=["v1"], rtt_ms={"v2": 80.0, "v3": 1.0})
-    assert resumed.primary.verifier_id == "v2"
-    assert resumed.primary.numerics_class == opened.primary.numerics_class
-    assert resumed.standby.verifier_id == "v3"
-
-
-async def test_without_its_class_a_session_goes_on_in_another_of_the_same_weights(coordinator):
-    await coordinator.join("v1")
-    opened = await coordinator.open()
-    await coordinator.join("v2", target=identity(dtype="bfloat16"))
-    resumed = await coordinator.resume(opened, failed_verifiers=["v1"])
-    assert resumed.primary.verifier_id == "v2"
-    assert resumed.primary.numerics_class == "bfloat16/sdpa/cpu"
-
-
 @pytest.mark.parametrize("changed", ["weights_hash", "tokenizer_hash"])
 async def test_a_session_never_moves_to_other_weights_or_another_tokenizer(coordinator, refused, changed):
     await coordinator.join("v1")

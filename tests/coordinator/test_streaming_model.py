@@ -8,9 +8,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming_model import LinkTiming, replay
 
 from coordinator.records import Window
-from coordinator.window.streaming import LinkTiming, replay
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
 
 STEP_S = 0.030

@@ -18,7 +18,6 @@ EVERYTHING: Object = {
     },
     "verifier": {
         "gpus": 1,
-        "region": "eu-west",
         "imageTag": "1.2.3-cuda",
         "drainSeconds": 300,
         "extraArgs": ["--max-sessions=16"],

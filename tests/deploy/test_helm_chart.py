@@ -35,7 +35,6 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"autoscaling": {"min_acceptance": 2}}, "min_acceptance"),
     ({"verifier": {"drainSeconds": 3_600}}, "drainSeconds"),
     ({"verifier": {"engine": "vLLM"}}, "engine"),
-    ({"verifier": {"region": "eu west"}}, "region"),
     ({"verifier": {"nodes": 0}}, "nodes"),
     ({"autoscaling": {"kind": "vpa"}}, "kind"),
     ({"coordinator": {"env": {"lower": "x"}}}, "lower"),

@@ -131,11 +131,5 @@ def test_a_key_that_is_no_ed25519_key_is_refused():
         Signer.from_pem(b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
 
 
-def test_two_targets_with_the_same_weights_may_differ_in_numerics():
-    one, two = Target("n", "w", "t", "float32"), Target("n", "w", "t", "bfloat16")
-    assert one.weights == two.weights
-    assert one.numerics_class != two.numerics_class
-
-
 def test_an_epoch_is_owned_inside_the_range_alone():
     assert [CLAIMS.owns(epoch) for epoch in (999, 1_000, 1_255, 1_256)] == [False, True, True, False]

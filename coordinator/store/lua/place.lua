@@ -3,35 +3,32 @@
 --       for each candidate, in the caller's order (placement.py):
 --       verifier:<id> HASH, placements:<id> ZSET, cordon:<id> STRING
 -- ARGV: 1 session id, 2 tenant, 3 floor (greatest epoch that the caller knows), 4 epochs in a range, 5 ms for which the
---       place is kept before the device attaches, 6 ms for which the session's record is kept before, 7 candidates of a
---       region that are compared,
---       8 target name ('' any), 9 tokenizer hash ('' any), 10 weights hash, 11 preferred numerics class ('' none),
---       12 draft release and 13 traffic class ('' leaves what is known of them), 14 whether the tenant shares places with
---       others (0/1), 15 its limit of places (0 none), 16 places that it has at other targets, 17 ms after its last
---       report in which a session is running (0 where it is taken for a new one), 18 whether these are the last candidates (0/1), 19 ms for which who gets no
---       place is taken to wait, ids by which the device is drawn for trials 20 of drafts and 21 of stores ('' leaves what
---       is known of them), 22 number of tenants that wait, then these, then for each candidate: verifier id, cost while
---       it is empty, what it costs more while it is full, failed (0/1), rank of its region, the region ('' where they are
---       all alike)
+--       place is kept before the device attaches, 6 ms for which the session's record is kept before, 7 candidates that
+--       are compared, 8 target name ('' any), 9 tokenizer hash ('' any), 10 weights hash, 11 draft release and 12 traffic
+--       class ('' leaves what is known of them), 13 whether the tenant shares places with others (0/1), 14 its limit of
+--       places (0 none), 15 places that it has at other targets, 16 ms after its last report in which a session is
+--       running (0 where it is taken for a new one), 17 whether these are the last candidates (0/1), 18 ms for which who
+--       gets no place is taken to wait, ids by which the device is drawn for trials 19 of drafts and 20 of stores (''
+--       leaves what is known of them), 21 number of tenants that wait, then these, then for each candidate: verifier id,
+--       whether it has failed the session (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, end of the place (ms)},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it,
 --      or {0, -3, limit that is reached: places or share, its value, ms after which to ask again}.
-local ASK_MS, waiters = 1000, tonumber(ARGV[22])
-local HEAD, KEYS_BEFORE = 22 + waiters, 3 + waiters
-local EACH, RANKS = 6, 10000 -- arguments of a candidate; more than the greatest rank
+local ASK_MS, waiters = 1000, tonumber(ARGV[21])
+local HEAD, EACH, KEYS_BEFORE = 21 + waiters, 2, 3 + waiters
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
 local now_text = string.format('%.0f', now)
-local FIELDS = {'capacity', 'live', 'draining', 'name', 'weights_hash', 'tokenizer_hash', 'class'}
+local FIELDS = {'capacity', 'live', 'draining', 'name', 'weights_hash', 'tokenizer_hash'}
 
 local known = redis.call('HMGET', KEYS[1], 'closed', 'live', 'epoch_last')
 if known[1] then return {0, known[1] == 'killed' and -1 or -2} end
 
-local tenant, shares, places = ARGV[2], ARGV[14] == '1', 0
+local tenant, shares, places = ARGV[2], ARGV[13] == '1', 0
 local reported = tonumber(known[2] or '0')
-local running = reported > 0 and now - reported < tonumber(ARGV[17]) -- it may move whatever its tenant has generated
+local running = reported > 0 and now - reported < tonumber(ARGV[16]) -- it may move whatever its tenant has generated
 
 local function refusal(which, value)
   return {0, -3, which, value, ASK_MS}
@@ -40,8 +37,8 @@ end
 if shares then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_text)
   places = redis.call('ZCARD', KEYS[3]) - (redis.call('ZSCORE', KEYS[3], ARGV[1]) and 1 or 0)
-  local limit = tonumber(ARGV[15])
-  if limit > 0 and places + tonumber(ARGV[16]) >= limit then return refusal('places', limit) end
+  local limit = tonumber(ARGV[14])
+  if limit > 0 and places + tonumber(ARGV[15]) >= limit then return refusal('places', limit) end
 end
 
 local alive = 0
@@ -63,31 +60,20 @@ local function inspect(i, name, tokenizer)
   if closed_to_new and not redis.call('ZSCORE', placements, ARGV[1]) then return nil end
   local at = HEAD + EACH * (i - 1)
   return {
-    key = key, i = i, id = ARGV[at + 1], failed = ARGV[at + 4] == '1', rank = tonumber(ARGV[at + 5]),
-    cost = tonumber(ARGV[at + 2]) + tonumber(ARGV[at + 3]) * used / capacity, region = ARGV[at + 6],
-    name = v[4], tokenizer = v[6], class = v[7],
+    key = key, i = i, id = ARGV[at + 1], failed = ARGV[at + 2] == '1', load = used / capacity, name = v[4], tokenizer = v[6],
   }
 end
 
--- Return the least for the best tier: a candidate that has not failed the session, in the preferred numerics class, in
--- the region of the least rank. A standby is rather in a region that is near enough and not its primary's, since regions
--- fail as a whole.
-local function tier(c, class, primary)
-  local of_class = (c.failed and 2 or 0) + ((class ~= '' and c.class ~= class) and 1 or 0)
-  local apart = primary and c.rank == 0 and c.region ~= primary.region
-  return (2 * of_class + (apart and 0 or 1)) * RANKS + c.rank
-end
-
--- Return the cheapest of the first candidates of each region ("power of two choices") in the best tier that has any.
-local function choose(found, class, primary)
-  local least, compared, best
+-- Return the least loaded of the first candidates ("power of two choices") among those that have not failed the session,
+-- or among the others if there are none.
+local function choose(found)
+  local best, compared
   for _, c in ipairs(found) do
-    local its = tier(c, class, primary)
-    if not least or its < least then least, compared, best = its, {}, nil end
-    local before = compared[c.region] or 0
-    if its == least and before < tonumber(ARGV[7]) then
-      compared[c.region] = before + 1
-      if not best or c.cost < best.cost then best = c end
+    if not best or (best.failed and not c.failed) then
+      best, compared = c, 1
+    elseif c.failed == best.failed and compared < tonumber(ARGV[7]) then
+      compared = compared + 1
+      if c.load < best.load then best = c end
     end
   end
   return best
@@ -114,7 +100,7 @@ end
 -- who want more, the one with the least goes first).
 local function fewer_wait()
   for i = 1, waiters do
-    local waits_until = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[22 + i]) or '0')
+    local waits_until = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[21 + i]) or '0')
     if waits_until > now and redis.call('ZCOUNT', KEYS[3 + i], now_text, '+inf') < places then return true end
   end
   return false
@@ -122,21 +108,21 @@ end
 
 local function wait()
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_text)
-  redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[19])), tenant)
-  redis.call('PEXPIRE', KEYS[2], ARGV[19])
+  redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[18])), tenant)
+  redis.call('PEXPIRE', KEYS[2], ARGV[18])
 end
 
 local found = eligible(ARGV[8], ARGV[9])
-local primary = choose(found, ARGV[11])
+local primary = choose(found)
 if not primary then
-  if shares and alive > 0 and ARGV[18] == '1' then wait() end
+  if shares and alive > 0 and ARGV[17] == '1' then wait() end
   return {0, alive}
 end
 if shares and not running and fewer_wait() then
   wait()
   return refusal('share', places)
 end
-local standby = choose(others(found, primary), primary.class, primary)
+local standby = choose(others(found, primary))
 
 -- The epoch is greater than any given out before: by the record, by the clock if that was lost, by what the device saw.
 local span = tonumber(ARGV[4])
@@ -147,11 +133,11 @@ redis.call('ZADD', KEYS[primary.key + 2], ends, ARGV[1])
 redis.call('PEXPIRE', KEYS[primary.key + 2], 86400000) -- so that a verifier that never returns leaves nothing
 redis.call('HSET', KEYS[1], 'tenant', tenant, 'verifier', primary.id, 'standby', standby and standby.id or '',
   'weights', ARGV[10], 'epoch_last', string.format('%.0f', epoch + 2 * span - 1))
-if ARGV[12] ~= '' then
-  redis.call('HSET', KEYS[1], 'draft', ARGV[12], 'traffic', ARGV[13])
+if ARGV[11] ~= '' then
+  redis.call('HSET', KEYS[1], 'draft', ARGV[11], 'traffic', ARGV[12])
 end
-if ARGV[20] ~= '' or ARGV[21] ~= '' then
-  redis.call('HSET', KEYS[1], 'device', ARGV[20], 'store_device', ARGV[21])
+if ARGV[19] ~= '' or ARGV[20] ~= '' then
+  redis.call('HSET', KEYS[1], 'device', ARGV[19], 'store_device', ARGV[20])
 end
 if reported > 0 then redis.call('HINCRBY', KEYS[1], 'moves', 1) end
 if reported == 0 then

@@ -49,48 +49,20 @@ RELEASE_ACTION_PIN: ReleaseAction
 RELEASE_ACTION_UNPIN: ReleaseAction
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("target", "rtt_ms", "prompt_tokens", "draft_release", "traffic_class", "device_id", "store_device_id", "round_trips")
-    class RttMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class RoundTripsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("target", "prompt_tokens", "draft_release", "traffic_class", "device_id", "store_device_id")
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    RTT_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     STORE_DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
-    ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
     target: str
-    rtt_ms: _containers.ScalarMap[str, float]
     prompt_tokens: int
     draft_release: str
     traffic_class: str
     device_id: str
     store_device_id: str
-    round_trips: _containers.ScalarMap[str, float]
-    def __init__(self, target: _Optional[str] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., device_id: _Optional[str] = ..., store_device_id: _Optional[str] = ..., round_trips: _Optional[_Mapping[str, float]] = ...) -> None: ...
-
-class RegionProbe(_message.Message):
-    __slots__ = ("region", "address", "tls")
-    REGION_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TLS_FIELD_NUMBER: _ClassVar[int]
-    region: str
-    address: str
-    tls: bool
-    def __init__(self, region: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., device_id: _Optional[str] = ..., store_device_id: _Optional[str] = ...) -> None: ...
 
 class Prior(_message.Message):
     __slots__ = ("first_acceptance", "sibling_acceptance", "observations")
@@ -103,25 +75,23 @@ class Prior(_message.Message):
     def __init__(self, first_acceptance: _Optional[float] = ..., sibling_acceptance: _Optional[float] = ..., observations: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last", "numerics_class")
+    __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIRST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LAST_FIELD_NUMBER: _ClassVar[int]
-    NUMERICS_CLASS_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     tls: bool
     ticket: bytes
     epoch_first: int
     epoch_last: int
-    numerics_class: str
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., numerics_class: _Optional[str] = ...) -> None: ...
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior", "release_serial", "probes")
+    __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior", "release_serial")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +99,6 @@ class OpenSessionResponse(_message.Message):
     EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
     PRIOR_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SERIAL_FIELD_NUMBER: _ClassVar[int]
-    PROBES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     target: _session_pb2.TargetIdentity
     primary: Grant
@@ -137,38 +106,19 @@ class OpenSessionResponse(_message.Message):
     expires_unix: float
     prior: Prior
     release_serial: int
-    probes: _containers.RepeatedCompositeFieldContainer[RegionProbe]
-    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ..., prior: _Optional[_Union[Prior, _Mapping]] = ..., release_serial: _Optional[int] = ..., probes: _Optional[_Iterable[_Union[RegionProbe, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., primary: _Optional[_Union[Grant, _Mapping]] = ..., standby: _Optional[_Union[Grant, _Mapping]] = ..., expires_unix: _Optional[float] = ..., prior: _Optional[_Union[Prior, _Mapping]] = ..., release_serial: _Optional[int] = ...) -> None: ...
 
 class ResumeSessionRequest(_message.Message):
-    __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch", "rtt_ms", "round_trips")
-    class RttMsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class RoundTripsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("session_id", "ticket", "failed_verifiers", "last_epoch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FAILED_VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RTT_MS_FIELD_NUMBER: _ClassVar[int]
-    ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     ticket: bytes
     failed_verifiers: _containers.RepeatedScalarFieldContainer[str]
     last_epoch: int
-    rtt_ms: _containers.ScalarMap[str, float]
-    round_trips: _containers.ScalarMap[str, float]
-    def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., failed_verifiers: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., round_trips: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., failed_verifiers: _Optional[_Iterable[str]] = ..., last_epoch: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id", "ticket")
@@ -243,22 +193,20 @@ class Recording(_message.Message):
     def __init__(self, keep_s: _Optional[float] = ..., prompts: bool = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance", "region")
+    __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    REGION_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     tls: bool
     target: _session_pb2.TargetIdentity
     capacity_sessions: int
     instance: int
-    region: str
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., instance: _Optional[int] = ..., region: _Optional[str] = ...) -> None: ...
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("lease_ms", "report_interval_ms", "public_keys")
@@ -374,7 +322,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VerifierStatus(_message.Message):
-    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry", "region")
+    __slots__ = ("verifier_id", "address", "target", "capacity_sessions", "lease_s", "cordoned", "telemetry")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -382,7 +330,6 @@ class VerifierStatus(_message.Message):
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     CORDONED_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
-    REGION_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     target: _session_pb2.TargetIdentity
@@ -390,8 +337,7 @@ class VerifierStatus(_message.Message):
     lease_s: float
     cordoned: bool
     telemetry: _telemetry_pb2.VerifierTelemetry
-    region: str
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ..., region: _Optional[str] = ...) -> None: ...
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., capacity_sessions: _Optional[int] = ..., lease_s: _Optional[float] = ..., cordoned: bool = ..., telemetry: _Optional[_Union[_telemetry_pb2.VerifierTelemetry, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ("telemetry", "verifier_id", "standby", "reported")

@@ -32,9 +32,6 @@ spec:
         - --metrics=0.0.0.0:9110
         - --verifier-id=$(POD_NAME)
         - --advertise=$(POD_NAME).{{ $domain }}:7710
-        {{- with $values.region }}
-        - --region={{ . }}
-        {{- end }}
         - --coordinator={{ include "outrider.coordinator" . }}
         {{- if gt (int $values.gpus) 0 }}
         - --device=cuda

@@ -14,8 +14,7 @@ step's end. An accepted sibling is committed like a first proposal, but nothing 
 The verifier's own nodes are there in every step, at any distance. What they add to a step without the device's is
 measured, and one mean is enough: each step commits at least so many tokens more, whole ones as the mean adds up.
 
-`replay` is the model's definition, and what benchmarks predict with. The controller asks replay_tables.py, which finds
-the same for all sessions and windows at once.
+`coordinator.window.replay_tables` predicts the same for all sessions and windows at once, as arrays.
 """
 
 from __future__ import annotations
