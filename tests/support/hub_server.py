@@ -6,14 +6,12 @@ import contextlib
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(/(?P<kind>revision|tree)/(?P<revision>.+))?")
@@ -28,8 +26,6 @@ class Repository:
     revisions: tuple[str, ...] = ("main",)
     private: bool = False
     gated: bool = False
-    claimed: int = 0
-    """Bytes that each file is said to have, unless 0."""
 
     @property
     def commit(self) -> str:
@@ -45,16 +41,12 @@ class Hub:
 
     repositories: dict[str, Repository]
     token: str = "hf_good"
-    breaks: dict[str, list[tuple[int, Literal["end", "reset", "stall"]]]] = field(default_factory=dict)
-    """file -> for each coming answer, after how many of its bytes it breaks off, and how"""
+    breaks: dict[str, int] = field(default_factory=dict)
+    """file -> after how many of its bytes the next answer breaks off"""
     failing: set[str] = field(default_factory=set)
     """Files that are answered with status 503."""
-    listings: int | None = None
-    """How often it says what a repository holds before it falls silent; None: always."""
     fetched: list[tuple[str, int]] = field(default_factory=list)
     """The files that were sent, each with its first byte."""
-    stalled: threading.Event = field(default_factory=threading.Event)
-    """Set once an answer has stalled."""
     url: str = ""
 
 
@@ -67,7 +59,6 @@ def content(data: bytes | Path) -> bytes:
 def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
     """Yield a hub whose server listens at `url` on loopback."""
     hub = Hub(dict(repositories))
-    released = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -92,10 +83,6 @@ def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
             if revision not in (*repository.revisions, repository.commit):
                 return self._error(404, "RevisionNotFound")
             if file is None:
-                if hub.listings is not None:
-                    hub.listings -= 1
-                    if hub.listings < 0:
-                        released.wait(60)
                 return self._describe(found["repo"], repository, tree=found["kind"] == "tree")
             if repository.gated and given is None:
                 return self._error(403, "GatedRepo")
@@ -104,7 +91,7 @@ def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
             return self._send(repository, file["file"])
 
         def _describe(self, name: str, repository: Repository, *, tree: bool) -> None:
-            sizes = {path: repository.claimed or len(content(data)) for path, data in repository.files.items()}
+            sizes = {path: len(content(data)) for path, data in repository.files.items()}
             answer: Any = [{"type": "file", "path": path, "size": size, "oid": ""} for path, size in sizes.items()]
             if not tree:
                 siblings = [{"rfilename": path, "size": size} for path, size in sizes.items()]
@@ -126,19 +113,9 @@ def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
             if name in hub.failing:
                 self._error(503)
                 return
-            breaks = hub.breaks.get(name)
-            if not breaks:
-                self._answer(status, data[start:], about)
-                return
-            after, how = breaks.pop(0)
+            after = hub.breaks.pop(name, None)
             self._answer(status, data[start:], about, cut=after)
-            if how == "stall":
-                hub.stalled.set()
-                released.wait(60)
-            if how == "reset":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.connection.close()
-            self.close_connection = True
+            self.close_connection = after is not None
 
         def _error(self, status: int, code: str = "", message: str = "") -> None:
             self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message})
@@ -161,6 +138,5 @@ def hub_server(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
         try:
             yield hub
         finally:
-            released.set()
             server.shutdown()
             serving.join()
