@@ -27,11 +27,13 @@ _TOOLS_TEXT = (
 )
 
 
-class LocalTemplate:
-    """Renders messages in this process by a template in the dialect of Hugging Face's tokenizers.
+class ChatTemplate:
+    """Renders messages by a template in the dialect of Hugging Face's tokenizers, and tokenises them.
 
     variables: bos_token and the like. A template that knows nothing of tools gets tools, calls and results as text.
-    One that refuses messages in which users, or systems, speak twice in a row gets these joined.
+    One that refuses messages in which users, or systems, speak twice in a row gets these joined. A broken one disables
+    chat alone; `check` tells of it before the first chat. Sandbox and bounds keep a template from the system and from
+    output without end; as in transformers, nothing else bounds its time, so call it on a thread.
     """
 
     def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
@@ -49,17 +51,16 @@ class LocalTemplate:
         """Compile the template. Raises ModelRefused where that fails, ImportError naming the extra."""
         from edge_agent.target.jinja import compiled
 
-        return compiled(self.text)
-
-    @property
-    def text(self) -> str:
-        """Return the template's text, as it is compiled. Raises ModelRefused if it is too long or no UTF-8."""
         if len(self._source) > MAX_TEMPLATE_CHARS:
             raise ModelRefused(f"the chat template has {len(self._source)} characters, at most {MAX_TEMPLATE_CHARS}")
         try:
-            return self._source if isinstance(self._source, str) else self._source.decode()
+            return compiled(self._source if isinstance(self._source, str) else self._source.decode())
         except UnicodeDecodeError as error:
             raise ModelRefused(f"the target's chat template does not compile: it is no UTF-8: {error}") from error
+
+    def check(self) -> None:
+        """Render a plain message of a user. Raises what `render` raises, which names the template's line."""
+        self.render([{"role": "user", "content": "x"}])
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """Return the prompt's text, up to where the assistant begins.
@@ -86,41 +87,6 @@ class LocalTemplate:
             with contextlib.suppress(BadRequest):
                 return text_of(joined)
             raise
-
-
-class ChatTemplate:
-    """Renders messages as LocalTemplate does, in a process of its own, and tokenises them.
-
-    A broken one disables chat alone; `check` tells of it before the first chat.
-    """
-
-    def __init__(self, source: str | bytes, *, variables: Mapping[str, str] | None = None) -> None:
-        from edge_agent.target.template_process import TemplateProcess
-
-        self._local = LocalTemplate(source, variables=variables)
-        self._process = TemplateProcess(self._local)
-
-    @property
-    def source(self) -> str:
-        """Return the template's text; bytes that are no UTF-8 are replaced."""
-        return self._local.source
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """Return the texts of the target's special tokens, by their names in templates."""
-        return self._local.special_tokens
-
-    def check(self) -> None:
-        """Render a plain message of a user. Raises what `render` raises, which names the template's line."""
-        self.render([{"role": "user", "content": "x"}])
-
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the prompt's text, up to where the assistant begins; see LocalTemplate. Call it on a thread.
-
-        Raises BadRequest for messages that the template refuses, ModelRefused for a template that cannot be used, or
-        that takes too much time or memory.
-        """
-        return self._process.render(messages, variables)
 
     def tokenise(
         self,
