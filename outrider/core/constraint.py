@@ -1,8 +1,9 @@
 """Constrain a session's output: say which tokens may follow, at the end of the sequence and below nodes of the tree.
 
 A grammar is Lark text as llguidance reads it, in which `%json` embeds a JSON Schema (docs/protocol.md, "Grammar").
-Device and verifier use the same version of it, so that a device's proposals are tokens that the target may take. The
-limits count work, not time: what is within them on one machine is so on every other.
+Device and verifier use the same version of it, so that a device's proposals are tokens that the target may take. Limits
+count work rather than time, so that what is within them on one machine is so on every other; time alone ends a compiler
+that they do not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.core.grammar_checks import check_grammar, place_of
+from outrider.core.grammar_checks import check_grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -42,6 +43,8 @@ _LIMITS: dict[str, Any] = {
 }
 """A mask then takes some 20 ms at most, where that of a schema takes a hundredth: neighbours wait for it. The lexer's
 fuel also bounds what a regular expression grows to while it is followed, in time and in memory."""
+COMPILE_S = 10.0
+"""Seconds that compiling may take, hundreds of times a usual grammar's; a thread that takes longer is left behind."""
 STACK_BYTES = 1 << 28
 """Stack of a thread that compiles. The longest chain of references in a grammar of 128 KiB has needed 32 MiB."""
 _STACK_LOCK = threading.Lock()
@@ -274,7 +277,7 @@ class Grammars:
             lambda: LLMatcher(self.tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
         )
         if matcher.is_error():
-            raise BadRequest(f"the grammar is refused: {_placed(_problem(matcher), grammar)}", field="grammar")
+            raise BadRequest(f"the grammar is refused: {_problem(matcher)}", field="grammar")
         beginning = GrammarState(matcher.deep_copy(), self.tokenizer)
         beginning.mask([])  # first, since it lets other threads run, and does most of the other's work
         beginning.forced([])
@@ -292,22 +295,30 @@ def grammars_of(tokenizer: Path, vocabulary: int, eos_token_ids: tuple[int, ...]
 
 
 def _with_deep_stack(build: Callable[[], T]) -> T:
-    """Return what a function returns on a thread with a deep stack: a chain of references overflows a usual one."""
-    with ThreadPoolExecutor(1) as pool:
-        with _STACK_LOCK:
-            usual = threading.stack_size(STACK_BYTES)
-            try:
-                building = pool.submit(build)
-            finally:
-                threading.stack_size(usual)
-        return building.result()
+    """Return what a function returns on a thread with a deep stack: a chain of references overflows a usual one.
 
+    Raises BadRequest after COMPILE_S.
+    """
+    built = Future[T]()
 
-def _placed(problem: str, grammar: str) -> str:
-    """Return a problem with the place in the JSON schema of which it speaks, if it speaks of one."""
-    _, in_schema, said = problem.partition("failed to compile JSON schema: ")
-    place = place_of(said, grammar) if in_schema else ""
-    return f"{place}: {said}" if place else problem
+    def run() -> None:
+        try:
+            built.set_result(build())
+        except BaseException as error:  # PanicException is none of Exception
+            built.set_exception(error)
+
+    with _STACK_LOCK:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="outrider-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    try:
+        return built.result(COMPILE_S)
+    except TimeoutError:
+        raise BadRequest(
+            f"the grammar is refused: compiling it takes longer than {COMPILE_S:g} s; make it simpler", field="grammar"
+        ) from None
 
 
 def _problem(matcher: LLMatcher) -> str:
