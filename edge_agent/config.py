@@ -65,26 +65,14 @@ class EdgeSettings(BaseSettings):
     cpu_share: float = Field(default=1.0, gt=0.0, le=1.0)
     """Share of one core's time, from 0 to 1, that drafting may take; 1 is no limit. Nodes that the verifier waits for
     are drafted first."""
-    draft_context: int | None = Field(default=None, ge=64)
-    """Tokens of a draft's context, never more than the draft was trained for. Without it, as many as the target has
-    positions, if a quarter of the free memory holds the contexts of all workers, else at least 4096. Sessions that
-    outgrow it go on by n-grams."""
     ngram: bool = True
     """Propose what followed the same tokens earlier in the text, beside the draft."""
-    siblings: int = Field(default=3, ge=1, le=8)
-    """Most children of a node of the token tree."""
 
     release_keys: str = ""
     """Publishers to trust with draft releases, separated by commas: 64 hex digits of an Ed25519
     public key, or a file of them. With them the draft that a verifier offers, which nobody has signed, is not
     loaded: n-grams draft until there is a signed release. Without any, the draft is the verifier's own and is not
     updated."""
-    release_max_bytes: int = Field(default=4 << 30, ge=1)
-    """Largest file of a release to fetch, in bytes."""
-    release_stall_s: float = Field(default=20.0, gt=0.0)
-    """Seconds after which a download of a release without notable progress is given up."""
-    release_spread_s: float = Field(default=2.0, ge=0.0)
-    """Seconds over which devices spread their requests for a release that all learn of at once."""
 
     log_format: LogFormat = "text"
     """text writes lines for people, json one object per line for machines."""
@@ -114,17 +102,11 @@ class EdgeSettings(BaseSettings):
 
     max_sessions: int = Field(default=64, ge=1)
     """Requests that run at the same time; further ones wait."""
-    silence_s: float = Field(default=1.5, gt=0.0)
-    """Seconds of silence after which a verifier counts as dead: three heartbeats, which come every 0.5 s whatever its
-    engine does. The round trip is added. A false alarm costs a second prefill on another verifier, never a token."""
     checksum: bool = True
     """Send a checksum with every message of a session, and check those that come. TLS finds changed bytes by itself."""
     padding: Literal["auto", "off", "buckets", "constant"] = "auto"
     """Pad the messages of a session, since their sizes tell how many tokens were accepted: in buckets, or all to one
     size. auto: buckets, except with a verifier on this machine."""
-    offline_after_s: float = Field(default=5.0, ge=0.0)
-    """Seconds that a session without progress looks for a verifier before the draft goes on alone, if `offline` is
-    draft_only."""
     resume_budget_s: float | None = Field(default=None, ge=0.0)
     """Seconds that a session, or a request that has none yet, looks for a verifier without progress before it fails;
     without it, as long as the request's timeout allows."""

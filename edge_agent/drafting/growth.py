@@ -30,6 +30,8 @@ _PROBE_STEPS, _PROBE_S = 4, 0.25
 measure acceptance, and each message costs the verifier's front what a few rows cost its engine."""
 _EARLY = 0.25
 """Fraction of a step by which a message should arrive before the next step: steps and links vary."""
+_SIBLINGS = 3
+"""Most children that are proposed for a node, unless the target evaluates fewer."""
 _DRAFT_WAIT_SHARE = 0.6
 """Fraction of the verifier's draft wait that drafting may use; the rest is left for the way to the verifier."""
 
@@ -51,13 +53,11 @@ class SpeculationPlan:
     """Time that the verifier waits for nodes; 0 where the round trip is too long for it to wait at all."""
     step_s: float
     """Length of a verification step."""
-    siblings: int = 3
+    siblings: int = _SIBLINGS
     """Most children that are proposed for a node."""
 
     @classmethod
-    def of(
-        cls, directive: Directive, limits: SessionLimits, *, siblings: int = 3, waits: bool = True
-    ) -> SpeculationPlan:
+    def of(cls, directive: Directive, limits: SessionLimits, *, waits: bool = True) -> SpeculationPlan:
         """Return the plan of a directive, capped by the session's limits.
 
         waits: whether the verifier is near enough to wait for nodes.
@@ -69,7 +69,7 @@ class SpeculationPlan:
             min_acceptance=max(directive.min_acceptance, _LEAST_ACCEPTANCE),
             draft_wait_s=directive.draft_wait_ms / 1000 if waits else 0.0,
             step_s=directive.step_ms / 1000 or DEFAULT_STEP_S,
-            siblings=min(siblings, limits.children or siblings),
+            siblings=min(_SIBLINGS, limits.children or _SIBLINGS),
         )
 
     @property

@@ -58,11 +58,9 @@ class DraftOptions:
     """Sessions that may draft with a model at once; further ones draft by n-grams alone rather than wait."""
     threads: int = 1
     """CPU threads of a decode."""
-    context: int | None = None
-    """Tokens that a draft's context holds, capped by what the draft was trained for. None: the target's positions, as
-    far as the contexts of all workers leave three quarters of the free memory."""
     positions: int = 0
-    """Positions of the target; 0 if they are not known."""
+    """Positions of the target, for which a draft's context has room as far as it was trained for them, and as the
+    contexts of all workers leave three quarters of the free memory; 0 if they are not known."""
     ngram: bool = True
     """Whether n-grams of the text propose tokens beside the model."""
     budget: CpuBudget | None = None
@@ -309,15 +307,14 @@ class DraftPool:
 
     def _chosen_length(self, model: LlamaModel) -> int:
         """Return the tokens of a worker's context; tells if sessions may outgrow it."""
-        given, positions = self._options.context, self._options.positions or CONTEXT
-        length = min(given or positions, model.n_ctx_train)
-        if given is None and length > CONTEXT:
+        positions = self._options.positions or CONTEXT
+        length = min(positions, model.n_ctx_train)
+        if length > CONTEXT:
             contexts = self._options.workers * len(self._models)
             room = int(_MEMORY_SHARE * free_memory()) // (contexts * model.token_bytes())
             length = max(CONTEXT, min(length, room))
         if length < positions:
-            why = "set draft_context to change that" if given else "there is no memory for more"
-            why = "it was trained for no more" if length == model.n_ctx_train else why
+            why = "it was trained for no more" if length == model.n_ctx_train else "there is no memory for more"
             log.info("draft %s: sessions of over %d tokens go on by n-grams alone: %s", self.name, length, why)
         return length
 

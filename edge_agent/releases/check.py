@@ -22,6 +22,8 @@ RefusalKind = Literal[
 ]  # fmt: skip
 """Why a release was refused."""
 
+MAX_BYTES = 4 << 30
+"""Bytes of the largest file that is fetched."""
 TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "too long", "altered", "no room"})
 """Reasons that may be gone at the next try."""
 
@@ -55,13 +57,12 @@ def _parsed(signed: bytes) -> pb.SignedManifest:
 def check(
     signed: bytes,
     keys: Mapping[str, bytes],
-    max_bytes: int,
     target: Target,
     state: ReleaseState,
 ) -> Manifest:
     """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
 
-    keys: id -> raw public key of the trusted publishers. max_bytes: the largest file that is fetched.
+    keys: id -> raw public key of the trusted publishers.
     """
     try:
         manifest = manifests.verify(signed, keys)
@@ -88,11 +89,10 @@ def check(
             f"{release} is older than version {state.floor}, which this device has loaded as stable; "
             "to go back to an old draft publish its file as a new version",
         )
-    if manifest.size > max_bytes:
+    if manifest.size > MAX_BYTES:
         raise ReleaseRefused(
             "size",
-            f"{release} has {manifest.size} bytes, this device takes at most {max_bytes}; "
-            "quantise it further, or raise OUTRIDER_EDGE_RELEASE_MAX_BYTES",
+            f"{release} has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further",
         )
     known = state.refusal(manifest_digest(signed))
     if known is not None:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STALL_S = 20.0
+"""Seconds after which a download without notable progress is given up."""
 _MIN_RATE = 1024.0
-"""Bytes per second that a server must send on average over `stall_s`; if it is slower, the next URL is tried."""
+"""Bytes per second that a server must send on average over `STALL_S`; if it is slower, the next URL is tried."""
 _MAX_REDIRECTS = 3
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -64,13 +66,11 @@ def _join(base: str, url: str) -> str:
 class Downloader:
     """Downloads files into one store, one at a time.
 
-    stall_s: seconds over which a server must reach `_MIN_RATE`. tls: authorities trusted beside public ones, and the
-    device's certificate.
+    tls: authorities trusted beside public ones, and the device's certificate.
     """
 
-    def __init__(self, store: ArtifactStore, stall_s: float, tls: ClientTls | None = None) -> None:
+    def __init__(self, store: ArtifactStore, tls: ClientTls | None = None) -> None:
         self._store = store
-        self._stall_s = stall_s
         self._tls = tls or ClientTls()
 
     async def fetch(self, file: ReleaseFile) -> None:
@@ -119,10 +119,10 @@ class Downloader:
         try:
             tls = await asyncio.to_thread(_tls_context, self._tls)
             async with httpx.AsyncClient(
-                timeout=self._stall_s, follow_redirects=True, max_redirects=_MAX_REDIRECTS, verify=tls
+                timeout=STALL_S, follow_redirects=True, max_redirects=_MAX_REDIRECTS, verify=tls
             ) as client:
                 # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
-                async with asyncio.timeout(self._stall_s * (1 + _MAX_REDIRECTS)):
+                async with asyncio.timeout(STALL_S * (1 + _MAX_REDIRECTS)):
                     request = client.build_request("GET", url, headers=headers)
                     answer = await client.send(request, stream=True)
                 async with contextlib.aclosing(answer):
@@ -138,12 +138,12 @@ class Downloader:
             ) from error
 
     async def _rate_checked(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Pass a body on. Raises ReleaseRefused if it falls below `_MIN_RATE` over a period of `stall_s`."""
+        """Pass a body on. Raises ReleaseRefused if it falls below `_MIN_RATE` over a period of `STALL_S`."""
         since, received = time.monotonic(), 0
         async for piece in pieces:
             yield piece
             received += len(piece)
-            if (elapsed_s := time.monotonic() - since) > self._stall_s:
+            if (elapsed_s := time.monotonic() - since) > STALL_S:
                 if received < _MIN_RATE * elapsed_s:
                     raise ReleaseRefused("truncated", f"it was sent too slowly: {received} bytes in {elapsed_s:.1f} s")
                 since, received = time.monotonic(), 0

@@ -31,6 +31,8 @@ RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
 _RETIRE_S = 10.0
 """Time that a third draft waits for sessions to leave the first one, before it is put off."""
+SPREAD_S = 2.0
+"""Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
 _LOWER_SERIAL_S = 5.0
 """Pause before the coordinator is asked about a serial below the known one, which a verifier that lags may send."""
 _RECHECKS = 2
@@ -45,14 +47,8 @@ class UpdateOptions:
 
     keys: Mapping[str, bytes]
     """Key id -> raw public key of the trusted publishers."""
-    max_bytes: int
-    """The largest file that is fetched."""
     root: Path
     """Folder of all targets' releases."""
-    stall_s: float = 20.0
-    """Time for which a server may send next to nothing."""
-    spread_s: float = 2.0
-    """Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
     tls: ClientTls | None = None
     """The cluster's authorities, since the coordinator serves files with its own certificate, and the device's one."""
 
@@ -88,7 +84,7 @@ class OfferFollower:
         self._refusals = refusals
         self._drafts = drafts
         self._fallback = fallback
-        self._downloader = Downloader(loader.folder.files, options.stall_s, tls=options.tls)
+        self._downloader = Downloader(loader.folder.files, options.tls)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         """Set by a notice since the coordinator was asked last."""
@@ -137,7 +133,7 @@ class OfferFollower:
     async def _update(self) -> None:
         """Ask the coordinator for its offer, and take or refuse it."""
         if self._settled >= 0:
-            await asyncio.sleep(random.uniform(0.0, self._options.spread_s))
+            await asyncio.sleep(random.uniform(0.0, SPREAD_S))
         outcome: _Outcome = "recheck"
         while outcome == "recheck":
             noticed = self._noticed
@@ -175,7 +171,7 @@ class OfferFollower:
         if not offer.manifest:
             return await self._use_none()
         folder, options = self._loader.folder, self._options
-        manifest = check(offer.manifest, options.keys, options.max_bytes, self._target, folder.state)
+        manifest = check(offer.manifest, options.keys, self._target, folder.state)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,

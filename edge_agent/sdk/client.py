@@ -124,7 +124,6 @@ class AsyncClient:
             workers=settings.draft_workers,
             threads=settings.draft_threads,
             budget=CpuBudget(settings.cpu_share, settings.draft_threads),
-            context=settings.draft_context,
             ngram=settings.ngram,
         )
         self._artifacts = ArtifactCache(cache / "artifacts")
@@ -393,11 +392,4 @@ def _update_options(
     keys = trusted_keys(settings.release_keys)
     if not keys or not coordinator or draft != AUTO:
         return None
-    return UpdateOptions(
-        keys,
-        settings.release_max_bytes,
-        cache / FOLDER,
-        stall_s=settings.release_stall_s,
-        spread_s=settings.release_spread_s,
-        tls=tls,
-    )
+    return UpdateOptions(keys, cache / FOLDER, tls)

@@ -23,7 +23,7 @@ from edge_agent.session.coordinator_client import CoordinatorClient, Placement
 from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Channels
+from edge_agent.session.stream import SILENCE_S, Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
@@ -41,6 +41,8 @@ PROBE_S = 2.5
 """Seconds that a probe of the cluster may take, beside round trips."""
 DESCRIBE_S = 2.0
 """Seconds that a verifier may take to answer a probe, likewise; it does so beside its steps."""
+OFFLINE_AFTER_S = 5.0
+"""Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -103,7 +105,7 @@ class Sessions:
             release = drafts.pool.release if drafts.pool else ""
             budget_s = math.inf if self.settings.resume_budget_s is None else self.settings.resume_budget_s
             if request.offline == "draft_only":
-                budget_s = min(budget_s, self.settings.offline_after_s)
+                budget_s = min(budget_s, OFFLINE_AFTER_S)
             placement = await self._placed(len(session.prompt), release, request.traffic_class, budget_s, statistics)
             if placement is not None:
                 stack.callback(self.close_session, placement)
@@ -117,8 +119,7 @@ class Sessions:
                 session_id=statistics.session_id,
                 vocabulary_hash=bundle.tokenizer.vocabulary_hash,
                 vocabulary_size=bundle.description.vocabulary_size,
-                silence_s=self.settings.silence_s,
-                siblings=self.settings.siblings,
+                silence_s=SILENCE_S,
                 announced=release,
                 on_release_notice=self.on_release_notice,
                 on_silence=self._channels.retire,

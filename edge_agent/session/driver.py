@@ -19,7 +19,7 @@ from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Received, ReleaseNotice, VerifierSilent, VerifierStream
+from edge_agent.session.stream import SILENCE_S, Received, ReleaseNotice, VerifierSilent, VerifierStream
 from outrider.core.errors import (
     Damaged,
     InternalError,
@@ -51,10 +51,8 @@ class DriverOptions:
     vocabulary_hash: bytes = b""
     vocabulary_size: int = MAX_VOCABULARY
     """The target's token ids are smaller; a verifier may correct it in Opened."""
-    silence_s: float = 1.5
-    """A verifier that is silent for so long is taken for dead; its heartbeat comes every 0.5 s."""
-    siblings: int = 3
-    """Most children that the draft proposes for a node."""
+    silence_s: float = SILENCE_S
+    """A verifier that is silent for so long is taken for dead."""
     announced: str = ""
     """The draft release for which the session was opened, as its ticket says."""
     on_release_notice: Callable[[int], None] = lambda _: None
@@ -85,7 +83,7 @@ class SessionDriver:
         self._dial = dial
         self._options = options
         self._statistics = statistics
-        self._pacing = SendPacing(session, draft, statistics, options.siblings)
+        self._pacing = SendPacing(session, draft, statistics)
         self._deliveries: asyncio.Queue[Delivery | OutriderError] = asyncio.Queue()
         self._stream: VerifierStream | None = None
         self._announced = ""

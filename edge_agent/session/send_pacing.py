@@ -18,11 +18,10 @@ from outrider.core.protocol.messages import Append, Directive
 class SendPacing:
     """Paces the nodes of a session's tree, for as long as a stream is open for Appends."""
 
-    def __init__(self, session: DeviceSession, draft: DraftSession, statistics: Statistics, siblings: int) -> None:
+    def __init__(self, session: DeviceSession, draft: DraftSession, statistics: Statistics) -> None:
         self._session = session
         self._draft = draft
         self._statistics = statistics
-        self._siblings = siblings
         self._directive = Directive()
         self._rtt_s = 0.0
         """Round trip as the verifier measured it; 0 where it is not known yet."""
@@ -42,7 +41,7 @@ class SendPacing:
     def plan(self) -> SpeculationPlan:
         """Return the verifier's directive within the session's limits."""
         waits = self._rtt_s < self._directive.draft_wait_ms / 1000
-        plan = _plan(self._directive, self._session.limits, siblings=self._siblings, waits=waits)
+        plan = _plan(self._directive, self._session.limits, waits=waits)
         return plan if self.limits_known else dataclasses.replace(plan, nodes=0)
 
     def replan(self, directive: Directive | None = None, rtt_s: float | None = None) -> None:

@@ -35,6 +35,9 @@ class ReleaseNotice:
 Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
 """A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
 
+SILENCE_S = 1.5
+"""Silence after which a verifier counts as dead: three heartbeats, which come every 0.5 s whatever its engine does. The
+round trip is added. A false alarm costs a second prefill on another verifier, never a token."""
 _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0

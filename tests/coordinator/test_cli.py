@@ -74,7 +74,7 @@ def test_chat_leaves_the_cluster_to_the_file_that_names_one(monkeypatch, tmp_pat
     monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
     named, silent = tmp_path / "named.toml", tmp_path / "silent.toml"
     named.write_text("[edge]\ncoordinator = 'c:3'")
-    silent.write_text("[edge]\nsiblings = 2")
+    silent.write_text("[edge]\ndraft_workers = 2")
     for given, file, passed in (
         (["--config", str(named)], None, ["--config", str(named)]),
         ([], named, []),

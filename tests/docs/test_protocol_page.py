@@ -10,6 +10,7 @@ from pages import text_of
 from cloud_verifier.config import VerifierConfig
 from edge_agent.config import EdgeSettings
 from edge_agent.session.failover import NextAttach, next_attach
+from edge_agent.session.stream import SILENCE_S
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES, SamplingParams
@@ -84,7 +85,7 @@ def test_what_is_said_of_the_transport_is_so():
     pace, burst = config["stream_messages_per_s"].default, config["stream_burst"].default
     assert f"at {pace:.0f} messages a second after a burst of {burst}" in TEXT
     device = EdgeSettings.model_fields
-    assert f"{device['silence_s'].default} s" in TEXT
+    assert f"{SILENCE_S} s" in TEXT
     assert device["resume_budget_s"].default is None
     assert f"to have {frames.LEAST_BUCKET} bytes or" in TEXT
     assert f"multiple of {frames.LARGEST_BUCKET:,}; or a multiple of {frames.CONSTANT}" in TEXT

@@ -81,7 +81,7 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
     narrow: Serving, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     signer = Signer.generate()
-    settings = EdgeSettings(release_keys=signer.public_key.hex(), release_spread_s=0.0)
+    settings = EdgeSettings(release_keys=signer.public_key.hex())
     async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, draft=None) as plain:
         streamed = [await plain.generate(prompt, max_tokens=TOKENS, **SAMPLED) for prompt in PROMPTS]
     async with AsyncClient(coordinator=narrow.address, cache_dir=tmp_path, settings=settings) as client:

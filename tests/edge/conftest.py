@@ -39,10 +39,17 @@ async def channels() -> AsyncIterator[Channels]:
     await opened.close()
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients wait for a silent verifier a third as long, and drafts go on alone soon."""
+    monkeypatch.setattr("edge_agent.sdk.sessions.SILENCE_S", 0.5)
+    monkeypatch.setattr("edge_agent.sdk.sessions.OFFLINE_AFTER_S", 0.2)
+
+
 @pytest.fixture
 def edge_settings() -> EdgeSettings:
     """Return the settings of `client`; a module may have its own."""
-    return EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5, offline_after_s=0.3, silence_s=0.5)
+    return EdgeSettings(resume_budget_s=0.5, open_budget_s=0.5)
 
 
 @pytest.fixture

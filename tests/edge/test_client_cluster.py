@@ -19,8 +19,6 @@ from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, TimedOut, Unauthenticated, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-SETTINGS = EdgeSettings(silence_s=0.3)
-
 
 def script() -> Script:
     size = len(TargetTokenizer(tokenizer_json()).table)
@@ -41,7 +39,7 @@ async def coordinator(verifiers: tuple[FakeVerifier, FakeVerifier]) -> AsyncIter
 
 @pytest.fixture
 async def client(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None, settings=SETTINGS) as made:
+    async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None) as made:
         yield made
 
 
@@ -73,7 +71,7 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
 ) -> None:
     coordinator.prior = pb.Prior(first_acceptance=0.1, sibling_acceptance=0.2, observations=200)
     async with AsyncClient(
-        coordinator=coordinator.address, cache_dir=tmp_path, draft="ngram", traffic_class="code", settings=SETTINGS
+        coordinator=coordinator.address, cache_dir=tmp_path, draft="ngram", traffic_class="code"
     ) as client:
         await client.generate([1, 2], max_tokens=2)
         await client.generate([1, 2], max_tokens=2, traffic_class="chat")

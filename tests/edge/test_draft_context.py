@@ -36,11 +36,9 @@ def length_of(monkeypatch: pytest.MonkeyPatch, options: DraftOptions, free: int 
         (DraftOptions(positions=131_072), 32_768),
         (DraftOptions(positions=2_048), 2_048),
         (DraftOptions(), 4_096),
-        (DraftOptions(context=512, positions=20_000), 512),
-        (DraftOptions(context=30_000, positions=20_000), 30_000),
     ],
 )
-def test_it_holds_the_targets_positions_unless_another_length_is_given(
+def test_it_holds_the_targets_positions_as_far_as_it_was_trained_for_them(
     monkeypatch: pytest.MonkeyPatch, options: DraftOptions, length: int
 ) -> None:
     assert length_of(monkeypatch, options) == length

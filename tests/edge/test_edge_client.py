@@ -294,14 +294,12 @@ async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path
             await made.generate("x")
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [("abc " * 100, 30), ("x", 150)], ids=["prompt", "output"])
+@pytest.mark.parametrize(("prompt", "max_tokens"), [("abc " * 300, 30), ("abc " * 120, 80)], ids=["prompt", "output"])
 async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_n_grams_and_is_counted(
     verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: str, max_tokens: int
 ) -> None:
     caplog.set_level("INFO", "edge_agent.drafting")
-    async with AsyncClient(
-        verifier=verifier.address, cache_dir=tmp_path, settings=EdgeSettings(draft_context=64)
-    ) as made:
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made:
         plain = await made.generate(prompt, max_tokens=max_tokens)
         completion = await made.generate(prompt, max_tokens=max_tokens)
         metrics = made.metrics.render().decode()
@@ -309,7 +307,9 @@ async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_n_grams_and_is
     assert "ContextFull" in completion.statistics.draft_failure and completion.statistics.draft == "ngram"
     assert "outrider_edge_draft_failures_total 2.0" in metrics
     assert [record.levelname for record in caplog.records if "gave up" in record.message] == ["INFO", "INFO"]
-    assert any("sessions of over 64 tokens go on by n-grams alone: set draft_context" in m for m in caplog.messages)
+    assert any(
+        "sessions of over 512 tokens go on by n-grams alone: it was trained for no more" in m for m in caplog.messages
+    )
 
 
 async def test_a_draft_is_known_by_its_content_wherever_it_comes_from(

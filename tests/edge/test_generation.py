@@ -28,7 +28,7 @@ from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
 from outrider.wire.ticket import Target
 
-SETTINGS = EdgeSettings(offline_after_s=0.2, silence_s=0.5, resume_budget_s=1.0, open_budget_s=1.0)
+SETTINGS = EdgeSettings(resume_budget_s=1.0, open_budget_s=1.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from edge_agent.releases.check import ReleaseRefused, check, manifest_digest
+from edge_agent.releases.check import MAX_BYTES, ReleaseRefused, check, manifest_digest
 from edge_agent.releases.state import Refusal, ReleaseState
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
@@ -22,11 +22,10 @@ MANIFEST = Manifest(
 )
 SIGNER = Signer.generate()
 KEYS = {SIGNER.key_id: SIGNER.public_key}
-MAX_BYTES = 2000
 
 
 def test_a_release_that_a_trusted_publisher_signed_for_this_target_is_taken() -> None:
-    assert check(sign(MANIFEST, SIGNER), KEYS, MAX_BYTES, TARGET, ReleaseState(floor=5)) == MANIFEST
+    assert check(sign(MANIFEST, SIGNER), KEYS, TARGET, ReleaseState(floor=5)) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_a_release_that_a_trusted_publisher_signed_for_this_target_is_taken() ->
         ({"weights_hash": "sha256:" + "d" * 64}, ReleaseState(), "target", "publish it for that target"),
         ({"tokenizer_hash": "sha256:" + "d" * 64}, ReleaseState(), "tokenizer", "target's own tokenizer"),
         ({}, ReleaseState(floor=6), "version", "older than version 6"),
-        ({"size": 2001}, ReleaseState(), "size", "OUTRIDER_EDGE_RELEASE_MAX_BYTES"),
+        ({"size": MAX_BYTES + 1}, ReleaseState(), "size", "quantise it further"),
     ],
     ids=["target", "tokenizer", "version", "size"],
 )
@@ -44,24 +43,24 @@ def test_what_is_wrong_with_a_release_is_named(
 ) -> None:
     signed = sign(dataclasses.replace(MANIFEST, **changes), SIGNER)  # type: ignore[arg-type]
     with pytest.raises(ReleaseRefused, match=said) as caught:
-        check(signed, KEYS, MAX_BYTES, TARGET, state)
+        check(signed, KEYS, TARGET, state)
     assert caught.value.kind == kind and "cccccccccccc" in str(caught.value)
 
 
 def test_an_untrusted_key_and_a_forged_signature_are_refused() -> None:
     with pytest.raises(ReleaseRefused, match="not trusted here") as untrusted:
-        check(sign(MANIFEST, Signer.generate()), KEYS, MAX_BYTES, TARGET, ReleaseState())
+        check(sign(MANIFEST, Signer.generate()), KEYS, TARGET, ReleaseState())
     genuine = sign(MANIFEST, SIGNER)
     at = genuine.index(b"c" * 64)
     with pytest.raises(ReleaseRefused, match="altered or forged") as forged:
-        check(genuine[:at] + b"d" + genuine[at + 1 :], KEYS, MAX_BYTES, TARGET, ReleaseState())
+        check(genuine[:at] + b"d" + genuine[at + 1 :], KEYS, TARGET, ReleaseState())
     assert untrusted.value.kind == forged.value.kind == "signature"
 
 
 def test_bytes_that_are_no_manifest_are_refused() -> None:
     for raw in (b"\xff" * 10, b"x" * 20_000):
         with pytest.raises(ReleaseRefused) as caught:
-            check(raw, KEYS, MAX_BYTES, TARGET, ReleaseState())
+            check(raw, KEYS, TARGET, ReleaseState())
         assert caught.value.kind in ("manifest", "signature")
 
 
@@ -76,10 +75,10 @@ def test_what_was_given_up_before_is_not_tried_again_and_the_reason_is_given() -
         at_unix=1.0,
     )
     with pytest.raises(ReleaseRefused, match="it was bad") as caught:
-        check(signed, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,)))
+        check(signed, KEYS, TARGET, ReleaseState(refused=(refusal,)))
     assert caught.value.kind == "remembered"
     wrapped = signed + b"\xfa\x01\x01x"  # a field that nobody knows: what is signed is the same
     with pytest.raises(ReleaseRefused, match="it was bad"):
-        check(wrapped, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,)))
+        check(wrapped, KEYS, TARGET, ReleaseState(refused=(refusal,)))
     resigned = sign(dataclasses.replace(MANIFEST, version=6), SIGNER)  # on purpose: its publisher means it
-    assert check(resigned, KEYS, MAX_BYTES, TARGET, ReleaseState(refused=(refusal,))).version == 6
+    assert check(resigned, KEYS, TARGET, ReleaseState(refused=(refusal,))).version == 6

@@ -33,8 +33,9 @@ async def server() -> AsyncIterator[FileServer]:
 
 
 @pytest.fixture
-def downloader(tmp_path: Path) -> Downloader:
-    return Downloader(ArtifactStore(tmp_path, ".gguf"), stall_s=0.2)
+def downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloader:
+    monkeypatch.setattr("edge_agent.releases.download.STALL_S", 0.2)
+    return Downloader(ArtifactStore(tmp_path, ".gguf"))
 
 
 async def refused(downloader: Downloader, what: ReleaseFile, path: Path) -> ReleaseRefused:
@@ -147,10 +148,10 @@ async def test_a_server_of_the_clusters_own_authority_is_trusted_where_that_is_n
     store = ArtifactStore(tmp_path, ".gguf")
     async with FileServer({f"{DIGEST}.gguf": DATA}, tls=context) as server:
         for less in (ClientTls(), ClientTls(authority)):
-            without = Downloader(store, 5.0, tls=less)
+            without = Downloader(store, tls=less)
             assert (await refused(without, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
         trust = ClientTls(authority, device.cert, device.key)
-        await Downloader(store, 5.0, tls=trust).fetch(wanted(DIGEST, DATA, server))
+        await Downloader(store, tls=trust).fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 

@@ -59,7 +59,7 @@ class Device:
         self.unusable: set[str] = set()
         """Digests of files that cannot be loaded."""
         self.refusals = RefusalLog()
-        options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, 1 << 20, folder, stall_s=20.0, spread_s=0.0)
+        options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, folder)
         self.loader = ReleaseLoader(self.folder, self.load, self.refusals, options.keys)
         self.follower = OfferFollower(
             options, self._ask, TARGET, self.loader, self.refusals, self.drafts, lambda: Pool(NGRAM)
@@ -107,6 +107,7 @@ class Device:
 @pytest.fixture
 async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
     monkeypatch.setattr("edge_agent.releases.follower.RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr("edge_agent.releases.follower.SPREAD_S", 0.0)
     async with FileServer() as files:
         device = Device(files, tmp_path)
         running = asyncio.create_task(device.follower.run())

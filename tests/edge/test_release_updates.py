@@ -30,6 +30,11 @@ TOKENS = 480
 """As many tokens as the draft's context of 512 can follow."""
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.releases.follower.SPREAD_S", 0.0)
+
+
 @pytest.fixture
 def own(tiny_gguf: Path) -> bytes:
     """Return the draft that comes with the verifier, as the bytes of a GGUF."""
@@ -73,11 +78,11 @@ class World:
         self.own = hashlib.sha256(verifier.script.artifacts["draft"]).hexdigest()
 
     def client(self, **settings: object) -> AsyncClient:
-        given = {"release_keys": self.publisher.signer.public_key.hex(), "release_spread_s": 0.0, **settings}
+        given = {"release_keys": self.publisher.signer.public_key.hex(), **settings}
         return AsyncClient(
             coordinator=self.coordinator.address,
             cache_dir=self.cache,
-            settings=EdgeSettings(release_stall_s=0.5, **given),  # type: ignore[arg-type]
+            settings=EdgeSettings(**given),  # type: ignore[arg-type]
         )
 
     def install_stable(self) -> None:

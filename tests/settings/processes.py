@@ -65,7 +65,7 @@ PROCESSES = (
         ("edge_agent.cli", "serve"),
         edge_cli.parser,
         {},
-        ("draft_workers", "draft_threads", "siblings"),
+        ("draft_workers", "draft_threads", "max_sessions"),
     ),
     Process(
         "distill",

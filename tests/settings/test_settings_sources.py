@@ -62,9 +62,9 @@ def test_the_environment_names_the_file_where_no_flag_does(process: Process, tmp
 def test_a_client_in_a_program_reads_the_file_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = toml(tmp_path / "o.toml", edge={"verifier": "127.0.0.1:9", "siblings": 2})
+    file = toml(tmp_path / "o.toml", edge={"verifier": "127.0.0.1:9", "draft_workers": 3})
     monkeypatch.setenv(VARIABLE, str(file))
-    assert from_environment(EdgeSettings).siblings == 2
+    assert from_environment(EdgeSettings).draft_workers == 3
     assert AsyncClient()._sessions.settings.verifier == "127.0.0.1:9"
 
 
