@@ -154,7 +154,7 @@ class CoordinatorConfig(BaseSettings):
     more of them decisions are quicker, and `canary_alpha` is no longer kept exactly."""
     canary_tenants: int = Field(3, ge=1, le=64)
     """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
-    promote or roll back. 1 trusts every tenant. Without tenants, and for a tenant's own n-gram store, it is 1."""
+    promote or roll back. 1 trusts every tenant. Without tenants it is 1."""
 
     store_timeout_s: float = Field(2.0, gt=0, le=60)
     """Longest wait for one Redis command, in seconds; callers then try another coordinator."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -176,8 +176,8 @@ class ReportReply:
     """Tenants wait for a place at the verifier's target."""
     exhausted: tuple[str, ...] = ()
     """Tenants that may open no session since their tokens are used up."""
-    device_ids: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Ids of PlacementRequest by session id, of the reported sessions that were placed here."""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """`device_id` of PlacementRequest by session id, of the reported sessions that were placed here."""
     bounds: Mapping[str, WindowBounds] = field(default_factory=dict)
     """Bounds of windows that operators have set, by session id; those of "" are for all others."""
     weights: str = ""
@@ -200,8 +200,8 @@ class PlacementRequest:
     """Traffic class; may be empty."""
     prompt_tokens: int = 0
     """Tokens of the prompt; 0 if the session will generate nothing."""
-    device_ids: tuple[str, str] = ("", "")
-    """Ids by which the device is drawn for trials of drafts and of stores, as it says itself; empty if it has none."""
+    device_id: str = ""
+    """Id by which the device is drawn for trials of drafts, as it says itself; empty if it has none."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Serve files of releases over HTTP: GET and HEAD of /artifacts/<64 hex digits>, and nothing else.
 
-The name may end in .gguf for a draft and in .safetensors for an n-gram store; ranges are served. It is a hash that only
-tenants' devices and operators learn, that of a store only its own tenant's, and a device that knows it may fetch the
-file. The device checks what arrives against the hash of a signed manifest, so it need not trust this server.
-Connections are few, and an idle one keeps a device from its draft, so silence ends them.
+The name may end in .gguf; ranges are served. It is a hash that only tenants' devices and operators learn, and a device
+that knows it may fetch the file. The device checks what arrives against the hash of a signed manifest, so it need not
+trust this server. Connections are few, and an idle one keeps a device from its draft, so silence ends them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 try:
     from starlette.applications import Starlette
@@ -26,7 +24,6 @@ try:
 except ImportError as error:
     raise ImportError("serving drafts needs starlette and uvicorn: pip install 'outrider[coordinator]'") from error
 
-from outrider.artifacts.ngram_store import SUFFIX as STORE_SUFFIX
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest
@@ -47,14 +44,10 @@ _FOREVER = "public, max-age=31536000, immutable"
 
 
 def application(artifacts: ArtifactStore) -> Starlette:
-    """Return the ASGI application that serves a folder of drafts, and the stores in it."""
-    stores = artifacts.beside(STORE_SUFFIX)
-
-    def find(name: str) -> Path | None:
-        return artifacts.find(name) or stores.find(name)
+    """Return the ASGI application that serves a folder of drafts."""
 
     async def artifact(request: Request) -> Response:
-        path = await run_in_threadpool(find, request.path_params["name"])
+        path = await run_in_threadpool(artifacts.find, request.path_params["name"])
         if path is None:
             return PlainTextResponse("no such draft\n", status_code=404)
         headers = {"etag": f'"{path.stem}"', "cache-control": _FOREVER, "x-content-type-options": "nosniff"}

@@ -61,7 +61,7 @@ def open_from_proto(request: pb.OpenSessionRequest) -> PlacementRequest:
         prompt_tokens=request.prompt_tokens,
         draft=label("draft_release", request.draft_release),
         traffic=label("traffic_class", request.traffic_class),
-        device_ids=(label("device_id", request.device_id), label("store_device_id", request.store_device_id)),
+        device_id=label("device_id", request.device_id),
     )
 
 

@@ -101,11 +101,9 @@ def _verifiers(verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:
 def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric]:
     states = Counter(release.state for release in releases or ())
     shown = {} if releases is None else {state.value: states[state] for state in LifecycleState}
-    yield gauge(f"{NAME}_releases", "Releases of drafts and stores by state", shown, "state")
-    # Trials of stores are left out: a label of theirs would have to name the tenant.
+    yield gauge(f"{NAME}_releases", "Releases of drafts by state", shown, "state")
     canaries = [release for release in releases or () if release.state is LifecycleState.CANARY]
-    read = [(manifests.read_unverified(release.manifest), release) for release in canaries]
-    trials = {_shown(manifest.weights_hash): release for manifest, release in read if not manifest.tenant}
+    trials = {_shown(manifests.read_unverified(release.manifest).weights_hash): release for release in canaries}
     ages = {target: now - release.since_unix for target, release in trials.items()}
     yield gauge(f"{NAME}_canary_age_seconds", "Since the trial's begin", ages, "target")
     samples: dict[tuple[str, str], float] = {}

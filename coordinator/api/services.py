@@ -123,8 +123,7 @@ class CoordinatorServicer(_Servicer, stubs.CoordinatorServicer):
 
     @_rpc
     async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
-        asked = codec.offer_from_proto(request)
-        serial, release = await self.releases.offer(*asked, caller.name if request.store else "")
+        serial, release = await self.releases.offer(*codec.offer_from_proto(request))
         return codec.offer_to_proto(serial, release, self.releases.base_url)
 
 
@@ -147,8 +146,8 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         tokens, seen = codec.tokens_from_proto(request), request.revocations_seen
         sequence = request.tokens_sequence
         reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence)
-        weights, device_ids = (reply[0].weights, reply[0].device_ids) if reply is not None else ("", {})
-        serial = await self.releases.sample(weights, sessions if reply is not None else (), device_ids)
+        weights, devices = (reply[0].weights, reply[0].devices) if reply is not None else ("", {})
+        serial = await self.releases.sample(weights, sessions if reply is not None else (), devices)
         return codec.report_to_proto(reply, self.handlers.config.limits, self.handlers.keyring.public_keys, serial)
 
     @_rpc

@@ -116,7 +116,6 @@ def release(r: pb.Release) -> Document:
         "version": manifest.version,
         "target": manifest.weights_hash,
         "tokenizer": manifest.tokenizer_hash,
-        "tenant": manifest.tenant or None,
         "state": _RELEASE_STATES.get(r.state, "unknown"),
         **_fields(r, "share", "pinned"),
         "since": moment(r.since_unix),

@@ -74,7 +74,7 @@ async def roll_back(options: argparse.Namespace, call: AdminCall) -> Result:
             f"the stable release is pinned, and nothing replaces it; `outrider releases unpin {options.release}` first"
         )
     before = _stable_before(current, known)
-    again = replace(before, version=_next_version(before.key, known), created_unix=time.time())
+    again = replace(before, version=_next_version(before.weights_hash, known), created_unix=time.time())
     await call("PublishRelease", pb.PublishReleaseRequest(manifest=manifests.sign(again, signer)))
     released = (await _known(call, again.digest))[0]
     if released.state != pb.RELEASE_STATE_CANARY:
@@ -122,20 +122,20 @@ def _stable_before(current: pb.Release, known: Sequence[pb.Release]) -> Manifest
     stable: list[Manifest] = []  # each replaced the one before it; the present one is last
     for release in reversed(known):
         manifest = read_unverified(release.manifest)
-        if manifest.key != now.key or release.state not in _WERE_STABLE:
+        if manifest.weights_hash != now.weights_hash or release.state not in _WERE_STABLE:
             continue
         again = next((i for i, one in enumerate(stable) if one.digest == manifest.digest), len(stable))
         stable[again:] = [manifest]  # going back to a draft undoes all that came after it
     if len(stable) < 2:
         raise BadRequest(
             f"no release was stable before version {now.version}, but such as were rolled back; publish another"
-            f" draft as version {_next_version(now.key, known)}"
+            f" draft as version {_next_version(now.weights_hash, known)}"
         )
     return stable[-2]
 
 
-def _next_version(key: str, known: Sequence[pb.Release]) -> int:
-    versions = [m.version for m in (read_unverified(r.manifest) for r in known) if m.key == key]
+def _next_version(weights: str, known: Sequence[pb.Release]) -> int:
+    versions = [m.version for m in (read_unverified(r.manifest) for r in known) if m.weights_hash == weights]
     return max(versions) + 1
 
 
@@ -146,7 +146,6 @@ def _facts(r: Document) -> dict[str, str]:
         "state": f"{_state(r)}, since {_local(r['since'])}",
         "reason": r["reason"],
         "target": f"{r['target']}, tokenizer {r['tokenizer']}",
-        **({"tenant": f"{r['tenant']}, whose n-gram store it is"} if r["tenant"] else {}),
         "file": f"{_size(r['size'])}, {r['quantization']}; {', '.join(r['urls']) or 'no URLs'}",
         "trained from": (r["parent"] or "").removeprefix("sha256:") or "nothing that was released",
         "signed by": r["signed_by"],

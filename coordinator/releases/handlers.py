@@ -28,12 +28,11 @@ from coordinator.releases.records import (
 from coordinator.releases.store import ReleaseBackup, ReleaseStore, StoredTrack
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
-from outrider.artifacts.ngram_store import SUFFIX as STORE_SUFFIX
 from outrider.artifacts.store import ArtifactStore, known_file_digest
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
-from outrider.wire.manifest import Manifest, release_key, trusted_keys
+from outrider.wire.manifest import Manifest, trusted_keys
 
 log = logging.getLogger(__name__)
 
@@ -74,19 +73,15 @@ class ReleaseHandlers:
         self._publishers = trusted_keys(config.release_keys)
         self._artifacts = artifacts
         self._serial_read, self._serial_read_at = 0, -math.inf
-        self._trials: dict[str, tuple[int, dict[str, CanaryTrial]]] = {}
-        """Weights hash of a target -> serial, its trials by the key of their track."""
+        self._trials: dict[str, tuple[int, CanaryTrial | None]] = {}
+        """Weights hash of a target -> serial, its trial."""
         self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
         self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
-    async def offer(self, weights: str, device_id: str, tenant: str = "") -> tuple[int, Release | None]:
-        """Return the serial and a device's release; None where it is to use none. Raises Unavailable.
-
-        tenant: for its n-gram store, not a draft. It must be authenticated.
-        """
-        key = release_key(weights, tenant)
-        serial, stored = await self._releases.tracks(key)
-        track = stored[0].track if stored else ReleaseTrack(key)
+    async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
+        """Return the serial and a device's release; None where it is to use none. Raises Unavailable."""
+        serial, stored = await self._releases.tracks(weights)
+        track = stored[0].track if stored else ReleaseTrack(weights)
         canary = track.canary
         drawn = canary is not None and in_canary(device_id, canary.name, canary.share)
         return serial, canary if drawn else track.stable
@@ -100,7 +95,7 @@ class ReleaseHandlers:
                 await asyncio.to_thread(check_served, self._artifacts, manifest)
         new = Release(raw, manifest.version, manifest.digest, LifecycleState.CANDIDATE, time.time(), "published")
         track = await self._releases.change(
-            manifest.key, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
+            manifest.weights_hash, lambda track: lifecycle.publish(track, new, time.time(), self._policy.share)
         )
         await self._keep()
         published = track.find(raw) or new
@@ -131,24 +126,22 @@ class ReleaseHandlers:
             release = track.find(chosen.manifest)
             return lifecycle.apply(track, release, action, time.time(), self._policy.share) if release else track
 
-        after = await self._releases.change(track.key, applied)
+        after = await self._releases.change(track.weights, applied)
         await self._keep()
         release = after.find(chosen.manifest) or chosen
         log.info("%s of release %s by an operator: %s", action.value, release.name, release.state.value)
         return release
 
-    async def sample(
-        self, weights: str, sessions: Sequence[SessionTelemetry], device_ids: Mapping[str, Sequence[str]]
-    ) -> int:
+    async def sample(self, weights: str, sessions: Sequence[SessionTelemetry], devices: Mapping[str, str]) -> int:
         """Take a trial's samples from a report, which never fails for it; return the serial, 0 if it is not known.
 
-        weights: hash of the verifier's target; "" for a verifier that is not known. device_ids: of PlacementRequest, by
-        session id, of the sessions that were placed here. Others do not count.
+        weights: hash of the verifier's target; "" for a verifier that is not known. devices: `device_id` of
+        PlacementRequest by session id, of the sessions that were placed here. Others do not count.
         """
         try:
-            serial, trials = await self._running(weights)
-            for key, trial in trials.items():
-                await self._releases.sample(key, trial, sessions, device_ids, self._policy.session_samples)
+            serial, trial = await self._running(weights)
+            if trial is not None:
+                await self._releases.sample(weights, trial, sessions, devices, self._policy.session_samples)
         except OutriderError as error:
             log.warning("no samples are taken from a report: %s", error)
             return 0
@@ -172,7 +165,7 @@ class ReleaseHandlers:
         """Put back what the store has lost, copy what it has, and decide trials. Raises Unavailable."""
         stored = await self._restored()
         await self._backup.keep(stored)
-        running = {(one.track.key, c.version) for one in stored if (c := one.track.canary) is not None}
+        running = {(one.track.weights, c.version) for one in stored if (c := one.track.canary) is not None}
         self._evidence = {trial: known for trial, known in self._evidence.items() if trial in running}
         self._told = {trial: told for trial, told in self._told.items() if trial in running}
         for one in stored:
@@ -181,7 +174,7 @@ class ReleaseHandlers:
             except OutriderError:
                 raise
             except Exception:  # one target's failure is no reason to leave the others undecided
-                log.exception("no decision is made on the releases of %s", one.track.key)
+                log.exception("no decision is made on the releases of %s", one.track.weights)
 
     async def _decide(self, track: ReleaseTrack) -> None:
         canary, policy = track.canary, self._policy
@@ -198,7 +191,7 @@ class ReleaseHandlers:
                 return track
             return lifecycle.settle(track, canary, *decision, weighed, time.time(), policy.share)
 
-        after = await self._releases.change(track.key, settled)
+        after = await self._releases.change(track.weights, settled)
         await self._keep()
         decided = after.find(canary.manifest) or canary
         if decided.state is not LifecycleState.CANARY:
@@ -208,7 +201,7 @@ class ReleaseHandlers:
 
     def _tell(self, track: ReleaseTrack, canary: Release, awaited: str) -> None:
         """Log once what the operator has to decide."""
-        trial = (track.key, canary.version)
+        trial = (track.weights, canary.version)
         if awaited and not canary.pinned and self._told.get(trial) != awaited:
             log.warning("release %s, version %d: %s", canary.name, canary.version, awaited)
             self._told[trial] = awaited
@@ -228,25 +221,24 @@ class ReleaseHandlers:
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
         """Return the evidence of a trial, weighed again only if samples have come."""
-        trial = (track.key, canary.version)
+        trial = (track.weights, canary.version)
         count, known = self._evidence.get(trial, (0, CanaryEvidence()))
         samples = await self._releases.samples(*trial, known=count)
         if samples is not None:
             known = await asyncio.to_thread(evidence.weigh, samples, self._policy)
             self._evidence[trial] = len(samples), known
-        one = bool(track.tenant) or await self._anonymous()
-        return replace(known, tenants_needed=1 if one else self._policy.tenants)
+        return replace(known, tenants_needed=1 if await self._anonymous() else self._policy.tenants)
 
-    async def _running(self, weights: str) -> tuple[int, dict[str, CanaryTrial]]:
-        """Return the serial and a target's trials, which are read again only if the serial has changed."""
-        known = self._trials.get(weights, (0, {}))
-        serial, tracks = await self._releases.of_target(weights, known[0])
-        if serial != known[0]:
-            known = serial, {track.key: track.trial for track in tracks if track.trial is not None}
+    async def _running(self, weights: str) -> tuple[int, CanaryTrial | None]:
+        """Return the serial and a target's trial, which is read again only if the serial has changed."""
+        serial = await self._releases.serial()
+        known = self._trials.get(weights)
+        if weights and serial and (known is None or known[0] != serial):
+            _, stored = await self._releases.tracks(weights)
             if len(self._trials) >= MAX_TARGETS:
                 self._trials.clear()
-            self._trials[weights] = known
-        return known
+            known = self._trials[weights] = serial, stored[0].track.trial if stored else None
+        return serial, known[1] if known else None
 
 
 def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> None:
@@ -265,7 +257,6 @@ def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> No
 
 def check_served(artifacts: ArtifactStore, manifest: Manifest) -> None:
     """Raise BadRequest if this coordinator's folder has not the manifest's file, unless absolute URLs alone name it."""
-    artifacts = artifacts.beside(STORE_SUFFIX) if manifest.tenant else artifacts
     path = artifacts.find(manifest.digest)
     if path is None:
         if manifest.urls and all("://" in url for url in manifest.urls):

@@ -36,7 +36,7 @@ def publish(track: ReleaseTrack, new: Release, now: float, share: float) -> Rele
         return track
     if new.version <= track.newest:
         raise BadRequest(
-            f"version {new.version} of {_named(track)} is not above {track.newest}, the newest that was published;"
+            f"version {new.version} of {track.weights} is not above {track.newest}, the newest that was published;"
             f" sign it again as version {track.newest + 1} or later",
             field="manifest.version",
         )
@@ -137,7 +137,7 @@ def find(tracks: Sequence[ReleaseTrack], beginning: str) -> tuple[ReleaseTrack, 
     found = [(track, release) for track in tracks for release in track.releases if release.name.startswith(wanted)]
     if not found:
         raise NotFound(f"no release {beginning!r}; `outrider releases list` names them")
-    if len({(track.key, release.name) for track, release in found}) > 1:
+    if len({(track.weights, release.name) for track, release in found}) > 1:
         raise BadRequest(f"{len(found)} releases begin with {beginning!r}; give more of the hash", field="release")
     return found[0]
 
@@ -216,11 +216,6 @@ def _trimmed(track: ReleaseTrack) -> ReleaseTrack:
 
 def _refused(why: str) -> BadRequest:
     return BadRequest(why, field="release")
-
-
-def _named(track: ReleaseTrack) -> str:
-    weights_hash, _, tenant = track.key.partition("\n")
-    return f"the stores of tenant {tenant} for {weights_hash}" if tenant else weights_hash
 
 
 def _words(state: LifecycleState) -> str:

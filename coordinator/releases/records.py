@@ -7,8 +7,6 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from outrider.core.telemetry import drafts_with
-
 
 class LifecycleState(enum.StrEnum):
     """Names the states of a release, in the order in which it passes them."""
@@ -122,23 +120,18 @@ class CanaryTrial:
     """Name of the stable release; if it is empty, every other draft takes its place."""
     share: float
     """Share of the devices that the canary is offered to, from 0 to 1."""
-    tenant: str = ""
-    """Tenant of a store's trial, whose sessions alone are compared; empty for a draft's."""
 
-    def arm(self, draft: str, tenant: str, device_id: str, store_device_id: str) -> str:
+    def arm(self, draft: str, device_id: str) -> str:
         """Return "c" for sessions that draft with the canary, "s" for those it is compared with, "" for all others.
 
         draft: what the session drafts with, as its device says, which counts only if that was offered to the device.
-        tenant, device_id, store_device_id: the session's; its device is drawn by one of the ids.
         """
-        if not draft or (self.tenant and tenant != self.tenant):
-            return ""
-        tries = drafts_with(draft, self.name)
-        if tries is not in_canary(store_device_id if self.tenant else device_id, self.name, self.share):
+        tries = draft == self.name
+        if not draft or tries is not in_canary(device_id, self.name, self.share):
             return ""
         if tries:
             return "c"
-        return "s" if not self.stable or drafts_with(draft, self.stable) else ""
+        return "s" if self.stable in ("", draft) else ""
 
 
 def in_canary(device_id: str, release: str, share: float) -> bool:
@@ -155,23 +148,18 @@ def in_canary(device_id: str, release: str, share: float) -> bool:
 
 @dataclass(frozen=True)
 class ReleaseTrack:
-    """Holds one target's drafts, or one tenant's stores for it, the newest first.
+    """Holds one target's drafts, the newest first.
 
     At most one release is stable, and at most one is the canary.
     """
 
-    key: str
-    """Of all their manifests (`outrider.wire.manifest.release_key`)."""
+    weights: str
+    """Hash of the target's weights."""
     newest: int = 0
     """Greatest version that was ever published: no version at or below it is taken."""
     releases: tuple[Release, ...] = ()
     revision: int = 0
     """Grows with every change; of two copies that differ, the one with the greater revision was decided later."""
-
-    @property
-    def tenant(self) -> str:
-        """Return the tenant whose stores these are; empty for drafts."""
-        return self.key.partition("\n")[2]
 
     @property
     def stable(self) -> Release | None:
@@ -186,7 +174,7 @@ class ReleaseTrack:
         canary, stable = self.canary, self.stable
         if canary is None:
             return None
-        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", canary.share, self.tenant)
+        return CanaryTrial(canary.name, canary.version, stable.name if stable else "", canary.share)
 
     @property
     def states(self) -> list[tuple[int, LifecycleState]]:

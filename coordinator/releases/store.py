@@ -74,71 +74,72 @@ class ReleaseStore:
         [serial] = await self._store.call("release_serial", [("GET", keys.RELEASE_SERIAL)])
         return int(serial or 0)
 
-    async def tracks(self, key: str = "") -> tuple[int, list[StoredTrack]]:
-        """Return the serial, and the track of one key, or all ("") in the order of their hashes."""
-        serial, *parts = await self._store.run("release_tracks", _TRACKS, [key])
-        pairs = sorted(zip(parts[::2], parts[1::2], strict=True))
-        return int(serial), [parsed(name, text) for name, text in pairs]
+    async def tracks(self, weights: str = "") -> tuple[int, list[StoredTrack]]:
+        """Return the serial, and the track of one target, or all ("") in the order of their hashes.
 
-    async def change(self, key: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
+        A change meanwhile makes the serial too old, so that the track is read again.
+        """
+        which = ("HGET", keys.RELEASES, weights) if weights else ("HGETALL", keys.RELEASES)
+        serial, found = await self._store.call("release_tracks", [("GET", keys.RELEASE_SERIAL), which])
+        pairs = sorted(found.items()) if not weights else [(weights, found)] if found else []
+        return int(serial or 0), [parsed(name, text) for name, text in pairs]
+
+    async def change(self, weights: str, decide: Callable[[ReleaseTrack], ReleaseTrack]) -> ReleaseTrack:
         """Replace a target's track by what `decide`, which may be called again, makes of it; return that."""
         for _ in range(ATTEMPTS):
-            _, stored = await self.tracks(key)
-            before = stored[0] if stored else StoredTrack(ReleaseTrack(key), "")
+            _, stored = await self.tracks(weights)
+            before = stored[0] if stored else StoredTrack(ReleaseTrack(weights), "")
             if not before.readable:
-                raise Unavailable(f"the releases of {key!r} were written by another version; ask a coordinator of it")
+                raise Unavailable(
+                    f"the releases of {weights!r} were written by another version; ask a coordinator of it"
+                )
             after = decide(before.track)
             if after == before.track:
                 return after
             after = replace(after, revision=before.track.revision + 1)
             if await self.swap(before, after):
                 return after
-        raise Unavailable(f"the releases of {key!r} change all the time; ask again", retry_after_s=1.0)
+        raise Unavailable(f"the releases of {weights!r} change all the time; ask again", retry_after_s=1.0)
 
     async def swap(self, before: StoredTrack, after: ReleaseTrack) -> bool:
         """Put a track in the place of another. Returns False if something else is there by now."""
         moved = before.track.states != after.states
-        arguments = [after.key, before.text, text_of(after), int(moved)]
+        arguments = [after.weights, before.text, text_of(after), int(moved)]
         return bool(await self._store.run("release_swap", _TRACKS, arguments))
-
-    async def of_target(self, weights: str, serial: int) -> tuple[int, list[ReleaseTrack]]:
-        """Return the serial and a target's tracks, none if `serial` is up to date."""
-        now, *parts = await self._store.run("release_trial", _TRACKS, [serial, weights])
-        return int(now), [parsed(*pair).track for pair in zip(parts[::2], parts[1::2], strict=True)]
 
     async def sample(
         self,
-        key: str,
+        weights: str,
         trial: CanaryTrial,
         sessions: Sequence[SessionTelemetry],
-        device_ids: Mapping[str, Sequence[str]],
+        devices: Mapping[str, str],
         session_samples: int,
     ) -> int:
         """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
 
-        device_ids: of PlacementRequest, by session id; other sessions give none, since a session's arm is what was
-        offered to its device. Nor do those with a lossy acceptance rule: what they accept says little of the draft.
+        devices: `device_id` of PlacementRequest by session id; other sessions give none, since a session's arm is what
+        was offered to its device. Nor do those with a lossy acceptance rule: what they accept says little of the draft.
         """
         compared = []
         for session in sessions:
-            ids = device_ids.get(session.session_id)
-            if ids and not session.lossy and (arm := trial.arm(session.draft_release, session.tenant, *ids)):
+            device = devices.get(session.session_id)
+            if device is not None and not session.lossy and (arm := trial.arm(session.draft_release, device)):
                 compared.append((session, arm))
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):
-            touched = [keys.samples(key, trial.version), keys.sampled(key, trial.version)]
+            touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
             arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
             arguments += [session_samples, ARM_SAMPLES, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
             for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
-                touched.append(keys.span(key, s.session_id))
+                touched.append(keys.span(weights, s.session_id))
                 arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant]
                 arguments += [s.traffic_class, s.positions, s.first_accepted]
             taken += int(await self._store.run("release_sample", touched, arguments))
         return taken
 
-    async def samples(self, key: str, version: int, known: int = 0) -> list[AcceptanceSample] | None:
+    async def samples(self, weights: str, version: int, known: int = 0) -> list[AcceptanceSample] | None:
         """Return the samples of a trial that can be read, in order; None if there are still only `known` of them."""
-        count, *texts = await self._store.run("release_samples", [keys.samples(key, version)], [known])
+        count, *texts = await self._store.run("release_samples", [keys.samples(weights, version)], [known])
         return None if int(count) == known else [sample for sample in map(_sample_of, texts) if sample is not None]
 
 
@@ -148,11 +149,11 @@ class ReleaseBackup:
     def __init__(self, state_dir: Path, store: ReleaseStore) -> None:
         self._path = state_dir.expanduser() / BACKUP_FILE
         self._store = store
-        self._kept = {kept.track.key: kept for kept in _load(self._path)}
+        self._kept = {kept.track.weights: kept for kept in _load(self._path)}
 
     async def restore(self, stored: Sequence[StoredTrack], now: float) -> bool:
         """Put back tracks that the store has lost or has in an older revision; return whether there were any."""
-        by_target = {one.track.key: one for one in stored}
+        by_target = {one.track.weights: one for one in stored}
         restored = False
         for weights, kept in self._kept.items():
             before = by_target.get(weights, StoredTrack(ReleaseTrack(weights), ""))
@@ -164,7 +165,7 @@ class ReleaseBackup:
 
     async def keep(self, stored: Sequence[StoredTrack]) -> None:
         """Copy the tracks that are not older than the copy, which also keeps lost ones. A full disk is only logged."""
-        newer = {one.track.key: one for one in stored if one.readable and not self._older(one)}
+        newer = {one.track.weights: one for one in stored if one.readable and not self._older(one)}
         kept = {**self._kept, **newer}
         if kept == self._kept:
             return
@@ -176,7 +177,7 @@ class ReleaseBackup:
         self._kept = kept
 
     def _older(self, one: StoredTrack) -> bool:
-        kept = self._kept.get(one.track.key)
+        kept = self._kept.get(one.track.weights)
         return kept is not None and one.track.revision < kept.track.revision
 
 
@@ -188,14 +189,14 @@ def text_of(track: ReleaseTrack) -> str:
     return json.dumps(record)
 
 
-def parsed(key: str, text: str) -> StoredTrack:
+def parsed(weights: str, text: str) -> StoredTrack:
     """Return the track of a stored text, without fields that only a later version knows."""
     try:
         record = json.loads(text)
         releases = tuple(_release_of(part) for part in record["releases"])
-        return StoredTrack(ReleaseTrack(key, int(record["newest"]), releases, int(record.get("revision", 0))), text)
+        return StoredTrack(ReleaseTrack(weights, int(record["newest"]), releases, int(record.get("revision", 0))), text)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return StoredTrack(ReleaseTrack(key), text, readable=False)
+        return StoredTrack(ReleaseTrack(weights), text, readable=False)
 
 
 def _release_of(record: dict[str, Any]) -> Release:

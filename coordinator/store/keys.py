@@ -50,8 +50,7 @@ BOUNDS = PREFIX + "bounds"
 """STRING: an operator's bounds of the window of every session without bounds of its own, JSON. Does not expire."""
 
 RELEASES = PREFIX + "releases"
-"""HASH key of a track (weights hash of a target, for a store with a line's end and the tenant) -> its releases with
-their history, JSON. Does not expire."""
+"""HASH weights hash of a target -> the releases of its drafts with their history, JSON. Does not expire."""
 
 RELEASE_SERIAL = PREFIX + "release-serial"
 """STRING: grows whenever any release changes its state; starts from the clock (us), so that it grows even if lost."""
@@ -139,30 +138,22 @@ def prior(workload: WorkloadKey) -> str:
     return f"{of_target(workload.weights)}prior:{workload.tenant}:{workload.draft}:{workload.traffic}"
 
 
-def samples(track: str, version: int) -> str:
+def samples(weights: str, version: int) -> str:
     """Return the key of a LIST, which has samples of a canary and of the release it is compared with, the oldest
     first, and expires after them."""
-    return f"{_of_track(track)}samples:{version}:{track}"
+    return f"{of_target(weights)}samples:{version}"
 
 
-def sampled(track: str, version: int) -> str:
+def sampled(weights: str, version: int) -> str:
     """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all, "tenants" -> number of
     tenants; it expires with them."""
-    return f"{_of_track(track)}sampled:{version}:{track}"
+    return f"{of_target(weights)}sampled:{version}"
 
 
-def span(track: str, session_id: str) -> str:
-    """Return the key of a HASH: a session's counts as the span began that a draft's trial samples, or a store's. It
-    expires soon after the reports stop, later than a session takes to resume on another verifier."""
-    return f"{_of_track(track)}{'store-span' if _TENANT in track else 'span'}:{session_id}"
-
-
-_TENANT = "\n"
-"""Stands before the tenant in the key of a store's track."""
-
-
-def _of_track(track: str) -> str:
-    return of_target(track.partition(_TENANT)[0])
+def span(weights: str, session_id: str) -> str:
+    """Return the key of a HASH: a session's counts as the span began that a draft's trial samples. It expires soon
+    after the reports stop, later than a session takes to resume on another verifier."""
+    return f"{of_target(weights)}span:{session_id}"
 
 
 def tenant_use(tenant: str) -> str:

@@ -107,8 +107,8 @@ def session_status(session_id: str, placed_on: str, reported: str | None, placed
 
 
 Facts = Sequence[str]
-"""What report.lua tells of a session: its state, tenant, weights hash, draft release, traffic class, two ids of the
-device, and bounds."""
+"""What report.lua tells of a session: its state, tenant, weights hash, draft release, traffic class, id of the device,
+and bounds."""
 
 
 def workloads(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, WorkloadKey]:
@@ -123,9 +123,9 @@ def workloads(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, Work
     }
 
 
-def device_ids(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, Sequence[str]]:
+def devices(known: Iterable[tuple[SessionTelemetry, Facts]]) -> dict[str, str]:
     """Return the devices' ids of the sessions that were placed here, by session id; a report alone tells the tenant."""
-    return {session.session_id: ids for session, (_, _, weights, _, _, *ids, _) in known if weights}
+    return {session.session_id: device for session, (_, _, weights, _, _, device, _) in known if weights}
 
 
 def prior_from(record: Mapping[str, str]) -> Prior:

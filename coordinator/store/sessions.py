@@ -137,7 +137,7 @@ class SessionStore:
         arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, tokenizer, weights]
         arguments += [request.draft, request.traffic]
         arguments += [int(shares), limits.max_places, elsewhere, running_ms, int(last), quotas.WAIT_MS]
-        arguments += [*request.device_ids, len(waiting), *waiting]
+        arguments += [request.device_id, len(waiting), *waiting]
         for verifier_id, failed in among:
             touched += [key(weights, verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
             arguments += [verifier_id, int(failed)]

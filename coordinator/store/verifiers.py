@@ -98,7 +98,7 @@ class VerifierStore:
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
             exhausted=exhausted,
-            device_ids=redis_codec.device_ids(known),
+            devices=redis_codec.devices(known),
             bounds=redis_codec.bounds_from(own_bounds),
             weights=weights,
         )

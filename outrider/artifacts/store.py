@@ -69,10 +69,6 @@ class ArtifactStore:
         self.folder = folder.expanduser()
         self._suffix = suffix
 
-    def beside(self, suffix: str) -> ArtifactStore:
-        """Return the artifacts of another suffix in this folder."""
-        return ArtifactStore(self.folder, suffix)
-
     def path(self, digest: str) -> Path:
         """Return the path of an artifact, whether it is there or not."""
         return self.folder / f"{digest}{self._suffix}"

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.artifacts.store import PREFIX, digest_of
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.wire.bounds import MAX_LABEL, identifier, text
+from outrider.wire.bounds import text
 from outrider.wire.codecs import built
 from outrider.wire.ticket import MAX_KEY_ID, MAX_TARGET_TEXT, Signer, is_signed, key_id_of
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -42,16 +42,16 @@ _QUANTIZATION = re.compile(r"[A-Z0-9_]{1,16}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """A release of a draft or of an n-gram store, as its publisher describes it."""
+    """A release of a draft, as its publisher describes it."""
 
     version: int
-    """From 1 on, for each `key`: a device that found a version healthy takes no older one."""
+    """From 1 on, for each target: a device that found a version healthy takes no older one."""
     weights_hash: str
     """Hash of the weights of the target that the release drafts for."""
     tokenizer_hash: str
     """Hash of that target's token table."""
     artifact: str
-    """"sha256:<hex>" of the file, of a draft or a store; the release's name."""
+    """"sha256:<hex>" of the file; the release's name."""
     size: int
     """Bytes of the file."""
     quantization: str
@@ -63,23 +63,11 @@ class Manifest:
     """Measurements of the gate."""
     created_unix: float = 0.0
     """Seconds."""
-    tenant: str = ""
-    """Tenant whose n-gram store the file is, and who alone is offered it; empty for a draft, which is for all."""
 
     @property
     def digest(self) -> str:
         """Return the hex digits of `artifact`, which name the file."""
         return self.artifact.removeprefix(PREFIX)
-
-    @property
-    def key(self) -> str:
-        """Return what is equal for the releases of which a device uses one: target, and tenant of a store."""
-        return release_key(self.weights_hash, self.tenant)
-
-
-def release_key(weights_hash: str, tenant: str = "") -> str:
-    """Return the key of a target's drafts, or of one tenant's stores for it."""
-    return f"{weights_hash}\n{tenant}" if tenant else weights_hash  # no hash has a line's end (`_check`)
 
 
 def sign(manifest: Manifest, signer: Signer) -> bytes:
@@ -199,8 +187,6 @@ def _check(manifest: Manifest) -> None:
         digest_of(manifest.parent, "manifest.parent")
     text("manifest.weights_hash", manifest.weights_hash, 1, MAX_TARGET_TEXT)
     text("manifest.tokenizer_hash", manifest.tokenizer_hash, 1, MAX_TARGET_TEXT)
-    if manifest.tenant:
-        identifier("manifest.tenant", manifest.tenant, MAX_LABEL)
     if not _QUANTIZATION.fullmatch(manifest.quantization):
         raise BadRequest.bound("manifest.quantization", repr(manifest.quantization)[:100], 'like "Q8_0"')
     if len(manifest.urls) > MAX_URLS or any(len(url) > MAX_URL or not url.isprintable() for url in manifest.urls):

@@ -166,7 +166,7 @@ async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> 
         assert float(await store.hget(KEY, "nodes_per_level")) == 1.5
 
 
-@pytest.mark.parametrize("field", ["draft_release", "traffic_class", "device_id", "store_device_id"])
+@pytest.mark.parametrize("field", ["draft_release", "traffic_class", "device_id"])
 @pytest.mark.parametrize("value", ["x" * 65, "a:b", "a b", "ä"])
 async def test_a_label_that_could_be_another_key_is_refused(cluster, refused, field, value) -> None:
     error = await refused(cluster.open(**{field: value}))

@@ -482,7 +482,7 @@ async def test_reports_go_on_where_releases_cannot_be_read(trial, redis, monkeyp
     async def broken(*_: object) -> None:
         raise Unavailable("the store has just gone")
 
-    monkeypatch.setattr(ReleaseStore, "of_target", broken)
+    monkeypatch.setattr(ReleaseStore, "serial", broken)
     answer = await trial.report("v1", [drafted("s", name_of(2), 20, 40)])
     assert (answer.known, answer.release_serial) == (True, 0)
 
@@ -570,7 +570,7 @@ async def test_what_fails_for_one_target_leaves_the_others_decided(trial, monkey
     evidence_of = ReleaseHandlers._weighed
 
     async def broken(self, line, canary):
-        if line.key == "sha256:a":
+        if line.weights == "sha256:a":
             raise ValueError("no number")
         return await evidence_of(self, line, canary)
 

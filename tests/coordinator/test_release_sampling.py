@@ -36,14 +36,14 @@ class Sessions:
         self.per_session = per_session
 
     async def report(
-        self, positions: int, right: int, draft: str = NEW, device_ids: tuple[str, str] | None = None, **changes: object
+        self, positions: int, right: int, draft: str = NEW, device: str | None = None, **changes: object
     ) -> int:
         """Report a session. device_ids: by default one that was offered the draft."""
         fields = {"session_id": "s", "tenant": "acme", "epoch": 5, "traffic_class": "code"}
         fields |= {"draft_release": draft, "positions": positions, "first_accepted": right, **changes}
         one, name = SessionTelemetry(**fields), self.trial.name
-        ids = (device_of(name, canary=draft == name), "") if device_ids is None else device_ids
-        return await self.releases.sample("w", self.trial, [one], {one.session_id: ids}, self.per_session)
+        device = device_of(name, canary=draft == name) if device is None else device
+        return await self.releases.sample("w", self.trial, [one], {one.session_id: device}, self.per_session)
 
     async def taken(self) -> list[tuple[bool, int, int]]:
         found = await self.releases.samples("w", self.trial.version)
@@ -110,7 +110,7 @@ async def test_a_verifier_that_lost_the_session_is_not_counted_any_more(sessions
 
 
 async def test_a_session_of_the_canary_counts_from_when_it_has_swapped_its_draft(sessions) -> None:
-    device = (device_of(NEW, canary=True), "")
+    device = device_of(NEW, canary=True)
     await sessions.report(40, 10, OLD, device)
     await sessions.report(60, 15, OLD, device)
     assert await sessions.report(10, 9, NEW, device) == 0
@@ -165,14 +165,14 @@ async def test_where_one_side_is_full_the_other_gets_no_more_either(sessions, mo
 async def test_a_session_that_drafts_with_what_its_device_was_not_offered_does_not_count(
     sessions, draft: str, offered: bool
 ) -> None:
-    device = (device_of(NEW, canary=offered), device_of(NEW, canary=not offered))
+    device = device_of(NEW, canary=offered)
     assert await sessions.report(40, 25, draft, device) == 0
     assert await sessions.taken() == []
 
 
 async def test_a_device_without_an_id_is_offered_no_canary_and_counts_beside_it(sessions) -> None:
-    assert await sessions.report(40, 25, NEW, ("", "")) == 0
-    assert await sessions.report(40, 25, OLD, ("", ""), session_id="t") == 1
+    assert await sessions.report(40, 25, NEW, "") == 0
+    assert await sessions.report(40, 25, OLD, "", session_id="t") == 1
     assert await sessions.taken() == [(False, 25, 40)]
 
 
@@ -227,7 +227,7 @@ async def test_a_report_of_many_sessions_is_taken_in_lots(sessions, releases, mo
     many = [
         SessionTelemetry(f"s{i}", 5, "acme", draft_release=NEW, positions=40, first_accepted=20) for i in range(600)
     ]
-    devices = {one.session_id: (device_of(NEW, canary=True), "") for one in many}
+    devices = {one.session_id: device_of(NEW, canary=True) for one in many}
     assert await releases.sample("w", TRIAL, many, devices, 4) == 600
     assert sum(lots) == 600
     assert max(lots) == SESSIONS_AT_ONCE

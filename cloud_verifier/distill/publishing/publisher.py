@@ -27,7 +27,7 @@ from cloud_verifier.distill.publishing.release_client import (
 from outrider.artifacts import atomic_files
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, ModelRefused, PermissionDenied
-from outrider.wire.manifest import Manifest, read_unverified, release_key, sign
+from outrider.wire.manifest import Manifest, read_unverified, sign
 from outrider.wire.ticket import Signer
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class TargetHashes:
     @property
     def key(self) -> str:
         """Return the key of their manifests."""
-        return release_key(self.weights_hash)
+        return self.weights_hash
 
 
 class ReleaseLedger:
@@ -141,7 +141,7 @@ class Publisher:
         """Return the coordinator's releases of this key by digest, and record their states in the ledger."""
         found: dict[str, ReleaseRecord] = {}
         for known in await self._registry.list():  # newest first, and a file may be released twice
-            if known.manifest.key == self.target.key:
+            if known.manifest.weights_hash == self.target.key:
                 found.setdefault(known.digest, known)
         for known in found.values():
             self._ledger.note(known.digest, known.state, known.reason)
@@ -194,7 +194,7 @@ class Publisher:
 
     def _own(self) -> list[ReleaseRecord]:
         """Return this publisher's releases of this key, the oldest first."""
-        return [one for one in self._ledger.all() if one.manifest.key == self.target.key]
+        return [one for one in self._ledger.all() if one.manifest.weights_hash == self.target.key]
 
 
 def create_key(path: Path) -> Signer:

@@ -8,15 +8,15 @@
 --       class ('' leaves what is known of them), 13 whether the tenant shares places with others (0/1), 14 its limit of
 --       places (0 none), 15 places that it has at other targets, 16 ms after its last report in which a session is
 --       running (0 where it is taken for a new one), 17 whether these are the last candidates (0/1), 18 ms for which who
---       gets no place is taken to wait, ids by which the device is drawn for trials 19 of drafts and 20 of stores (''
---       leaves what is known of them), 21 number of tenants that wait, then these, then for each candidate: verifier id,
---       whether it has failed the session (0/1)
+--       gets no place is taken to wait, 19 id by which the device is drawn for trials of drafts ('' leaves what is known
+--       of it), 20 number of tenants that wait, then these, then for each candidate: verifier id, whether it has failed
+--       the session (0/1)
 -- Returns {first epoch of the primary, its id, its HGETALL, the standby's id ('' none), its HGETALL, end of the place (ms)},
 --      or {0, number of candidates that are alive and serve the target}: all of those are full, draining or cordoned,
 --      or {0, -1} if an operator has killed the session, {0, -2} if its device has closed it,
 --      or {0, -3, limit that is reached: places or share, its value, ms after which to ask again}.
-local ASK_MS, waiters = 1000, tonumber(ARGV[21])
-local HEAD, EACH, KEYS_BEFORE = 21 + waiters, 2, 3 + waiters
+local ASK_MS, waiters = 1000, tonumber(ARGV[20])
+local HEAD, EACH, KEYS_BEFORE = 20 + waiters, 2, 3 + waiters
 local time = redis.call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = math.floor(micros / 1000)
@@ -100,7 +100,7 @@ end
 -- who want more, the one with the least goes first).
 local function fewer_wait()
   for i = 1, waiters do
-    local waits_until = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[21 + i]) or '0')
+    local waits_until = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[20 + i]) or '0')
     if waits_until > now and redis.call('ZCOUNT', KEYS[3 + i], now_text, '+inf') < places then return true end
   end
   return false
@@ -136,8 +136,8 @@ redis.call('HSET', KEYS[1], 'tenant', tenant, 'verifier', primary.id, 'standby',
 if ARGV[11] ~= '' then
   redis.call('HSET', KEYS[1], 'draft', ARGV[11], 'traffic', ARGV[12])
 end
-if ARGV[19] ~= '' or ARGV[20] ~= '' then
-  redis.call('HSET', KEYS[1], 'device', ARGV[19], 'store_device', ARGV[20])
+if ARGV[19] ~= '' then
+  redis.call('HSET', KEYS[1], 'device', ARGV[19])
 end
 if reported > 0 then redis.call('HINCRBY', KEYS[1], 'moves', 1) end
 if reported == 0 then

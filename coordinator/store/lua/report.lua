@@ -9,8 +9,8 @@
 --       their tenants among these (0 none), each one list. Texts in JSON cost callers less than many arguments
 -- Returns {1, whether this instance shall drain (0 or 1), whether the batch of tokens is new (0 or 1), whether a tenant
 --       waits for a place at the target (0 or 1), the time (ms), JSON of a list for each session: its state, tenant, weights hash,
---       draft release, traffic class, ids of the device for trials of drafts and of stores, and window bounds, '' where
---       it was placed without}. States: '' live, killed, closed by its device, moved: another verifier has reported it in
+--       draft release, traffic class, id of the device for trials of drafts, and window bounds, '' where it was placed
+--       without}. States: '' live, killed, closed by its device, moved: another verifier has reported it in
 --       a greater epoch;
 --      or {0} if the lease is lost or another instance holds it: the verifier has to register again.
 local HEAD, KEYS_BEFORE = 9, 7
@@ -55,7 +55,7 @@ local told = cjson.decode(ARGV[tenants_from + tenants + 1])
 for i, id in ipairs(told[1]) do
   local epoch, of, record = told[2][i], told[3][i], KEYS[keys_from + i]
   local known = redis.call('HMGET', record, 'closed', 'live', 'epoch', 'reporter',
-    'tenant', 'weights', 'draft', 'traffic', 'device', 'store_device', 'bounds')
+    'tenant', 'weights', 'draft', 'traffic', 'device', 'bounds')
   local state = known[1] == 'killed' and 'killed' or known[1] and 'closed' or ''
   if state == '' then
     held[#held + 1] = id
@@ -76,7 +76,7 @@ for i, id in ipairs(told[1]) do
     ended[#ended + 1] = id
   end
   local facts = {state}
-  for part = 5, 11 do
+  for part = 5, 10 do
     facts[#facts + 1] = known[part] or ''
   end
   answer[i] = facts

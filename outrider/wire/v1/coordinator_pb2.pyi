@@ -49,20 +49,18 @@ RELEASE_ACTION_PIN: ReleaseAction
 RELEASE_ACTION_UNPIN: ReleaseAction
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("target", "prompt_tokens", "draft_release", "traffic_class", "device_id", "store_device_id")
+    __slots__ = ("target", "prompt_tokens", "draft_release", "traffic_class", "device_id")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
-    STORE_DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     target: str
     prompt_tokens: int
     draft_release: str
     traffic_class: str
     device_id: str
-    store_device_id: str
-    def __init__(self, target: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., device_id: _Optional[str] = ..., store_device_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., device_id: _Optional[str] = ...) -> None: ...
 
 class Prior(_message.Message):
     __slots__ = ("first_acceptance", "sibling_acceptance", "observations")
@@ -614,7 +612,7 @@ class SetWindowBoundsResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix", "tenant")
+    __slots__ = ("version", "parent", "weights_hash", "tokenizer_hash", "artifact", "size", "quantization", "urls", "metrics", "created_unix")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -632,7 +630,6 @@ class Manifest(_message.Message):
     URLS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
     version: int
     parent: str
     weights_hash: str
@@ -643,8 +640,7 @@ class Manifest(_message.Message):
     urls: _containers.RepeatedScalarFieldContainer[str]
     metrics: _containers.ScalarMap[str, float]
     created_unix: float
-    tenant: str
-    def __init__(self, version: _Optional[int] = ..., parent: _Optional[str] = ..., weights_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., artifact: _Optional[str] = ..., size: _Optional[int] = ..., quantization: _Optional[str] = ..., urls: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., created_unix: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., parent: _Optional[str] = ..., weights_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., artifact: _Optional[str] = ..., size: _Optional[int] = ..., quantization: _Optional[str] = ..., urls: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., created_unix: _Optional[float] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("manifest", "signature", "key_id")
@@ -657,16 +653,14 @@ class SignedManifest(_message.Message):
     def __init__(self, manifest: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class OfferReleaseRequest(_message.Message):
-    __slots__ = ("target", "device_id", "in_use", "store")
+    __slots__ = ("target", "device_id", "in_use")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     IN_USE_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
     target: str
     device_id: str
     in_use: str
-    store: bool
-    def __init__(self, target: _Optional[str] = ..., device_id: _Optional[str] = ..., in_use: _Optional[str] = ..., store: bool = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., device_id: _Optional[str] = ..., in_use: _Optional[str] = ...) -> None: ...
 
 class OfferReleaseResponse(_message.Message):
     __slots__ = ("serial", "manifest", "canary", "base_url")
