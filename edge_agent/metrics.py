@@ -48,7 +48,6 @@ _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_per_output_token_seconds": ("Mean time between tokens of an ended request", STEP_S),
     "request_seconds": ("Duration of ended requests", WAIT_S),
     "rtt_seconds": ("Round trip to the verifier when a request ended", STEP_S),
-    "answer_seconds": ("Time from a commit that left the verifier without nodes to the next nodes sent", STEP_S),
 }
 """Histograms over the requests that have ended: the text of each, and its buckets."""
 
@@ -168,8 +167,6 @@ class EdgeMetrics(Collector):
             times["time_per_output_token_seconds"].add(1.0 / one.tokens_per_s)
         if one.rtt_ms:
             times["rtt_seconds"].add(one.rtt_ms / 1000)
-        for seconds in one.answers_s:
-            times["answer_seconds"].add(seconds)
 
     def _add_server_time(self, name: str, seconds: float, *labels: str) -> None:
         self._server_times[name].setdefault(labels, Histogram(_SERVER_TIMES[name][1])).add(seconds)

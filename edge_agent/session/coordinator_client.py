@@ -231,7 +231,7 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: object, **options: Any) -> Any:
         """Call a method of the coordinator. options: of gRPC, which override the defaults. Raises core errors."""
-        begun, allowed_s = time.monotonic(), self._timeout.of(_TIMEOUT_S)
+        allowed_s = self._timeout.of(_TIMEOUT_S)
         defaults = {"timeout": allowed_s, "metadata": self._metadata}
         channel = self._dial()  # the one before may have been given up since
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
@@ -244,7 +244,7 @@ class CoordinatorClient:
             if expired or code in _DOUBTED:
                 self._give_up(channel)
             raise error_on_the_way(error, self._peer, _ADVICE) from error
-        self._timeout.answered(time.monotonic() - begun)
+        self._timeout.answered()
         if answer is None:  # from gRPC, for bytes that are no message
             raise Damaged(f"what {self._peer} answered was changed on the way; try again")
         return answer

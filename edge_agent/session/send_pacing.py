@@ -34,8 +34,6 @@ class SendPacing:
         self._sent_at = -math.inf
         self._departs = -math.inf
         """When the next message may leave that the verifier does not wait for."""
-        self._unanswered_since: float | None = None
-        """Time of the commit that left the verifier without nodes of ours; None where it holds some."""
 
     @property
     def plan(self) -> SpeculationPlan:
@@ -72,7 +70,6 @@ class SendPacing:
     def on_commit(self) -> None:
         """Answer a commit: the verifier has begun its next step."""
         now, plan = asyncio.get_running_loop().time(), self.plan
-        self._unanswered_since = None if len(self._session.tree) else now
         self._step_began = now
         departs = departure_time(plan, self._rtt_s, now, max(now, self._sent_at + plan.pause_s))
         # Commits that come faster than the directive's step time must not postpone a message that waits to depart.
@@ -99,9 +96,6 @@ class SendPacing:
             self._step_began = now + self._rtt_s  # its step begins when this arrives
         self._sent_at = now
         self._departs = departure_time(plan, self._rtt_s, self._step_began, now + plan.pause_s)
-        if append.tokens and self._unanswered_since is not None:
-            self._statistics.answers_s.append(now - self._unanswered_since)
-            self._unanswered_since = None
 
     def flush_unsent(self) -> None:
         """Send nodes that wait to depart, without changing when the next ones do."""

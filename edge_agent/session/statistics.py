@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,8 +80,6 @@ class Statistics:
     swaps_s: list[float] = field(default_factory=list, repr=False)
     """Seconds from the last update of each replaced draft to the first one of its successor."""
     _first_tokens: int = field(default=0, init=False, repr=False)
-    answers_s: list[float] = field(default_factory=list, repr=False)
-    """Times from a commit that left the verifier without draft tokens to the next ones sent."""
 
     def __post_init__(self) -> None:
         self.begun = self.clock()
@@ -136,16 +133,6 @@ class Statistics:
         if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
             return 0.0
         return (self.tokens - self._first_tokens) / (self.last_token_s - self.first_token_s)
-
-    @property
-    def answer_ms(self) -> float:
-        """Return the median of `answers_s` in milliseconds; 0 where the verifier always had draft tokens."""
-        return 1000.0 * statistics.median(self.answers_s) if self.answers_s else 0.0
-
-    def swap_ms(self, quantile: float) -> float:
-        """Return a quantile of `swaps_s` in milliseconds; 0 where no draft was replaced. quantile: 0 to 1."""
-        ranked = sorted(self.swaps_s)
-        return 1000.0 * ranked[min(len(ranked) - 1, int(quantile * len(ranked)))] if ranked else 0.0
 
     def summary(self) -> str:
         """Return a line that sums up the request for people."""

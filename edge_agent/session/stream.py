@@ -130,7 +130,6 @@ class VerifierStream:
         self._ticket = ticket
         self._answered = False
         """Whether the verifier has sent anything."""
-        self._began = time.monotonic()
         self._allowed_s = self._timeout.of(silence_s + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
@@ -138,7 +137,7 @@ class VerifierStream:
         self._call: Any = None
         self._silent = False
         """Whether the verifier was silent for too long, and the call was cancelled for it."""
-        self._waits_since = self._began
+        self._waits_since = time.monotonic()
         """When this process began to listen for the next message, since it was suspended last."""
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -186,7 +185,7 @@ class VerifierStream:
         self._statistics.bytes_down += len(data)
         if not self._answered:
             self._answered, self._allowed_s = True, self._silence_s
-            self._timeout.answered(time.monotonic() - self._began)
+            self._timeout.answered()
         message = self._frames.decode(data)
         match message.WhichOneof("kind"):
             case "commit":

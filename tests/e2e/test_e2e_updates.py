@@ -100,5 +100,3 @@ async def test_the_narrow_draft_gives_way_to_the_general_one_in_the_middle_of_se
     for completion in completions:
         assert completion.statistics.release == general and len(completion.statistics.swaps_s) == 1
     assert all(completion.statistics.release == general for completion in after)
-    gaps = ", ".join(f"{c.statistics.swap_ms(0.5):.1f} ms" for c in completions)
-    print(f"gaps between the last growth of the old draft and the first of the new one: {gaps}")

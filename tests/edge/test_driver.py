@@ -267,16 +267,6 @@ async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels:
             await reading
 
 
-async def test_nodes_reach_the_verifier_within_moments_of_a_commit(channels: Channels) -> None:
-    """It is the median after Commits that left the verifier without nodes; the bound allows for a busy machine."""
-    script = Script(target, step_s=0.005, directive=Directive(draft_wait_ms=20, step_ms=5.0))
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.5, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=150)
-        assert await run.tokens_of() == continuation(PROMPT, 150)
-        assert run.statistics.answers_s
-        assert run.statistics.answer_ms < 20.0
-
-
 async def test_a_late_directive_of_an_ended_session_does_not_reach_the_worker_lent_to_another(
     verifier: FakeVerifier, channels: Channels
 ) -> None:

@@ -168,7 +168,7 @@ async def test_a_live_session_goes_on_with_the_new_draft_and_loses_nothing(world
         assert list(completion.token_ids) == continuation(PROMPT, TOKENS)
         statistics = completion.statistics
         assert statistics.attaches == 1 and len(statistics.swaps_s) == 1
-        assert 0.0 <= statistics.swap_ms(0.5) == statistics.swap_ms(0.99) < 2000.0
+        assert 0.0 <= statistics.swaps_s[0] < 2.0
         assert [release for _, _, release in world.verifier.in_use] == [new]
         assert await release_of(client) == new
         assert f"(release {new[:12]})" in statistics.summary() and "replaced 1 times" in statistics.summary()
