@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
@@ -26,15 +26,6 @@ from edge_agent.http.readiness import Readiness
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
-from edge_agent.http.schema import (
-    ChatCompletionResponse,
-    CompletionResponse,
-    HealthResponse,
-    ModelCard,
-    ModelList,
-    ReadyResponse,
-    responses,
-)
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
 from edge_agent.http.tokenization import add_tokenizer
@@ -66,7 +57,7 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
 
 
 def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
-    @app.post("/v1/completions", response_model=None, responses=responses(CompletionResponse, streams=True))
+    @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
             streams, bundle, prefixes = await start_texts(client, body, options)
@@ -74,7 +65,7 @@ def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -
 
         return await unless_gone(request, _answer(body, start(), options))
 
-    @app.post("/v1/chat/completions", response_model=None, responses=responses(ChatCompletionResponse, streams=True))
+    @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         async def start() -> CompletionWriter:
             streams, bundle, form = await start_chat(client, body, options)
@@ -84,11 +75,11 @@ def _add_completions(app: FastAPI, client: AsyncClient, options: ServeOptions) -
 
 
 def _add_models(app: FastAPI, client: AsyncClient) -> None:
-    @app.get("/v1/models", response_model=None, responses=responses(ModelList))
+    @app.get("/v1/models", response_model=None)
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model_card(await client.prepare())]})
 
-    @app.get("/v1/models/{name:path}", response_model=None, responses=responses(ModelCard))
+    @app.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Response:
         return json_response(_model_card(await bundle_of(client, name)))
 
@@ -102,12 +93,12 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
 
     readiness = Readiness(client)
 
-    @app.get("/health", response_model=None, responses={200: {"model": HealthResponse}})
+    @app.get("/health", response_model=None)
     async def health() -> Response:
         """Return that this process lives, whatever has become of its cluster."""
         return json_response({"status": "ok"})
 
-    @app.get("/ready", response_model=None, responses={200: {"model": ReadyResponse}, 503: {"model": ReadyResponse}})
+    @app.get("/ready", response_model=None)
     async def ready() -> Response:
         """Return whether a request would be served: target and draft are loaded, coordinator and verifier answer."""
         why = await readiness.unready()
@@ -116,7 +107,7 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
         status = "unreachable" if why else "loading"
         return json_response({"status": status, "reason": why or "target and draft are being loaded"}, 503)
 
-    @app.get("/metrics", response_model=None, response_class=PlainTextResponse)
+    @app.get("/metrics", response_model=None)
     async def exposition() -> Response:
         return Response(client.metrics.render(), media_type="text/plain; version=0.0.4")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -13,7 +14,6 @@ from starlette.responses import Response
 
 from edge_agent.http.errors import invalid_value, json_response, unsupported
 from edge_agent.http.requests import ChatCompletionRequest, ChatMessage, JsonInteger
-from edge_agent.http.schema import responses
 from edge_agent.http.starting import bundle_of
 from edge_agent.http.streaming import unless_gone
 from edge_agent.sdk.client import AsyncClient
@@ -51,63 +51,39 @@ class DetokenizeRequest(BaseModel, extra="allow", strict=True):
     tokens: list[JsonInteger] = Field(max_length=MAX_PROMPT_TOKENS)
 
 
-class TokenizeResponse(BaseModel):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(BaseModel):
-    prompt: str
-
-
-class TokenizerInfoResponse(BaseModel):
-    tokenizer_class: str
-    model_max_length: int
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None
-    additional_special_tokens: list[str]
-    chat_template: str | None
-
-
 def add_tokenizer(app: FastAPI, client: AsyncClient) -> None:
-    slots = asyncio.Semaphore(_AT_ONCE)
+    threads = ThreadPoolExecutor(_AT_ONCE, "outrider-tokenize")
 
-    @app.post("/tokenize", response_model=None, responses=responses(TokenizeResponse))
+    async def on_thread(request: Request, work: Callable[[], _A]) -> _A:
+        async def result() -> _A:
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+        return await unless_gone(request, result())
+
+    @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the target's tokens of a text or of a chat, as vLLM does."""
         body.refuse_unsupported()
         bundle = await bundle_of(client, body.model)
-        return json_response(await unless_gone(request, _tokens(bundle, body, slots)))
+        ids = await on_thread(request, lambda: _ids(bundle, body))
+        if len(ids) > MAX_PROMPT_TOKENS:
+            field = "messages" if body.messages else "prompt"
+            raise invalid_value(field, f"{field} has {len(ids)} tokens, must have at most {MAX_PROMPT_TOKENS}")
+        names = [bundle.tokenizer.name(token) for token in ids] if body.return_token_strs else None
+        longest = bundle.description.max_sequence
+        return json_response({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": names})
 
-    @app.post("/detokenize", response_model=None, responses=responses(DetokenizeResponse))
+    @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """Return the text of the target's tokens, as vLLM does."""
+        """Return the text of the target's tokens, control tokens spelt out, as vLLM does."""
         bundle = await bundle_of(client, body.model)
-        return json_response(await unless_gone(request, _text(bundle, body, slots)))
+        check_ids("tokens", body.tokens, bundle.description.vocabulary_size)
+        return json_response({"prompt": await on_thread(request, lambda: bundle.tokenizer.decode(body.tokens))})
 
-    @app.get("/tokenizer_info", response_model=None, responses=responses(TokenizerInfoResponse))
+    @app.get("/tokenizer_info", response_model=None)
     async def tokenizer_info() -> Response:
         """Return the target's special tokens and chat template, as vLLM does."""
         return json_response(_info(await client.prepare()))
-
-
-async def _tokens(bundle: TargetBundle, body: TokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
-    """Return the ids of a text or of a chat's prompt. Raises ApiError, BadRequest, ModelRefused."""
-    ids = await _on_thread(slots, lambda: _ids(bundle, body))
-    if len(ids) > MAX_PROMPT_TOKENS:
-        field = "messages" if body.messages else "prompt"
-        raise invalid_value(field, f"{field} has {len(ids)} tokens, must have at most {MAX_PROMPT_TOKENS}; send parts")
-    names = [bundle.tokenizer.name(token) for token in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": bundle.description.max_sequence, "tokens": ids, "token_strs": names}
-
-
-async def _text(bundle: TargetBundle, body: DetokenizeRequest, slots: asyncio.Semaphore) -> dict[str, Any]:
-    """Return the text of token ids, control tokens spelt out. Raises BadRequest for an id that the target lacks."""
-    check_ids("tokens", body.tokens, bundle.description.vocabulary_size)
-    return {"prompt": await _on_thread(slots, lambda: bundle.tokenizer.decode(body.tokens))}
 
 
 def _info(bundle: TargetBundle) -> dict[str, Any]:
@@ -130,17 +106,3 @@ def _ids(bundle: TargetBundle, body: TokenizeRequest) -> list[int]:
     if body.prompt is None:
         return bundle.encode_chat(body.template_messages(), body.template_variables())
     return bundle.encode_text(body.prompt, begun=body.add_special_tokens is not False)
-
-
-async def _on_thread(slots: asyncio.Semaphore, work: Callable[[], _A]) -> _A:
-    """Run work on a thread, and keep its slot until it has ended: a client that goes away does not stop it."""
-    await slots.acquire()
-    working = asyncio.create_task(asyncio.to_thread(work))
-
-    def release(done: asyncio.Task[_A]) -> None:
-        slots.release()
-        if not done.cancelled():
-            done.exception()  # so that none counts as overlooked where nobody waits any more
-
-    working.add_done_callback(release)
-    return await asyncio.shield(working)

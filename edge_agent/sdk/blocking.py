@@ -184,11 +184,6 @@ class Client:
         """
         self._thread.run(self._client.probe())
 
-    @property
-    def probe_s(self) -> float:
-        """Return the seconds within which `probe` ends where all is well, by the round trips that were measured."""
-        return self._client.probe_s
-
 
 class BlockingStream:
     """A request that runs, as `Client.stream` returns it: iterate over it for chunks.

@@ -299,11 +299,6 @@ class AsyncClient:
         await self._sessions.probe()
 
     @property
-    def probe_s(self) -> float:
-        """Return the seconds within which `probe` ends where all is well, by the round trips that were measured."""
-        return self._sessions.probe_s
-
-    @property
     def ready(self) -> bool:
         """Return whether what the target needs is loaded."""
         return self._bundle is not None

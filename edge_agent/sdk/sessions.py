@@ -29,19 +29,14 @@ from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.device import Delivery, DeviceSession
 from outrider.telemetry.logs import RepeatedFailure
-from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 2.5
-"""Seconds that a probe of the cluster may take, beside round trips."""
-DESCRIBE_S = 2.0
-"""Seconds that a verifier may take to answer a probe, likewise; it does so beside its steps."""
 OFFLINE_AFTER_S = 5.0
 """Seconds that a session without progress looks for a verifier before the draft goes on alone, if that is allowed."""
+PROBE_S = 2.0
+"""Seconds for which a probe looks for a verifier that answers."""
 DeliverySource = AbstractAsyncContextManager[AsyncGenerator[Delivery, None]]
 """Gives the deliveries of one try; leaving it ends the try."""
 
@@ -138,59 +133,32 @@ class Sessions:
         """Reach the artifacts of the target's verifiers, through a session that is placed for the body alone."""
         placement = await self.place()
         budget_s = min(self.settings.open_budget_s, FIRST_CONTACT_S if placement is None else math.inf)
-        route, timeout = self.route(placement, budget_s), self._channels.timeout
+        async with self._artifacts(placement, budget_s) as client:
+            yield client
+
+    async def probe(self) -> None:
+        """Place a session, ask its verifiers for the target until one answers, and close it.
+
+        Raises within seconds the error of what does not answer, Overloaded for a full cluster.
+        """
+        placement = None
+        if self._coordinator_address:
+            placement = await self.coordinator().open(self._target, patient=False)
+        async with self._artifacts(placement, PROBE_S) as client:
+            await client.describe()
+
+    @contextlib.asynccontextmanager
+    async def _artifacts(self, placement: Placement | None, budget_s: float) -> AsyncIterator[ArtifactClient]:
         try:
             yield ArtifactClient(
-                route,
+                self.route(placement, budget_s),
                 lambda target: self.dial(target, bulk=True),
-                timeout=timeout,
+                timeout=self._channels.timeout,
                 on_silence=self._channels.retire,
             )
         finally:
             if placement is not None:
                 self.close_session(placement)
-
-    @property
-    def probe_s(self) -> float:
-        """Return the seconds within which `probe` ends where all is well."""
-        return self._channels.timeout.of(PROBE_S)
-
-    async def probe(self) -> None:
-        """Place a session, ask its verifiers once for the target until one answers, and close it.
-
-        Raises the error of what does not answer, Overloaded for a full cluster.
-        """
-        placement = None
-        targets = [AttachTarget(self._verifier_address, 0, self._tls)]
-        if self._coordinator_address:
-            placement = await self.coordinator().open(self._target, patient=False)
-            targets = [AttachTarget(g.address, 0, g.tls, g.ticket, g.verifier_id) for g in placement.grants]
-        failure: OutriderError = Unavailable("the coordinator named no verifier; is one registered for this target?")
-        try:
-            for target in targets:
-                try:
-                    return await self._describe(target)
-                except OutriderError as error:
-                    failure = error
-            raise failure
-        finally:
-            if placement is not None:
-                self.close_session(placement)
-
-    async def _describe(self, target: AttachTarget) -> None:
-        """Ask a verifier once for its target. Raises core errors."""
-        timeout = self._channels.timeout
-        link, within_s = self.dial(target), timeout.of(DESCRIBE_S)
-        verifier = session_pb2_grpc.VerifierStub(link)  # type: ignore[no-untyped-call]
-        try:
-            metadata = ticket_metadata(target.ticket)
-            await verifier.Describe(session_pb2.DescribeRequest(), timeout=within_s, metadata=metadata)
-        except grpc.RpcError as error:
-            if getattr(error, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                timeout.expired(DESCRIBE_S, within_s)
-                self._channels.retire(link)
-            raise error_from_rpc(error, target.peer, target.advice) from error
-        timeout.answered()
 
     def coordinator(self) -> CoordinatorClient:
         return CoordinatorClient(

@@ -19,7 +19,6 @@ from edge_agent.http.responses import prompt_end
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
 from edge_agent.http.responses_api.store import ResponseStore
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
-from edge_agent.http.schema import DeletedResponse, ResponseItemList, ResponseObject, responses
 from edge_agent.http.starting import start_chat
 from edge_agent.http.streaming import Events, EventStream, drained, event, merged, unless_gone
 from edge_agent.sdk.client import AsyncClient
@@ -46,26 +45,26 @@ def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> N
             raise ApiError(404, message, param="response_id", code="not_found")
         return found
 
-    @app.post("/v1/responses", response_model=None, responses=responses(ResponseObject, streams=True))
+    @app.post("/v1/responses", response_model=None)
     async def create(body: ResponseRequest, request: Request) -> Response:
         try:
             return await unless_gone(request, _answer(client, body, options, store))
         except (ApiError, OutriderError) as error:
             raise _renamed(error) from error
 
-    @app.get(_PATH, response_model=None, responses=responses(ResponseObject))
+    @app.get(_PATH, response_model=None)
     async def retrieve(response_id: str, stream: bool = False) -> Response:
         if stream:
             raise unsupported("stream", " for a response that has ended")
         return json_response(stored(response_id)["response"])
 
-    @app.delete(_PATH, response_model=None, responses=responses(DeletedResponse))
+    @app.delete(_PATH, response_model=None)
     async def delete(response_id: str) -> Response:
         for name in (response_id, *(item["id"] for item in stored(response_id)["response"]["output"])):
             store.remove(name)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    @app.get(f"{_PATH}/input_items", response_model=None, responses=responses(ResponseItemList))
+    @app.get(f"{_PATH}/input_items", response_model=None)
     async def input_items(
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
