@@ -52,17 +52,6 @@ REQUESTS: Sequence[DemoRequest] = (
         'def load(path):\n    """Load a file and return its contents."""\n    with open(path) as file:\n',
         SAMPLED_CODE,
     ),
-    (
-        "arithmetic, greedy",
-        "Question: Sam buys 3 shirts for $15 each and a hat for $10. How much does he spend in total?\nAnswer:",
-        GREEDY,
-    ),
-    (
-        "code, greedy",
-        "class Rectangle:\n    def __init__(self, width, height):\n        self.width = width\n"
-        "        self.height = height\n\n    def area(self):\n",
-        PENALISED,
-    ),
 )
 
 

@@ -50,25 +50,6 @@ _TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "rtt_seconds": ("Round trip to the verifier when a request ended", STEP_S),
 }
 """Histograms over the requests that have ended: the text of each, and its buckets."""
-
-
-_PROVIDER = "outrider"
-_SERVER_TIMES: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "request_duration": (
-        "Duration of ended requests",
-        (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-    ),
-    "time_to_first_token": (
-        "Time from the call to the first token, of requests that ended without an error",
-        (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    ),
-    "time_per_output_token": (
-        "Mean time between tokens of a request that ended without an error",
-        (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    ),
-}
-"""Histograms of OpenTelemetry's semantic conventions for generative AI: the text of each, and the buckets they name."""
-_SERVER_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _POSITIONS = 32
 """Positions of a step for which accepted tokens are counted one by one."""
 
@@ -89,8 +70,6 @@ class EdgeMetrics(Collector):
         self._drafts: Counter[str] = Counter()
         """One of _DRAFTS -> requests that have ended."""
         self._times = {name: Histogram(buckets) for name, (_, buckets) in _TIMES.items()}
-        self._server_times: dict[str, dict[tuple[str, ...], Histogram]] = {name: {} for name in _SERVER_TIMES}
-        """Name -> (operation, and of the duration the error's class or "") -> times."""
         self._http: Counter[tuple[str, str]] = Counter()
         self._registry = registry(self)
 
@@ -110,7 +89,7 @@ class EdgeMetrics(Collector):
             raise
         finally:
             del self._running[id(statistics)]
-            self._add(statistics, error_name or finish(), error_name)
+            self._add(statistics, error_name or finish())
 
     def answered(self, path: str, status: int) -> None:
         """Count an HTTP request. path: its route's, since a client could make up any number of others."""
@@ -137,39 +116,22 @@ class EdgeMetrics(Collector):
         yield counter(f"{_PREFIX}http_requests", text, {**self._http}, "path", "code")
         for name, (text, _) in _TIMES.items():
             yield histogram(f"{_PREFIX}{name}", text, self._times[name])
-        yield from self._under_others_names(counts, steps)
-
-    def _under_others_names(self, counts: Counter[tuple[str, str]], steps: Counter[int]) -> Iterator[Metric]:
-        """Yield what vLLM and OpenTelemetry's conventions have names for."""
         drafted, accepted = (counts[f"spec_decode_num_{name}_tokens", RULES[0]] for name in ("evaluated", "accepted"))
         by_position = [sum(count for n, count in steps.items() if n > position) for position in range(_POSITIONS)]
         yield from vllm_speculation(self.model, steps.total(), drafted, accepted, by_position)
-        for name, (text, _) in _SERVER_TIMES.items():
-            labels = (*_SERVER_LABELS, "error_type") if name == "request_duration" else _SERVER_LABELS
-            times = self._server_times[name].items()
-            of_model = {(operation, _PROVIDER, self.model, *error): one for (operation, *error), one in times}
-            yield histogram(f"gen_ai_server_{name}_seconds", text, of_model, *labels)
 
-    def _add(self, one: Statistics, finish: str, error_name: str) -> None:
+    def _add(self, one: Statistics, finish: str) -> None:
         self._finishes[finish] += 1
         self._drafts[_drafts_by(one)] += 1
         _add_counts(one, self._counts, self._link_bytes, self._accepted_per_step)
-        times, duration_s = self._times, one.clock() - one.begun
-        self._add_server_time("request_duration", duration_s, one.operation, error_name)
-        if not error_name and one.first_token_s is not None:
-            self._add_server_time("time_to_first_token", one.first_token_s, one.operation)
-        if not error_name and one.tokens_per_s:
-            self._add_server_time("time_per_output_token", 1.0 / one.tokens_per_s, one.operation)
-        times["request_seconds"].add(duration_s)
+        times = self._times
+        times["request_seconds"].add(one.clock() - one.begun)
         if one.first_token_s is not None:
             times["time_to_first_token_seconds"].add(one.first_token_s)
         if one.tokens_per_s:
             times["time_per_output_token_seconds"].add(1.0 / one.tokens_per_s)
         if one.rtt_ms:
             times["rtt_seconds"].add(one.rtt_ms / 1000)
-
-    def _add_server_time(self, name: str, seconds: float, *labels: str) -> None:
-        self._server_times[name].setdefault(labels, Histogram(_SERVER_TIMES[name][1])).add(seconds)
 
 
 def _drafts_by(one: Statistics) -> str:

@@ -73,7 +73,6 @@ class CompletionWriter:
             "object": kind,
             "choices": choices,
             "usage": self._usage(completions),
-            **_metrics(completions),
         }
 
     def chunks(self, index: int, chunk: Chunk | None) -> Iterator[dict[str, Any]]:
@@ -110,7 +109,7 @@ class CompletionWriter:
         """Return the chunk that ends a stream whose client asks for its usage."""
         completions = [stream.completion for stream in self.streams]
         usage = self._usage(completions)
-        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage, **_metrics(completions)}
+        return {**self._head, "object": self._chunk_kind, "choices": [], "usage": usage}
 
     def usage_so_far(self, index: int) -> dict[str, int]:
         """Return the usage of one choice, up to the last chunk of it that was written."""
@@ -187,30 +186,6 @@ class CompletionWriter:
 
 def _usage(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def _metrics(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Return what vLLM tells of a request's speculation; nothing of several choices, or where nothing was drafted.
-
-    A step is a commit for which the target evaluated draft tokens. It accepts between 0 and n of them, where n has no
-    fixed bound.
-    """
-    statistics = completions[0].statistics
-    if len(completions) > 1 or not (statistics.draft or statistics.accepted_per_step):
-        return {}
-    histogram = statistics.accepted_per_step or [0]
-    steps, accepted = sum(histogram), sum(n * count for n, count in enumerate(histogram))
-    drafted = max(statistics.evaluated, accepted)
-    speculation = {
-        "mean_acceptance_length": 1.0 + (accepted / steps if steps else 0.0),
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted,
-        "num_spec_tokens": None,
-    }
-    return {"metrics": {"speculative_decoding": speculation}}
 
 
 def prompt_end(stream: CompletionStream, bundle: TargetBundle) -> str:

@@ -1,11 +1,11 @@
-"""Answer /tokenize, /detokenize and /tokenizer_info in vLLM's shapes, which lm-eval reads, too."""
+"""Answer /tokenize and /detokenize in vLLM's shapes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -79,27 +79,6 @@ def add_tokenizer(app: FastAPI, client: AsyncClient) -> None:
         bundle = await bundle_of(client, body.model)
         check_ids("tokens", body.tokens, bundle.description.vocabulary_size)
         return json_response({"prompt": await on_thread(request, lambda: bundle.tokenizer.decode(body.tokens))})
-
-    @app.get("/tokenizer_info", response_model=None)
-    async def tokenizer_info() -> Response:
-        """Return the target's special tokens and chat template, as vLLM does."""
-        return json_response(_info(await client.prepare()))
-
-
-def _info(bundle: TargetBundle) -> dict[str, Any]:
-    """Return what the target's tokenizer_config.json says of its special tokens, and its chat template."""
-    template, tokenizer = bundle.template, bundle.tokenizer
-    named = template.special_tokens if template is not None else {}
-    ends = [tokenizer.name(token) for token in bundle.description.eos_token_ids]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": bundle.description.max_sequence,
-        "bos_token": named.get("bos_token") or None,
-        "eos_token": named.get("eos_token") or (ends[0] if ends else None),
-        "pad_token": named.get("pad_token") or None,
-        "additional_special_tokens": list(tokenizer.controls),
-        "chat_template": template.source if template is not None else None,
-    }
 
 
 def _ids(bundle: TargetBundle, body: TokenizeRequest) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from edge_agent.releases.follower import UpdateOptions
 from edge_agent.releases.updater import ReleaseUpdater
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
-from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables, refuse
+from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
 from edge_agent.sdk.sessions import Sessions
 from edge_agent.sdk.skeleton import SkeletonPlan, SkeletonStream
 from edge_agent.sdk.types import (
@@ -110,7 +109,6 @@ class AsyncClient:
         offline: Offline = "raise",
         settings: EdgeSettings | None = None,
     ) -> None:
-        _check_arguments(coordinator, verifier, target, draft, cache_dir)
         settings = settings or from_environment(EdgeSettings)
         coordinator, verifier = _addresses(settings, coordinator, verifier)
         target = settings.target if target is None else target
@@ -187,7 +185,7 @@ class AsyncClient:
         async def encoded(bundle: TargetBundle) -> Sequence[int]:
             return await asyncio.to_thread(bundle.encode_prompt, given) if isinstance(given, str) else given
 
-        return await self._started(options, encoded, Statistics())
+        return await self._started(options, encoded)
 
     async def chat(
         self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, **options: Unpack[Options]
@@ -260,13 +258,12 @@ class AsyncClient:
         async def encoded(bundle: TargetBundle) -> Sequence[int]:
             return await asyncio.to_thread(bundle.encode_chat, messages, variables)
 
-        return await self._started(options, encoded, Statistics(operation="chat"), deadline)
+        return await self._started(options, encoded, deadline)
 
     async def _started(
         self,
         options: Options,
         encoded: Callable[[TargetBundle], Awaitable[Sequence[int]]],
-        statistics: Statistics,
         deadline: Deadline | None = None,
     ) -> CompletionStream:
         """Start a request. deadline: of the work that it is a part of; None is one of its own."""
@@ -277,7 +274,7 @@ class AsyncClient:
         if request.grammar:
             await asyncio.to_thread(bundle.check_grammar, request.grammar)
         ids = await encoded(bundle)
-        stream = CompletionStream(Generation(self._sessions, bundle, request, ids, statistics, deadline))
+        stream = CompletionStream(Generation(self._sessions, bundle, request, ids, Statistics(), deadline))
         self._streams.add(stream)
         return stream
 
@@ -342,18 +339,6 @@ class AsyncClient:
     async def _load_from(self, source: ArtifactSource) -> TargetBundle:
         loader = BundleLoader(source, self._artifacts, self._draft_options, self._signed_only)
         return await loader.load(self._draft, self.updates.begin if self.updates is not None else None)
-
-
-def _check_arguments(coordinator: object, verifier: object, target: object, draft: object, cache_dir: object) -> None:
-    for field, value in {"coordinator": coordinator, "verifier": verifier, "target": target}.items():
-        if value is not None and not (isinstance(value, str) and value.isprintable()):
-            refuse(field, value, "a printable text")
-    several = isinstance(draft, list | tuple) and len(draft) > 0
-    for one in draft if several else [draft]:  # type: ignore[attr-defined]
-        if not isinstance(one, str | os.PathLike) and (several or one is not None):
-            refuse("draft", one, "a text, a path, or several paths")
-    if not isinstance(cache_dir, str | os.PathLike | None):
-        refuse("cache_dir", cache_dir, "a text or a path")
 
 
 def _addresses(settings: EdgeSettings, coordinator: str | None, verifier: str | None) -> tuple[str, str]:

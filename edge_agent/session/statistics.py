@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 _DIGEST = 64
 """Hex digits of a SHA-256: shorter ones are no release that was published."""
@@ -27,8 +26,6 @@ class Statistics:
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     begun: float = field(init=False, repr=False)
-    operation: Literal["chat", "text_completion"] = "text_completion"
-    """What was asked for, in OpenTelemetry's words."""
     rule: str = "coupled"
     """The acceptance rule; with any other the output is lossy, not the target's own."""
     session_id: str = ""

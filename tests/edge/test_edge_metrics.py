@@ -119,26 +119,3 @@ def test_speculation_has_the_names_and_labels_that_tools_made_for_vllm_look_for(
     assert (counted("draft_tokens"), counted("accepted_tokens")) == (15, 4)
     by_position = [counted("accepted_tokens_per_pos", f'position="{position}"') for position in range(32)]
     assert by_position == [2, 1, 1] + 29 * [0]
-
-
-def test_times_have_the_names_and_attributes_of_opentelemetrys_conventions(clock) -> None:
-    metrics = EdgeMetrics()
-    metrics.model = "demo"
-    for operation, error in (("chat", None), ("text_completion", None), ("text_completion", Overloaded("no room"))):
-        statistics = Statistics(clock, operation=operation)  # type: ignore[arg-type]
-        with contextlib.suppress(Overloaded), metrics.following(statistics, ended):
-            clock.now += 0.5
-            statistics.delivered(1, accepted=0)
-            clock.now += 2.0
-            statistics.delivered(4, accepted=0)
-            if error is not None:
-                raise error
-    found, of = samples(metrics), 'gen_ai_provider_name="outrider",gen_ai_request_model="demo"'
-    text, chat = f'gen_ai_operation_name="text_completion",{of}', f'gen_ai_operation_name="chat",{of}'
-    for labels in (f'error_type="",{text}', f'error_type="Overloaded",{text}', f'error_type="",{chat}'):
-        assert found[f"gen_ai_server_request_duration_seconds_count{{{labels}}}"] == 1
-        assert found[f"gen_ai_server_request_duration_seconds_sum{{{labels}}}"] == 2.5
-    for labels in (text, chat):  # the request with an error counts in neither
-        assert found[f"gen_ai_server_time_to_first_token_seconds_sum{{{labels}}}"] == 0.5
-        assert found[f"gen_ai_server_time_per_output_token_seconds_sum{{{labels}}}"] == 0.5
-        assert found[f"gen_ai_server_time_per_output_token_seconds_count{{{labels}}}"] == 1

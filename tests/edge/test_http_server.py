@@ -121,34 +121,6 @@ async def test_continuous_usage_counts_up_with_the_chunks_and_without_usage_ther
     assert {usage for _, usage in plain} == {None} and last["completion_tokens"] == 40
 
 
-async def test_an_answer_tells_what_its_speculation_did_as_vllm_does(web: httpx.AsyncClient) -> None:
-    body = {"prompt": "x", "max_tokens": 60, "temperature": 0}
-    whole = (await web.post("v1/completions", json=body)).json()
-    streamed = await web.post(
-        "v1/chat/completions",
-        json={
-            **body,
-            "messages": [{"role": "user", "content": "x"}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    )
-    *chunks, usage = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line and "[DONE]" not in line]
-    assert all("metrics" not in chunk for chunk in chunks)
-    for told, statistics in (
-        (whole["metrics"], whole["choices"][0]["outrider"]["statistics"]),
-        (usage["metrics"], chunks[-1]["choices"][0]["outrider"]["statistics"]),
-    ):
-        found = told["speculative_decoding"]
-        counts = found["acceptance_histogram"]
-        assert sum(counts) == found["num_spec_steps"] > 0
-        accepted = sum(n * count for n, count in enumerate(counts))
-        assert accepted == found["num_accepted_draft_tokens"] == statistics["accepted"] > 0
-        assert found["num_draft_tokens"] == statistics["evaluated"] >= accepted
-        assert found["mean_acceptance_length"] == 1 + accepted / sum(counts)
-        assert found["draft_acceptance_rate"] == accepted / found["num_draft_tokens"]
-
-
 async def test_a_stop_string_ends_a_stream_and_frees_the_verifier(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
     stream = await openai.completions.create(
         model="fake", prompt="x", max_tokens=900, stop=["🙂"], stream=True, temperature=0
