@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "benchmarks"
 RESULTS, OUT = FOLDER / "results", FOLDER / "out"
 NAMES = (
-    *("lossless", "latency", "engine"),
+    *("lossless", "latency", "capacity", "engine"),
     *("failover", "control_plane", "overload", "constrained", "distill"),
 )
 LIMIT_S = 3_600

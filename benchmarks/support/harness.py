@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from benchmarks.support import throttled_verifier
 from coordinator.cluster import Cluster, stand_apart
 from edge_agent.target.chat_template import ChatTemplate
 from outrider.core.errors import BadRequest, OutriderError
@@ -64,15 +65,24 @@ class Pair:
     draft: Path
     narrow: Path | None = None
     """A draft that knows less, if there is one."""
+    heads: Path | None = None
+    """Heads on the target, if there are any."""
 
     @classmethod
     def in_folder(cls, folder: Path) -> Pair:
         """Return the pair in `folder`. Raises BadRequest for what is missing there."""
-        target, draft, narrow = folder / "target", folder / "draft.gguf", folder / "draft-narrow.gguf"
+        target, draft = folder / "target", folder / "draft.gguf"
         for needed in (target / "config.json", target / "tokenizer.json", draft):
             if not needed.is_file():
                 raise BadRequest(f"--models {folder} needs {needed.relative_to(folder)}, and has none", field="models")
-        return cls(target, draft, narrow if narrow.is_file() else None)
+        narrow, heads = folder / "draft-narrow.gguf", folder / "heads.safetensors"
+        return cls(target, draft, narrow if narrow.is_file() else None, heads if heads.is_file() else None)
+
+    @property
+    def own_speculation(self) -> tuple[str, ...]:
+        """Return the options of a verifier that drafts by itself: n-grams, and heads or else the draft."""
+        model = ("--heads", str(self.heads)) if self.heads else ("--server-draft", str(self.draft))
+        return ("--server-sources", "ngram", *model)
 
     def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
         """Return the target's token ids of each prompt, by its id. A target without a template reads chats as text."""
@@ -197,15 +207,18 @@ def prompts(split: str, count: int | None = None) -> list[Prompt]:
 
 
 @contextlib.asynccontextmanager
-async def cluster(*, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
+async def cluster(*, prefix_cache: bool = True, throttle: Mapping[str, str] | None = None) -> AsyncIterator[Cluster]:
     """Run an empty cluster whose logs go to a temporary folder; their ends are printed if something fails.
 
-    Settings of other clusters do not apply, and devices begin with an empty cache.
+    Settings of other clusters do not apply, and devices begin with an empty cache. throttle: as made by
+    `throttled_verifier.environment`, for verifiers whose steps take longer.
     """
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         stand_apart(Path(scratch), prefix_cache=prefix_cache)
         try:
-            async with Cluster(logs=Path(scratch) / "logs") as running:
+            async with Cluster(logs=Path(scratch) / "logs", environment=throttle) as running:
+                if throttle:
+                    running.verifier_module = throttled_verifier.MODULE
                 yield running
         except Exception:
             print_log_ends(Path(scratch, "logs"))
@@ -219,13 +232,15 @@ def print_log_ends(folder: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def one_verifier(pair: Pair, *options: str, prefix_cache: bool = True) -> AsyncIterator[Cluster]:
+async def one_verifier(
+    pair: Pair, *options: str, prefix_cache: bool = True, throttle: Mapping[str, str] | None = None
+) -> AsyncIterator[Cluster]:
     """Run a verifier of the pair on one core, with the coordinator and this process on the other.
 
-    options: further ones of the verifier.
+    options: further ones of the verifier. prefix_cache, throttle: as for `cluster`.
     """
     verifier_core, device_core = cores()
-    async with cluster(prefix_cache=prefix_cache) as running:
+    async with cluster(prefix_cache=prefix_cache, throttle=throttle) as running:
         await running.start_coordinator(*LOOPBACK, cores=[device_core])
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         await running.start_verifier(*models, *options, cores=[verifier_core])
