@@ -70,7 +70,6 @@ LONG = (
     "edge/test_driver_swap.py",
     "settings/test_settings_sources.py",
     "settings/test_configuration_docs.py",
-    "core/test_protocol_machine.py",
     "core/test_protocol_schedules.py",
 )
 """Groups and files that take seconds of a core, the longest first; `make check` leaves them out.

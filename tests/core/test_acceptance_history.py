@@ -32,34 +32,12 @@ def test_late_proposals_are_judged_in_the_order_in_which_they_come() -> None:
     assert history.outcomes() == bytes([HIT, SIBLING, MISS])
 
 
-def test_a_late_proposal_never_takes_an_outcome_back() -> None:
-    history = AcceptanceHistory()
-    history.commit(7, [7])
-    history.late(0, accepted=False)
-    history.late(0, accepted=True)
-    assert history.outcomes() == bytes([HIT])
-
-
 def test_where_no_sibling_is_evaluated_one_that_would_have_been_accepted_is_a_miss() -> None:
     history = AcceptanceHistory()
     history.commit(1, [1, 2])
     history.commit(2, [1, 2])
     assert history.outcomes() == bytes([HIT, SIBLING])
     assert history.outcomes(siblings=False) == bytes([HIT, MISS])
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(-5, 60)), max_size=80), st.integers(1, 8))
-def test_only_the_latest_are_kept_and_nothing_from_outside_them_matters(
-    calls: list[tuple[bool, int]], size: int
-) -> None:
-    history = AcceptanceHistory(size=size)
-    for commits, position in calls:
-        if commits:
-            history.commit(1, [1])
-        else:
-            history.late(position, accepted=False)
-    committed = sum(commits for commits, _ in calls)
-    assert history.outcomes() == bytes([HIT] * min(committed, size))
 
 
 def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
@@ -99,18 +77,6 @@ def test_positions_count_from_the_first_proposal_on_that_is_judged() -> None:
     assert (history.positions, history.first_accepted) == (4, 2)
     history.late(3, accepted=True)  # its position has been counted
     assert (history.positions, history.first_accepted) == (4, 3)
-
-
-def test_a_late_proposal_may_be_the_first_one_that_is_judged() -> None:
-    history = AcceptanceHistory()
-    for _ in range(3):
-        history.commit(7, [])
-    history.late(1, accepted=False)
-    history.commit(7, [])
-    assert (history.positions, history.first_accepted) == (2, 0)
-    history.restart()
-    history.commit(7, [])
-    assert (history.positions, history.first_accepted) == (0, 0)
 
 
 @given(

@@ -50,11 +50,3 @@ def test_penalties_have_the_bits_of_their_plain_definition(
     tokens = [token for part in parts for token in part]
     assert np.array_equal(penalise(logits, params, counts, path), plainly(logits, params, tokens + path))
     assert np.array_equal(penalise(logits, params, counts), plainly(logits, params, tokens))  # the path left no trace
-
-
-def test_more_distinct_tokens_than_there_was_room_for_are_counted() -> None:
-    tokens = np.random.default_rng(3).integers(0, 700, 5_000).tolist()
-    counts = TokenCounts(tokens[:1_000])
-    counts.add(tokens[1_000:])
-    assert dict(zip(counts.ids.tolist(), counts.times.tolist(), strict=True)) == Counter(tokens)
-    assert [counts.of(token) for token in (tokens[0], 700)] == [tokens.count(tokens[0]), 0]

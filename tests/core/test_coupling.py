@@ -77,26 +77,6 @@ def test_numpy_torch_and_plain_integers_give_the_same_bits(seed: int, position: 
     assert all(by_numpy[token] == plain_u(seed, PROMPT, position, token) for token in range(0, 151_936, 997))
 
 
-@pytest.mark.parametrize("seed", [0, 5, MASK])
-def test_g_agrees_between_numpy_torch_and_the_standard_library(seed: int) -> None:
-    at = key_at(seed, PROMPT, 11)
-    ids = np.arange(50_000, dtype=np.int64)
-    by_numpy = gumbel(at, ids)
-    by_torch = gumbel(at, torch.from_numpy(ids), torch).numpy()
-    by_library = np.array([-math.log(-math.log(u)) for u in uniform(at, ids)])
-    assert np.abs(by_numpy - by_torch).max() < 1e-12
-    assert np.abs(by_numpy - by_library).max() < 1e-12
-
-
-def test_single_pairs_equal_the_full_row() -> None:
-    whole = row(3, 5)
-    at = key_at(3, PROMPT, 5)
-    for token in (0, 1, 17, 4_095):
-        assert uniform(at, np.array([token], dtype=np.int64))[0] == whole[token]
-    some = np.array([[9, 4], [4_000, 9]], dtype=np.int64)
-    assert np.array_equal(uniform(at, some), whole[some])
-
-
 def _unmix(x: int) -> int:
     """Invert `mix`: return the input that hashes to `x`."""
     x ^= (x >> 31) ^ (x >> 62)
@@ -146,13 +126,3 @@ def test_neighbours_of_every_kind_are_uncorrelated() -> None:
     for name, other in others.items():
         assert abs(np.corrcoef(here, other)[0, 1]) < 4 / math.sqrt(size), name
         assert not np.any(here == other), name
-
-
-def test_the_key_depends_on_every_token_of_the_prompt_and_their_order() -> None:
-    keys = {session_key(1, prompt) for prompt in [(), (0,), (0, 0), (1, 2), (2, 1), (1, 2, 3), (258,), (1, 1)]}
-    assert len(keys) == 8
-
-
-def test_the_key_is_that_of_the_plain_definition() -> None:
-    for seed, prompt in [(0, ()), (MASK, (0, 2**32 - 1)), (12, tuple(range(300)))]:
-        assert session_key(seed, prompt) == plain_key(seed, prompt)

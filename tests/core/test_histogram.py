@@ -28,8 +28,3 @@ def test_a_copy_has_the_counts_of_its_original():
     copy = Histogram.of(histogram.bounds, histogram.counts, histogram.sum)
     histogram.add(1.5)
     assert (copy.counts, copy.sum) == ([0, 1, 0], 1.5)
-
-
-def test_counts_of_other_bounds_are_not_taken_for_these():
-    assert Histogram.of((1.0, 2.0), [1, 2], 3.0).total == 0
-    assert Histogram.of((1.0, 2.0), [], 0.0).total == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,16 +29,6 @@ def test_what_was_accepted_counts_by_depth_and_order() -> None:
     assert acceptance.probability(3, 0) == NodeAcceptance().probability(3, 0)
 
 
-def test_estimates_converge_on_the_true_rates() -> None:
-    rng = random.Random(1)
-    everyone = NodeAcceptance()
-    for _ in range(3000):
-        NodeAcceptance(everyone).observe(2, 0, rng.random() < 0.7)
-        NodeAcceptance(everyone).observe(2, 1, rng.random() < 0.2)
-    assert everyone.probability(2, 0) == pytest.approx(0.7, abs=0.05)
-    assert everyone.probability(2, 1) == pytest.approx(0.2, abs=0.05)
-
-
 def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_own_way() -> None:
     everyone = NodeAcceptance()
     for _ in range(50):
@@ -58,15 +46,6 @@ def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> 
         for _ in range(60):
             acceptance.observe(1, 0, accepted)
         assert acceptance.probability(1, 0) > bound if accepted else acceptance.probability(1, 0) < bound
-
-
-def test_judging_stops_where_the_path_leaves_the_tree() -> None:
-    acceptance = NodeAcceptance()
-    acceptance.learn(tree((ROOT, 5), (1, 6), (2, 7)), [5, 9, 7])
-    fresh = NodeAcceptance()
-    assert acceptance.probability(1, 0) > fresh.probability(1, 0)
-    assert acceptance.probability(2, 0) < fresh.probability(2, 0)
-    assert acceptance.probability(3, 0) == fresh.probability(3, 0)
 
 
 def test_a_nodes_probability_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
@@ -104,13 +83,6 @@ def test_any_number_of_best_nodes_is_closed_under_ancestors(
         assert 0.0 < probability < 1.0
         assert made[node].parent in taken
         taken.add(node)
-
-
-def test_one_more_sibling_is_no_more_evidence_against_late_siblings() -> None:
-    few, many = NodeAcceptance(), NodeAcceptance()
-    few.learn(tree(*((ROOT, token) for token in range(10, 14))), [5])
-    many.learn(tree(*((ROOT, token) for token in range(10, 60))), [5])
-    assert many.probability(1, 3) == few.probability(1, 3)
 
 
 def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:

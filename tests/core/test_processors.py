@@ -113,19 +113,6 @@ def test_all_together_agree_with_transformers_in_the_stated_order() -> None:
 # --------------------------------------------------------------------------- the order
 
 
-def test_the_penalty_comes_before_the_temperature() -> None:
-    params = SamplingParams(temperature=0.5, presence_penalty=1.0)
-    logits = np.array([2.0, 1.5])
-    expected = log_softmax(np.array([(2.0 - 1.0) / 0.5, 1.5 / 0.5]))
-    assert np.allclose(ours(penalise(logits, params, TokenCounts([0])), params), expected, atol=1e-12)
-
-
-def test_the_temperature_comes_before_top_p() -> None:
-    logits = probabilities(0.6, 0.3, 0.1)
-    assert kept(logits, top_p=0.65) == [0, 1]
-    assert kept(logits, top_p=0.65, temperature=0.5) == [0]  # 0.36 / 0.46 is 0.78
-
-
 def test_top_k_comes_before_top_p() -> None:
     # Of the two that are left, the first has 4/7, which top-p 0.55 is content with; of all four it has 0.4.
     logits = probabilities(0.4, 0.3, 0.2, 0.1)
@@ -152,25 +139,6 @@ def test_equal_probabilities_are_ordered_by_token_id() -> None:
     assert kept(logits, top_k=3) == [0, 1, 4]
 
 
-def test_a_tie_at_the_edge_of_min_p_is_kept_whole() -> None:
-    assert kept(np.array([1.0, 0.0, 1.0, 1.0]), min_p=1.0) == [0, 2, 3]
-
-
-@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
-def test_the_most_likely_token_always_survives(params: dict[str, float]) -> None:
-    for seed in range(20):
-        logits = random_logits(seed)
-        assert kept(logits, **params) == [int(logits.argmax())]
-
-
-def test_filters_never_change_the_shares_of_what_is_left() -> None:
-    logits = random_logits(4)
-    everything = log_softmax(logits / 0.8)
-    left = filtered_log_probs(logits, SamplingParams(temperature=0.8, top_k=30, top_p=0.9, min_p=0.01))
-    gaps = (left - everything)[np.isfinite(left)]
-    assert np.ptp(gaps) < 1e-12
-
-
 def test_top_p_keeps_nothing_beyond_what_reaches_it_exactly() -> None:
     logits = probabilities(0.5, 0.25, 0.25)
     assert kept(logits, top_p=0.5) == [0]
@@ -189,56 +157,6 @@ def test_the_logits_themselves_are_never_changed() -> None:
 
 
 # --------------------------------------------------------------------------- penalties
-
-
-def test_penalties_count_the_prompt_the_output_and_the_nodes_own_ancestors() -> None:
-    params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
-    prompt, output, ancestors = [1, 1, 2], [2, 3], [3, 3, 4]
-    penalised = penalise(np.zeros(6), params, TokenCounts(prompt + output), ancestors)
-    assert penalised.tolist() == [0.0, -1.25, -1.25, -1.75, -0.75, 0.0]
-
-
-def test_ancestors_count_as_the_same_tokens_in_the_output_would() -> None:
-    params = SamplingParams(frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.7)
-    logits = random_logits(6)
-    committed = penalise(logits, params, TokenCounts([5, 6, 7, 7]))
-    pending = penalise(logits, params, TokenCounts([5, 6]), [7, 7])
-    assert np.array_equal(committed, pending)
-
-
-def test_another_branch_of_the_tree_does_not_count() -> None:
-    params = SamplingParams(presence_penalty=1.0)
-    counts = TokenCounts([1])
-    penalise(np.zeros(4), params, counts, [2])
-    assert penalise(np.zeros(4), params, counts, [3]).tolist() == [0.0, -1.0, 0.0, -1.0]
-
-
-def test_the_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    params = SamplingParams(repetition_penalty=2.0)
-    penalised = penalise(np.array([2.0, -2.0, 0.0, 2.0]), params, TokenCounts([0, 1, 2]))
-    assert penalised.tolist() == [1.0, -4.0, 0.0, 2.0]
-
-
-def test_the_repetition_penalty_comes_before_presence_and_frequency() -> None:
-    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
-    assert penalise(np.array([4.0]), params, TokenCounts([0, 0])).tolist() == [4.0 / 2.0 - 1.0 - 2 * 0.5]
-
-
-def test_without_penalties_nothing_is_copied() -> None:
-    logits = random_logits(7)
-    assert penalise(logits, SamplingParams(), TokenCounts([1])) is logits
-
-
-def test_ids_outside_the_vocabulary_are_left_out() -> None:
-    params = SamplingParams(presence_penalty=1.0)
-    assert penalise(np.zeros(3), params, TokenCounts([1, 3, 900])).tolist() == [0.0, -1.0, 0.0]
-
-
-def test_penalties_apply_at_temperature_zero_too() -> None:
-    params = SamplingParams(repetition_penalty=1.5)
-    assert params.greedy
-    assert params.penalised
-    assert penalise(np.array([3.0, 2.5]), params, TokenCounts([0])).argmax() == 1
 
 
 # --------------------------------------------------------------------------- bounds

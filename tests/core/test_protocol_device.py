@@ -26,50 +26,11 @@ def commit(session: DeviceSession, *tokens: int, seen: int = 0, finish: Finish =
     return Commit(session.epoch, len(session.received), tokens, seen, finish)
 
 
-def test_before_the_first_attach_there_is_nothing_to_say() -> None:
-    assert DeviceSession((1,)).poll(resting=True) is None
-
-
 def test_attach_takes_only_a_greater_epoch() -> None:
     session = device()
     for epoch in (0, 1):
         with pytest.raises(Fenced, match=f"epoch is {epoch}, must be greater than 1"):
             session.attach(epoch, LIMITS)
-
-
-def test_attach_carries_the_tokens_received() -> None:
-    session = device()
-    session.on_commit(commit(session, 3, 4))
-    assert session.attach(2, LIMITS).tokens == (3, 4)
-
-
-def test_attach_sends_the_surviving_nodes_again_under_ids_from_one() -> None:
-    session = device()
-    first = session.add(ROOT, 3)
-    assert first is not None
-    session.add(first, 4)
-    session.poll(resting=False)
-    session.on_commit(commit(session, 3, seen=2))
-    session.attach(2, LIMITS)
-    assert session.poll(resting=False) == Append(2, 1, 1, (0,), (4,), False)
-
-
-def test_attach_to_a_smaller_verifier_keeps_what_fits() -> None:
-    session = device()
-    parent = ROOT
-    for token in (3, 4, 5):
-        parent = session.add(parent, token) or ROOT
-    session.add(ROOT, 6)
-    session.attach(2, SessionLimits(nodes=2, depth=2, in_flight=9, run_ahead=4))
-    message = session.poll(resting=False)
-    assert message is not None
-    assert (message.parents, message.tokens) == ((0, 1), (3, 4))
-
-
-def test_the_device_holds_no_more_nodes_than_it_may() -> None:
-    session = device()
-    assert all(session.add(ROOT, token) for token in range(4))
-    assert (session.room, session.add(ROOT, 4)) == (0, None)
 
 
 def test_the_device_drafts_no_deeper_than_it_may() -> None:
@@ -80,20 +41,6 @@ def test_the_device_drafts_no_deeper_than_it_may() -> None:
     assert session.add(parent, 6) is None
     session.on_commit(commit(session, 3))
     assert session.add(parent, 6) is not None
-
-
-def test_siblings_have_distinct_tokens() -> None:
-    session = device()
-    assert session.add(ROOT, 3) is not None
-    assert session.add(ROOT, 3) is None
-
-
-def test_nothing_is_drafted_under_eos() -> None:
-    session = device()
-    end = session.add(ROOT, EOS)
-    assert end is not None
-    assert not session.may_extend(end)
-    assert session.add(end, 3) is None
 
 
 def test_an_ignored_eos_is_a_token_like_any_other() -> None:
@@ -128,16 +75,6 @@ def test_no_more_ids_are_in_flight_than_allowed() -> None:
     assert (second.first_id, second.base, second.tokens) == (3, 1, (5,))
 
 
-def test_a_parent_that_became_the_root_is_sent_as_zero() -> None:
-    session = device()
-    first = session.add(ROOT, 3)
-    assert first is not None
-    session.poll(resting=False)
-    session.add(first, 4)
-    session.on_commit(commit(session, 3, seen=1))
-    assert session.poll(resting=False) == Append(1, 2, 1, (0,), (4,), False)
-
-
 def test_idle_is_said_once_for_each_commit() -> None:
     session = device()
     assert session.poll(resting=True) == Append(1, 1, 0, idle=True)
@@ -145,15 +82,6 @@ def test_idle_is_said_once_for_each_commit() -> None:
     session.on_commit(commit(session, 3))
     assert session.poll(resting=True) == Append(1, 1, 1, idle=True)
     assert session.poll(resting=True) is None
-
-
-def test_a_device_that_goes_on_drafting_is_not_idle() -> None:
-    session = device()
-    session.add(ROOT, 3)
-    message = session.poll(resting=False)
-    assert message is not None
-    assert not message.idle
-    assert session.poll(resting=True) == Append(1, 2, 0, idle=True)
 
 
 @pytest.mark.parametrize(("run_ahead", "after"), [(1, 1), (2, 1), (4, 2), (8, 4)])
@@ -165,13 +93,6 @@ def test_a_silent_device_reports_what_it_received_at_half_of_the_run_ahead(run_a
     session.on_commit(commit(session, 3))
     assert session.poll(resting=False) == Append(1, 1, after)
     assert session.poll(resting=False) is None
-
-
-def test_a_commit_of_another_epoch_is_ignored() -> None:
-    session = device()
-    assert session.on_commit(Commit(0, 0, (3,), 9)) is None
-    assert session.on_commit(Commit(2, 5, (3,), 9)) is None
-    assert session.received == []
 
 
 def test_a_gap_asks_for_a_new_attach_and_changes_nothing() -> None:
@@ -212,17 +133,6 @@ def test_a_delivery_tells_which_nodes_carried_its_tokens() -> None:
     assert (delivery.path, delivery.proposed) == ((first, second), (True, True, False))
 
 
-def test_what_does_not_descend_from_the_delivered_token_is_dropped() -> None:
-    session = device()
-    first, other = session.add(ROOT, 3), session.add(ROOT, 4)
-    assert first is not None
-    assert other is not None
-    kept = session.add(first, 5)
-    session.add(other, 5)
-    session.on_commit(commit(session, 3))
-    assert [(node.id, node.parent) for node in session.tree] == [(kept, ROOT)]
-
-
 def test_after_the_finish_the_tree_is_gone_and_the_rest_is_ignored() -> None:
     session = device()
     session.add(ROOT, 3)
@@ -235,36 +145,9 @@ def test_after_the_finish_the_tree_is_gone_and_the_rest_is_ignored() -> None:
     assert session.cancel() is None
 
 
-def test_after_a_cancel_the_rest_is_ignored() -> None:
-    session = device()
-    session.add(ROOT, 3)
-    cancel = session.cancel()
-    assert cancel is not None
-    assert cancel.epoch == 1
-    assert session.on_commit(commit(session, 3)) is None
-    assert (session.finish, len(session.tree), session.poll(resting=True)) == (Finish.CANCELLED, 0, None)
-
-
 def verifier(tokens: tuple[int, ...], kept: tuple[int, ...], max_tokens: int = 50) -> VerifierSession:
     attach = Attach(epoch=4, prompt=(1,), tokens=tokens, max_tokens=max_tokens)
     return VerifierSession(attach, LIMITS, eos_token_ids=(EOS,), kept=kept)
-
-
-def test_a_cold_verifier_starts_from_the_devices_tokens_and_has_nothing_to_resend() -> None:
-    session = verifier((3, 4), ())
-    assert (session.committed, session.resend()) == ([3, 4], None)
-
-
-def test_a_longer_sequence_that_extends_the_devices_is_used_and_sent_first() -> None:
-    session = verifier((3,), (3, 4, 5))
-    assert session.resend() == Commit(4, 1, (4, 5), 0)
-    assert (session.position, session.base) == (3, 1)
-
-
-@pytest.mark.parametrize("kept", [(4,), (3, 5, 6), (3,)])
-def test_a_kept_sequence_that_does_not_extend_the_devices_is_dropped(kept: tuple[int, ...]) -> None:
-    session = verifier((3, 4), kept)
-    assert (session.committed, session.resend()) == ([3, 4], None)
 
 
 def test_an_end_that_the_device_missed_is_sent_again() -> None:

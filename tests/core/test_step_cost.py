@@ -22,17 +22,6 @@ def test_measured_points_are_met_and_lines_lie_between_and_beyond_them() -> None
     assert cost.seconds(4096, 1) == pytest.approx(4.098)
 
 
-def test_every_session_costs_its_share() -> None:
-    cost = StepCost({1: 0.010, 16: 0.020}, share_s=0.001)
-    assert cost.seconds(1, 1) == pytest.approx(0.010)
-    assert cost.seconds(16, 16) == pytest.approx(0.035)
-
-
-def test_one_measurement_makes_a_flat_curve() -> None:
-    cost = StepCost({1: 0.003})
-    assert cost.seconds(500, 1) == pytest.approx(0.003)
-
-
 @pytest.mark.parametrize("measured", [{}, {0: 0.1}, {1: 0.0}])
 def test_measurements_that_say_nothing_are_refused(measured: dict[int, float]) -> None:
     with pytest.raises(BadRequest, match="cost"):
@@ -74,26 +63,6 @@ def test_steps_that_take_several_times_as_long_are_soon_believed_however_much_wa
     assert cost.seconds(8, 1) == pytest.approx(0.007, rel=0.05)
 
 
-def test_many_disturbed_steps_among_others_leave_it_sound() -> None:
-    rng = random.Random(0)
-    cost = StepCost({1: 0.005, 4: 0.005, 8: 0.006, 32: 0.03}, share_s=0.0001)
-    for _ in range(3000):
-        rows = rng.choice([1, 1, 1, 2, 3, 4, 6, 9, 17, 33, 64, 128])
-        cost.observe(rows, rng.choice([1, rows]), (0.003 + 0.0005 * rows) * rng.choice([1, 1, 1, 1, 0.5, 0.3, 3, 10]))
-        spread = np.linalg.eigvalsh(cost._covariance)
-        assert spread.min() >= -1e-9 * spread.max()
-    for rows in (1, 4, 33, 128):  # the mean of a disturbed step is twice that of the others
-        assert 0.6 < cost.seconds(rows, 1) / (0.003 + 0.0005 * rows) < 1.8
-
-
-def test_what_is_learned_of_small_steps_leaves_large_ones_alone() -> None:
-    cost = StepCost({1: 0.010, 8: 0.010, 512: 0.300})
-    for _ in range(200):
-        cost.observe(4, 1, 0.020)
-    assert cost.seconds(4, 1) == pytest.approx(0.020, rel=0.05)
-    assert cost.seconds(512, 1) == pytest.approx(0.300, rel=0.05)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
@@ -109,23 +78,3 @@ def test_whatever_it_hears_more_rows_and_sessions_never_cost_less(steps: list[tu
     assert np.all(np.diff(curve) >= -1e-12)
     assert cost.seconds(64, 32) >= cost.seconds(64, 2)
     assert list(cost.table()) == list(KNOTS)
-
-
-@pytest.mark.parametrize(
-    "measured", [{1: 0.005, 4: 0.005, 6: 0.010, 12: 0.012, 16: 0.014}, {1: 0.008, 8: 0.009, 32: 0.010, 128: 0.020}]
-)
-def test_a_machine_that_got_faster_is_believed_though_smaller_steps_are_not_seen_again(
-    measured: dict[int, float],
-) -> None:
-    rng = random.Random(0)
-    cost = StepCost(measured, share_s=0.0002)
-
-    def true(rows: int) -> float:
-        return 0.003 + 0.00005 * rows
-
-    for _ in range(3000):
-        rows = rng.randint(8, 16)
-        cost.observe(rows, 4, true(rows) * rng.uniform(0.9, 1.1))
-    for rows in (8, 12, 16):
-        assert cost.seconds(rows, 4) == pytest.approx(true(rows), rel=0.1)
-    assert min(cost.table(4).values()) > 0.001

@@ -92,14 +92,6 @@ def test_ordinary_logits_need_no_reference(kind: str, params: SamplingParams) ->
     assert found.count(None) <= 1
 
 
-def test_doubles_are_taken_as_they_are() -> None:
-    row = flat(5).astype(np.float64) / 3.0
-    for position in range(5):
-        at = position_key(8, position)
-        for params in (hot(), hot(top_p=0.95)):
-            assert sampled_token(row, params, at) == reference_token(row, params, at)
-
-
 @pytest.mark.parametrize("params", [hot(top_k=1), hot(top_p=0.3)])
 def test_logits_that_rounding_makes_equal_are_ordered_by_id(params: SamplingParams) -> None:
     row = np.full(20_000, -60.0, dtype=np.float32)
@@ -181,11 +173,3 @@ def test_so_many_elements_reach_the_bound_of_the_greatest(seed: int, length: int
     assert reaching >= min(count, length)
     if not ties:
         assert reaching <= 3 * count
-
-
-def test_the_maximum_of_a_row_with_nan_is_nan() -> None:
-    for length in (10, 10_000):
-        for index in (0, length - 1):
-            row = np.zeros(length, dtype=np.float32)
-            row[index] = np.nan
-            assert np.isnan(greatest(row, 5)[0])

@@ -59,6 +59,8 @@ def test_the_tree_holds_just_what_extends_the_committed_sequence(script: list, p
     assert len(tree) == len(model.nodes)
     assert tree.position == len(model.committed)
     assert all((node_id in tree) == (node_id in model.nodes) for node_id in range(1, model.next_id))
+    order = [node.id for node in tree]
+    assert order == sorted(order)
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
@@ -80,15 +82,6 @@ def test_positions_depths_and_children_agree_with_the_paths(script: list, positi
         assert all(tree.child(parent, token) == below.get(token) for token in range(4))
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
-@given(SCRIPTS)
-def test_iteration_keeps_the_order_of_arrival_with_ancestors_first(script: list) -> None:
-    tree, _ = play(script, 0)
-    order = [node.id for node in tree]
-    assert order == sorted(order)
-    assert all(node.parent == ROOT or order.index(node.parent) < order.index(node.id) for node in tree)
-
-
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(SCRIPTS)
 def test_a_cleared_tree_is_empty_at_the_same_position_and_takes_nodes_again(script: list) -> None:
@@ -97,19 +90,3 @@ def test_a_cleared_tree_is_empty_at_the_same_position_and_takes_nodes_again(scri
     tree.clear()
     assert (len(tree), list(tree), tree.children(ROOT), tree.position) == (0, [], {}, position)
     assert tree.add(model.next_id, ROOT, 5).position == position
-
-
-def test_a_committed_token_without_a_node_empties_the_tree() -> None:
-    tree = TokenTree()
-    tree.add(1, ROOT, 4)
-    tree.add(2, 1, 5)
-    assert tree.advance(6) is None
-    assert (len(tree), tree.position, tree.children(ROOT)) == (0, 1, {})
-
-
-def test_a_committed_token_makes_its_node_the_root() -> None:
-    tree = TokenTree()
-    for node_id, parent, token in [(1, ROOT, 4), (2, ROOT, 5), (3, 1, 6), (4, 2, 6), (5, 3, 7)]:
-        tree.add(node_id, parent, token)
-    assert tree.advance(4) == 1
-    assert [(node.id, node.parent, tree.depth(node.id)) for node in tree] == [(3, ROOT, 1), (5, 3, 2)]

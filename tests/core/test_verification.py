@@ -15,16 +15,6 @@ def never(token: int, position: int) -> bool:
     return False
 
 
-def test_without_nodes_verification_commits_one_token() -> None:
-    verified = verify(TreeBatch((), (), (), (), 0), lambda row, path: 3, never)
-    assert (verified.tokens, verified.rows) == ((3,), ())
-
-
-def test_verification_ends_with_a_token_that_no_node_carries() -> None:
-    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], never)
-    assert (verified.tokens, verified.rows) == ((5, 7, 9), (1, 3))
-
-
 def test_verification_asks_for_the_row_it_stands_on_and_the_path_so_far() -> None:
     asked = []
     verify(
