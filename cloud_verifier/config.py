@@ -18,8 +18,6 @@ from outrider.telemetry.logs import LogFormat
 if TYPE_CHECKING:
     from outrider.wire.channels import ClientTls, ServerTls
 
-FRONT = "OUTRIDER_FRONT_PID"
-"""Environment variable with the process id of the front, which its ranks' processes must not outlive."""
 INSTALL = "the verifier needs: pip install 'outrider[verifier]'"
 INSTALL_VLLM = (
     "make an environment with `python -m cloud_verifier.vllm_environment FOLDER`, and give its interpreter as"
@@ -90,13 +88,13 @@ class VerifierConfig(BaseSettings):
     shown on a CPU with AMX, and there with AVX-512 alone, and is refused on a GPU, and if the numerics check finds a
     different bit in steps of up to `token_budget` rows."""
     compile: bool = False
-    """Whether torch compiles the target's layers at the start, in one rank: on a CPU with attention sdpa, on CUDA with
+    """Whether torch compiles the target's layers at the start: on a CPU with attention sdpa, on CUDA with
     triton. That takes up to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of
     the time. It needs a C++ compiler, and is undone if steps get no faster."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads of the forward pass in each rank."""
+    """CPU threads of the forward pass."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
-    """Ranks, each a process with its share of every layer: one per GPU, or several on a CPU."""
+    """GPUs, or processes on a CPU, that vLLM divides every layer among; only with engine vllm."""
     kv_slots: int = Field(default=32_768, ge=256)
     """KV slots: tokens whose keys and values are held, over all sessions."""
     max_sessions: int = Field(default=64, ge=1, le=100_000)
@@ -116,7 +114,7 @@ class VerifierConfig(BaseSettings):
     heads: Path | None = None
     """File of heads on the target (Medusa or EAGLE) that propose nodes where that pays, or the folder that
     outrider-distill writes them to: then new ones are tried with a quarter of the sessions, and kept or given up. Heads
-    of another target are refused. Engine torch with one rank."""
+    of another target are refused. Engine torch."""
     server_draft: Path | None = None
     """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
     that pays."""
@@ -235,9 +233,9 @@ class VerifierConfig(BaseSettings):
         for name in ("engine_args", "engine_python"):
             if self.engine == "torch" and getattr(self, name):
                 raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")
-        if self.heads is not None and self.tensor_parallel > 1:
+        if self.engine == "torch" and self.tensor_parallel > 1:
             raise ValueError(
-                f"heads go without tensor_parallel, which is {self.tensor_parallel}: leave one of them out"
+                f"tensor_parallel is {self.tensor_parallel}, and engine torch runs on one GPU: give engine vllm"
             )
         if self.engine == "vllm":
             for name, value in (("attention", "auto"), ("compile", False), ("heads", None), ("server_draft", None)):
@@ -248,11 +246,6 @@ class VerifierConfig(BaseSettings):
     def sources(self) -> tuple[str, ...]:
         """Return the names in `server_sources`, each once."""
         return tuple(dict.fromkeys(name for name in self.server_sources.split(",") if name))
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of engine processes that the front starts; vLLM starts those of its ranks itself."""
-        return 1 if self.engine == "vllm" else self.tensor_parallel
 
     @property
     def tls(self) -> ServerTls | None:

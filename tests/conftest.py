@@ -38,8 +38,6 @@ LONG = (
     "e2e/test_e2e_commands.py",
     "e2e/test_e2e_previous_device.py",
     "edge/test_release_updates.py",
-    "cloud/test_rank_processes.py",
-    "cloud/engine/test_tensor_parallel.py",
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
     "telemetry/test_running_processes.py",

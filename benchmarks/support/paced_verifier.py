@@ -12,7 +12,7 @@ import sys
 import benchmarks
 from benchmarks.support.pace import Pace
 from cloud_verifier import app
-from cloud_verifier.engine_process.ranks import RankProcesses
+from cloud_verifier.engine_process.launcher import EngineLauncher
 
 ENGINES = {"torch": "benchmarks.support.paced_engine", "vllm": "benchmarks.support.paced_vllm_engine"}
 """Engine -> the module of its process."""
@@ -21,8 +21,8 @@ ENGINES = {"torch": "benchmarks.support.paced_engine", "vllm": "benchmarks.suppo
 def main() -> None:
     arguments = sys.argv[1:]
     config = app.parse(arguments)
-    RankProcesses.engine_module = ENGINES[config.engine]
-    RankProcesses.packages += (benchmarks,)
+    EngineLauncher.engine_module = ENGINES[config.engine]
+    EngineLauncher.packages += (benchmarks,)
     app.main([*arguments, "--name", f"{config.target_name}, {Pace.of_environment()}"])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.support.hf_baseline import GenerateRequest, TimedOutput
 from benchmarks.support.proc import JsonWorker
-from cloud_verifier.engine_process.ranks import preloaded_libraries
+from cloud_verifier.engine_process.launcher import preloaded_libraries
 
 COMPILED, EAGER = "vllm", "vllm eager"
 OPTIONS: dict[str, dict[str, Any]] = {COMPILED: {}, EAGER: {"enforce_eager": True}}

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import INSTALL_VLLM, VerifierConfig
 from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES, ipc
-from cloud_verifier.engine_process.ranks import RankProcesses
+from cloud_verifier.engine_process.launcher import EngineLauncher
 from outrider.core.errors import Fenced, ModelRefused, OutriderError, Unavailable
 from outrider.core.text import short_id
 from outrider.wire.v1 import engine_pb2 as pb
@@ -190,7 +190,6 @@ class EngineLink:
         """End all streams: sessions resume on another verifier, and the supervisor restarts this one."""
         if self.ended.is_set():
             return
-        self._expect_end()
         gone = Unavailable(ENGINE_GONE)
         if not self._ready.done():
             self._ready.set_exception(gone)
@@ -209,9 +208,6 @@ class EngineLink:
         if self._writer is not None:
             self._writer.close()
 
-    def _expect_end(self) -> None:
-        """Prepare for the end of the engine."""
-
 
 class EngineHost(EngineLink):
     """Runs the engine process for the verifier's process, which is its first front."""
@@ -226,7 +222,6 @@ class EngineHost(EngineLink):
         super().__init__(config.engine_silence_s, on_progress)
         self._listener = listener
         self._config = config
-        self.ranks = RankProcesses(config, self._kill)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> pb.EngineReady:
@@ -234,7 +229,7 @@ class EngineHost(EngineLink):
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await self.ranks.start(theirs, self._listener)
+                self._process = await EngineLauncher(self._config).start(theirs, self._listener)
         except BaseException:
             ours.close()
             raise
@@ -254,7 +249,6 @@ class EngineHost(EngineLink):
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it if it does not; while it loads it cannot read, and is killed at once."""
-        self.ranks.expect_end()
         if self._process is not None:
             loading = self._ready.cancel()
             self.send(pb.EngineRequest(quit=pb.Quit()))
@@ -267,12 +261,8 @@ class EngineHost(EngineLink):
             await self._pump
         if self._writer is not None:
             self._writer.close()
-        await self.ranks.stop()
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-
-    def _expect_end(self) -> None:
-        self.ranks.expect_end()

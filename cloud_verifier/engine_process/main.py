@@ -1,10 +1,9 @@
 """Run the engine in a process of its own. The front starts it; it is no command for users.
 
-    python -m cloud_verifier.engine_process.main FD[,LISTENER_FD] CONFIG_JSON [STORE_FD]
+    python -m cloud_verifier.engine_process.main FD[,LISTENER_FD] CONFIG_JSON
 
 FD is the socket to the front, and at LISTENER_FD further fronts connect. The engine has its own interpreter so that a
-forward pass never waits for the front's event loop, nor the loop for it. With tensor parallelism it is one of several
-processes, by torchrun's environment variables: rank 0 listens at STORE_FD and serves, the other ranks follow it.
+forward pass never waits for the front's event loop, nor the loop for it.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ import sys
 import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from threading import Thread
 
 from cloud_verifier.engine_process import EXIT_WITHOUT_PACKAGES
 
 try:
-    from cloud_verifier.config import FRONT, INSTALL, INSTALL_VLLM, VerifierConfig
+    from cloud_verifier.config import INSTALL, INSTALL_VLLM, VerifierConfig
     from cloud_verifier.engine.vllm_backend import ENVIRONMENT, SUPPORTED
     from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
-    from cloud_verifier.engine_process.ranks import IGNORED_SIGNALS
+    from cloud_verifier.engine_process.launcher import IGNORED_SIGNALS
     from outrider.core.errors import ModelRefused, OutriderError
     from outrider.processes import end_with_parent, leave
     from outrider.telemetry.logs import configure
@@ -43,26 +41,20 @@ def main() -> None:
     for signum in IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     config = VerifierConfig.model_validate_json(sys.argv[2])
-    if config.ranks > 1 or config.engine == "vllm":
-        # While a rank waits for another one, or vLLM loads, it would not notice for minutes that the front has gone.
-        end_with_parent(int(os.environ.get(FRONT, os.getppid())))
-    rank = int(os.environ["RANK"]) if config.ranks > 1 else 0
-    who = f"rank {rank}" if rank else "engine"
-    configure(config.log_format, who)
+    if config.engine == "vllm":
+        end_with_parent(os.getppid())  # while vLLM loads, it would not notice for minutes that the front has gone
+    configure(config.log_format, "engine")
     # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
     gc.disable()
     sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
     try:
-        if rank:
-            _follow(config, *sockets)
-        else:
-            _run(config, EngineEnd(*sockets), *map(int, sys.argv[3:]))
+        _run(config, EngineEnd(*sockets))
     except ConnectionError:
         log.info("the front has gone")
     leave(0)  # freeing a large target piece by piece takes longer than the front waits
 
 
-def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
+def _run(config: VerifierConfig, end: EngineEnd) -> None:
     """Serve the front, and tell it why that ends. Raises ConnectionError if the front goes."""
     try:
         try:
@@ -81,7 +73,7 @@ def _run(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) ->
             what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
             raise ModelRefused(f"the engine cannot start in {sys.executable}: {what}; {remedy}") from error
         _start_garbage_collector()
-        serve(config, end, store_fd)
+        serve(config, end)
     except OutriderError as error:
         end.send([failure_event(error)])
         raise SystemExit(1) from error
@@ -102,25 +94,6 @@ def _start_garbage_collector() -> None:
     """Start the garbage collector, but exempt the objects of the imports: looking through them would delay a step."""
     gc.freeze()
     gc.enable()
-
-
-def _follow(config: VerifierConfig, sock: socket.socket) -> None:
-    """Follow rank 0 until it ends, or the front does."""
-    Thread(target=_exit_at_end_of, args=(sock,), daemon=True).start()
-    try:
-        from cloud_verifier.engine_process.torch_target import follow
-
-        _start_garbage_collector()
-        follow(config)
-    except (OutriderError, ImportError) as error:  # rank 0 reports it to the front
-        log.error("%s", error)
-        raise SystemExit(1) from error
-
-
-def _exit_at_end_of(sock: socket.socket) -> None:
-    """End the process when the front closes the socket, even during a load or a wait; the front never sends."""
-    sock.recv(1)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -34,48 +31,21 @@ from outrider.core.vocabulary import compare_token_tables, token_table
 from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
-if TYPE_CHECKING:
-    from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import RankGroup
 
-
-def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Load the target and serve it until the front closes its end or sends Quit.
-
-    store_fd: as for RankGroup.join. Raises ModelRefused, ConnectionError, or Unavailable if a rank has gone.
-    """
-    if config.tensor_parallel == 1:
-        _serve(config, end, partial(TargetModel.load, device=config.device))
-        return
-    with _join(config, store_fd) as group:
-        _serve(config, end, group.load)
-
-
-def follow(config: VerifierConfig) -> None:
-    """Load a rank's share of the target, and follow rank 0. Raises ModelRefused, or Unavailable if rank 0 has gone."""
-    disable_progress_bar()
-    with _join(config) as group:
-        group.follow(group.load(**_load_options(config)))
-
-
-def _join(config: VerifierConfig, store_fd: int | None = None) -> AbstractContextManager[RankGroup]:
-    from cloud_verifier.engine.torch_backend.parallel.tensor_parallel import (
-        RankGroup,  # a single rank does without this import
-    )
-
-    # Half of the time, so that rank 0 can still tell the front that a rank is silent.
-    return RankGroup.join(config.device, timeout_s=config.engine_silence_s / 2, store_fd=store_fd)
-
-
-def _load_options(config: VerifierConfig) -> dict[str, Any]:
-    options = {name: getattr(config, name) for name in ("dtype", "attention", "threads")}
-    return {"path": config.model, "name": config.target_name, **options}
-
-
-def _serve(config: VerifierConfig, end: EngineEnd, load: Callable[..., TargetModel]) -> None:
+def serve(config: VerifierConfig, end: EngineEnd) -> None:
+    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
     disable_progress_bar()  # it would write into the front's log, from a thread of its own
 
     progress = partial(send_progress, end)
-    model = load(**_load_options(config), on_progress=progress)
+    model = TargetModel.load(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        attention=config.attention,
+        threads=config.threads,
+        name=config.target_name,
+        on_progress=progress,
+    )
     heads = _heads(config, model, progress)
     prepare(model, config, progress)
     progress("measuring what a step costs")

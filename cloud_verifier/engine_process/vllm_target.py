@@ -26,11 +26,8 @@ from outrider.wire.v1 import engine_pb2 as pb
 from outrider.wire.v1 import session_pb2
 
 
-def serve(config: VerifierConfig, end: EngineEnd, store_fd: int | None = None) -> None:
-    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused.
-
-    store_fd: not used, since vLLM connects its ranks itself.
-    """
+def serve(config: VerifierConfig, end: EngineEnd) -> None:
+    """Load the target and serve it until the front closes its end or sends Quit. Raises ModelRefused."""
     progress = partial(send_progress, end)
     on_cpu = current_platform.is_cpu()
     if config.device not in ("cpu", "cuda"):

