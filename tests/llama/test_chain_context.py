@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.core.errors import BadRequest, InternalError
+from outrider.core.errors import BadRequest
 from outrider.llama import ChainContext, LlamaModel, TreeContext
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -66,23 +66,6 @@ def test_what_would_abort_the_process_is_refused_before_anything_changes(
     with pytest.raises(BadRequest, match=wrong):
         chains.feed(feeds)
     assert [chains.held(s) for s in range(6)] == [0] * 6
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [{"length": 0, "count": 1}, {"length": 10**6, "count": 1}, {"length": 8, "count": 0}, {"length": 8, "count": 257}],
-)
-def test_sizes_beyond_llama_cpp_are_refused(model: LlamaModel, sizes: dict[str, int]) -> None:
-    with pytest.raises(BadRequest, match="between 1 and"):
-        ChainContext(model, **sizes)
-
-
-def test_a_closed_context_says_so(model: LlamaModel) -> None:
-    chains = ChainContext(model, length=8, count=1)
-    chains.close()
-    chains.close()
-    with pytest.raises(InternalError, match="closed"):
-        chains.feed([(0, [1])])
 
 
 @pytest.mark.parametrize("name", ["draft.gguf", "draft-narrow.gguf"])

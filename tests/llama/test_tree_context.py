@@ -44,25 +44,6 @@ def test_prefill_reuses_the_common_prefix(context: TreeContext, linear: TreeCont
         assert (context.length, context.tree_size) == (len(tokens), 0)
 
 
-def test_siblings_do_not_see_one_another(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    _, rows = context.decode([0, 0, 0], [10, 11, 12])
-    for token, row in zip([10, 11, 12], rows, strict=True):
-        assert_linear(linear, [1, 2, 3, token], row)
-
-
-def test_a_sibling_may_come_after_the_first_child_has_grown(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    [a], _ = context.decode([0], [10])
-    [b], _ = context.decode([a], [20])
-    context.decode([b], [30])
-    [late], row = context.decode([0], [11])
-    assert_linear(linear, [1, 2, 3, 11], row[0])
-    _, rows = context.decode([late, a], [40, 41])
-    assert_linear(linear, [1, 2, 3, 11, 40], rows[0])
-    assert_linear(linear, [1, 2, 3, 10, 41], rows[1])
-
-
 def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
     context: TreeContext, linear: TreeContext
 ) -> None:
@@ -78,47 +59,6 @@ def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
     for dead in (a, a1, b):
         with pytest.raises(BadRequest, match="parents"):
             context.decode([dead], [1])
-
-
-def test_children_of_the_new_tip_are_children_of_zero(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    [a], _ = context.decode([0], [10])
-    [b], _ = context.decode([a], [20])
-    [c], _ = context.decode([b], [30])
-    context.commit([a])
-    context.commit([b, c])
-    assert (context.length, context.tree_size) == (6, 0)
-    _, rows = context.decode([0], [40])
-    assert_linear(linear, [1, 2, 3, 10, 20, 30, 40], rows[0])
-
-
-def test_a_tail_drops_the_tree_and_returns_its_last_logits(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    [a, b], _ = context.decode([0, 0], [10, 11])
-    context.decode([b], [20])
-    row = context.commit([b], [50, 51])
-    assert row is not None
-    assert_linear(linear, [1, 2, 3, 11, 50, 51], row)
-    assert (context.length, context.tree_size) == (6, 0)
-    with pytest.raises(BadRequest, match="parents"):
-        context.decode([a], [1])
-
-
-def test_an_empty_commit_changes_nothing(context: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    [a], _ = context.decode([0], [10])
-    assert context.commit([]) is None
-    context.decode([a], [11])
-    assert (context.length, context.tree_size) == (3, 2)
-
-
-def test_a_dropped_tree_leaves_the_committed_tokens(context: TreeContext, linear: TreeContext) -> None:
-    context.reset([1, 2, 3])
-    context.decode([0, 0, 0], [10, 11, 12])
-    context.drop_tree()
-    assert (context.length, context.tree_size, context.room) == (3, 0, 125)
-    _, rows = context.decode([0, 0], [13, 14])
-    assert_linear(linear, [1, 2, 3, 14], rows[1])
 
 
 def test_a_chain_in_one_decode_equals_one_decode_for_each_of_its_nodes(
@@ -149,13 +89,6 @@ def test_a_chain_longer_than_a_decode_is_refused_and_nothing_changes(context: Tr
     assert len(context.decode([0, *range(1, 32)], [5] * 32, range(1, 33))[1]) == 1
 
 
-def test_returned_logits_outlive_the_next_decode(context: TreeContext) -> None:
-    first = context.reset([1, 2, 3])
-    kept = first.copy()
-    context.decode([0], [10])
-    np.testing.assert_array_equal(first, kept)
-
-
 # --- limits
 
 
@@ -180,17 +113,6 @@ def test_a_tree_without_free_cells_is_full_and_unchanged(model: LlamaModel, line
         _, rows = context.decode([a], [12])
         assert_linear(linear, [1, 2, 3, 4, 5, 10, 12], rows[0])
         assert context.room == 0
-
-
-def test_every_cell_of_a_context_can_be_used_again_and_again(model: LlamaModel) -> None:
-    with TreeContext(model, n_ctx=256, max_sequences=64, batch=64) as context:
-        context.reset(list(range(100)))
-        for _ in range(20):
-            handles, _ = context.decode([0] * 64, list(range(64)))
-            handles, _ = context.decode(handles, list(range(64)))
-            context.decode(handles[:28], list(range(28)))
-            assert context.room == 0
-            context.drop_tree()
 
 
 def test_committed_tokens_beyond_the_context_are_refused_and_nothing_changes(context: TreeContext) -> None:
@@ -263,11 +185,6 @@ def test_a_context_out_of_bounds_is_refused(model: LlamaModel, bounds: dict[str,
         TreeContext(model, **bounds)  # type: ignore[arg-type]
 
 
-def test_a_node_needs_committed_tokens_below_it(context: TreeContext) -> None:
-    with pytest.raises(BadRequest, match="reset"):
-        context.decode([0], [1])
-
-
 def _elsewhere(call: Callable[[], object]) -> list[Exception]:
     """Return what `call` raises on another thread."""
     raised = []
@@ -298,22 +215,6 @@ def test_another_thread_is_refused_until_it_adopts_the_context(context: TreeCont
         [error] = _elsewhere(call)
         assert isinstance(error, InternalError) and "thread" in str(error)
     assert context.length == 3
-
-
-def test_a_closed_context_refuses_everything(model: LlamaModel) -> None:
-    context = TreeContext(model, n_ctx=64)
-    context.close()
-    context.close()
-    with pytest.raises(InternalError, match="closed"):
-        context.reset([1])
-
-
-def test_half_precision_keys_and_values_stay_close(model: LlamaModel, linear: TreeContext) -> None:
-    with TreeContext(model, n_ctx=64) as context:
-        context.reset([1, 2, 3])
-        _, rows = context.decode([0, 0], [10, 11])
-        linear.clear()
-        np.testing.assert_allclose(rows[1], linear.reset([1, 2, 3, 11]), rtol=0, atol=0.05)
 
 
 # --- random steps against a model of the tree that knows nothing of sequences

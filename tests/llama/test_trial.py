@@ -17,10 +17,6 @@ def draft(tmp_path: Path) -> Path:
     return write_tiny_llama(tmp_path / "draft.gguf")
 
 
-def test_a_whole_draft_decodes_a_token(draft: Path) -> None:
-    assert try_draft(draft) == ""
-
-
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
 def test_a_truncated_draft_is_refused_by_name(draft: Path, share: float) -> None:
     data = draft.read_bytes()
@@ -28,13 +24,6 @@ def test_a_truncated_draft_is_refused_by_name(draft: Path, share: float) -> None
     with pytest.raises(
         ModelRefused, match=rf"^--draft {draft}: no token can be decoded with it: .*; download or export"
     ):
-        try_draft(draft)
-
-
-def test_weights_that_are_no_numbers_are_refused(draft: Path) -> None:
-    data = draft.read_bytes()
-    draft.write_bytes(data[: len(data) - 100_000] + b"\xff" * 100_000)
-    with pytest.raises(ModelRefused, match="no token can be decoded"):
         try_draft(draft)
 
 
