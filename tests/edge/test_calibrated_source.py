@@ -102,10 +102,3 @@ def test_the_spine_follows_the_best_of_the_models_that_were_asked() -> None:
     assert [proposals.children[token][1] for token in (RIGHT, OTHER)] == [False, True]
     proposals.add(0, Calibrator(), [Proposal(RIGHT, 0, 2.0)], 1, leads=True)
     assert [proposals.children[token][1] for token in (RIGHT, OTHER)] == [True, False]
-
-
-def test_a_source_that_was_asked_and_kept_silent_makes_no_spine() -> None:
-    proposals = NodeProposals()
-    proposals.add(0, Calibrator(), [], 1, leads=True)
-    proposals.add(1, Calibrator(), [Proposal(RIGHT, 0, 2.0)], 1, leads=False)
-    assert proposals.children[RIGHT][1] is False

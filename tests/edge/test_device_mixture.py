@@ -37,10 +37,7 @@ SEEDS = 800
 PLAN = SpeculationPlan(nodes=6, depth=2, nodes_per_step=12, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.05)
 LATENCY = DecodeLatency(((1, 1e-3), (4, 2e-3)))
 Mixture = tuple[str, ...]
-MIXTURES: list[Mixture] = [
-    ("draft", "second draft", "ngram"),
-    ("draft", "second draft", "ngram", "adversary"),
-]
+MIXTURES: list[Mixture] = [("draft", "second draft", "ngram", "adversary")]
 
 
 def params_of(seed: int) -> SamplingParams:

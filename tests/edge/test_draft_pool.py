@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from scripted import ScriptedPool, ScriptedSource
 
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.manager import DraftManager
@@ -90,16 +89,6 @@ async def test_ended_sessions_leave_a_few_idle_workers_without_a_text(sources: S
     assert threads() == 0
 
 
-async def test_a_worker_that_is_closed_holds_no_text_however_long_it_is_referred_to() -> None:
-    pool = DraftPool.ngram_only(DraftOptions())
-    workers = await begun(pool, IDLE + 1)
-    for worker in workers:
-        pool.give_back(worker)
-    await eventually(lambda: not workers[-1]._thread.is_alive())
-    assert workers[-1]._drafter is None and workers[-1].decode_s == float("inf")
-    await pool.close()
-
-
 # --- no thread can start
 
 
@@ -136,18 +125,4 @@ async def test_a_session_streams_plainly_where_no_thread_can_start(monkeypatch: 
     monkeypatch.undo()
     async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as draft:
         assert draft.drafting
-    await manager.close()
-
-
-async def test_a_session_streams_plainly_where_no_worker_is_left_and_the_fallback_has_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pool = ScriptedPool(ScriptedSource())
-    manager = DraftManager(pool)
-    monkeypatch.setattr(pool, "fallback", lambda: DraftPool.ngram_only(DraftOptions()))
-    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as first:
-        refuse_threads(monkeypatch)
-        async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as second:
-            assert first.drafting and not second.drafting
-            assert second.busy and second.failure == "" and second.release is None
     await manager.close()

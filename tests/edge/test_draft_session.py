@@ -96,12 +96,6 @@ class Device:
 # --- what comes in late
 
 
-async def test_nodes_join_below_their_parents() -> None:
-    device = Device()
-    assert await device.grow(0, (1, ROOT, 10), (2, 1, 11), (3, 1, 12)) == 3
-    assert device.paths() == {(10,), (10, 11), (10, 12)}
-
-
 async def test_a_node_whose_token_was_committed_meanwhile_still_carries_its_children() -> None:
     device = Device()
     device.commit(10, 11)
@@ -122,18 +116,6 @@ async def test_children_of_a_node_that_became_a_token_hang_below_the_root() -> N
     device.commit(10, 11)
     assert await device.grow(0, (3, 2, 12)) == 1
     assert device.paths() == {(12,)}
-
-
-async def test_a_node_that_is_there_already_is_not_added_twice() -> None:
-    device = Device()
-    await device.grow(0, (1, ROOT, 10))
-    assert await device.grow(0, (2, ROOT, 10), (3, 2, 11)) == 1
-    assert device.paths() == {(10,), (10, 11)}
-
-
-async def test_what_the_session_has_no_room_for_is_left_out() -> None:
-    device = Device(SessionLimits(nodes=1, depth=1))
-    assert await device.grow(0, (1, ROOT, 10), (2, 1, 11), (3, ROOT, 12)) == 1
 
 
 async def test_whatever_the_delay_the_sessions_tree_is_the_drafters_at_the_same_position() -> None:
@@ -208,18 +190,6 @@ async def test_a_late_report_of_a_worker_that_was_returned_does_not_count_when_i
     assert device.draft.release == "old"
 
 
-async def test_the_gap_is_known_once_the_new_draft_has_brought_something() -> None:
-    device = Device()
-    await device.draft.change_to(device.new)
-    await device.old.manual.update((1, ROOT, 10))
-    await device.new.manual.update(resting=True)
-    assert device.draft.release == "new" and not device.gaps_s
-    await asyncio.sleep(0.02)
-    await device.new.manual.update((1, ROOT, 20))
-    await device.new.manual.update((2, ROOT, 21))
-    assert len(device.gaps_s) == 1 and 0.02 <= device.gaps_s[0] < 1.0  # reported once
-
-
 async def test_the_new_draft_grows_into_the_room_that_the_old_ones_nodes_leave() -> None:
     device = Device(SessionLimits(nodes=4, depth=4, in_flight=8, run_ahead=8))
     await device.draft.change_to(device.new)
@@ -229,15 +199,6 @@ async def test_the_new_draft_grows_into_the_room_that_the_old_ones_nodes_leave()
     await device.new.manual.update((1, ROOT, 20))
     device.commit(20)  # the old one's nodes are gone
     assert device.new.manual.plans[-1].nodes == 4
-
-
-async def test_where_nobody_drafted_before_there_is_no_gap() -> None:
-    device = Device()
-    await device.old.manual.fail()
-    await device.draft.change_to(device.new)
-    await device.new.manual.update(resting=True)
-    await device.new.manual.update((1, ROOT, 20))
-    assert device.draft.release == "new" and not device.draft.failure and not device.gaps_s
 
 
 async def test_a_draft_that_never_catches_up_takes_over_all_the_same() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -10,13 +9,13 @@ from scripted import VOCABULARY, ScriptedSource, continuation, target
 
 from edge_agent.drafting.calibrated_source import CalibratedSource
 from edge_agent.drafting.drafter import Drafter, DraftUpdate
-from edge_agent.drafting.growth import DecodeLatency, RankedNode, SpeculationPlan, choose_leaves
+from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.errors import BadRequest
 from outrider.core.proposals import CERTAIN
-from outrider.core.tree import ROOT, Node
+from outrider.core.tree import ROOT
 from outrider.llama import TreeFull
 
 PLAN = SpeculationPlan(nodes=24, depth=8, nodes_per_step=10, min_acceptance=0.05, draft_wait_s=0.008, step_s=0.01)
@@ -78,13 +77,6 @@ def test_a_draft_of_the_target_guesses_the_continuation() -> None:
     assert growth.base == 0
 
 
-def test_ancestors_come_before_descendants() -> None:
-    seen = {ROOT}
-    for node in grown(drafter(ScriptedSource(0.6))).nodes:
-        assert node.parent in seen
-        seen.add(node.id)
-
-
 def test_the_tree_stays_within_nodes_and_depth() -> None:
     made = drafter(ScriptedSource(0.6), plan=SpeculationPlan(7, 3, 10, 0.01, 0.008, 0.01))
     grown(made)
@@ -137,19 +129,6 @@ def test_a_plan_without_speculation_rests_at_once() -> None:
     assert made.harvest(moved=False) is None  # said once per Commit
 
 
-def test_a_better_draft_is_believed_further_after_it_was_right() -> None:
-    made = drafter()
-    at_first = len(spine(grown(made)))
-    done: list[int] = []
-    right = continuation(PROMPT, 100)
-    while len(done) < 60:
-        made.advance(right[len(done) : len(done) + 3])
-        done += right[len(done) : len(done) + 3]
-        grown(made)
-    made.advance([0])
-    assert len(spine(grown(made))) >= at_first
-
-
 def test_a_bad_draft_unlearns_its_optimism() -> None:
     made = drafter(ScriptedSource(0.0), max_tokens=10_000)
     first = len(grown(made).nodes)
@@ -172,19 +151,6 @@ def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() ->
     growth = made.harvest(moved=True)
     assert growth is not None and growth.nodes
     assert not made.awaited
-
-
-def test_while_the_verifier_has_nodes_more_are_collected_for_a_moment() -> None:
-    clock = Clock()
-    made = drafter(clock=clock)
-    made.step()
-    clock.now = 1.0
-    assert made.harvest(moved=True) is not None
-    made.step()
-    assert made.harvest(moved=True) is None
-    clock.now += 0.003
-    growth = made.harvest(moved=True)
-    assert growth is not None and growth.nodes
 
 
 def test_a_full_context_rests_until_the_next_commit() -> None:
@@ -219,28 +185,6 @@ def test_sources_are_merged_by_parent_and_token() -> None:
     assert 9 in below  # n-grams went on below the node that both proposed, before the model was asked
 
 
-def test_a_node_of_n_grams_falls_when_the_model_says_something_else() -> None:
-    made = Drafter([model(Echo()), free(NgramSource())], Clock())
-    made.begin(DraftTask((5, 6, 7, 8, 9, 5, 6, 7)), PLAN)
-    made.step()
-    asked = made._tree.children(ROOT)[8]
-    proposed = made._tree.children(asked)[9]
-    before = made._states[proposed].acceptance
-    assert made.harvest(moved=False) is not None  # what was sent stays in the tree
-    while not made._states[asked].evaluated:
-        assert made.step()
-    assert made._states[proposed].acceptance < before / 2
-
-
-def test_n_grams_alone_make_a_tree() -> None:
-    prompt = (5, 6, 7, 8, 9, 10, 11, 5, 6, 7)
-    made = Drafter([free(NgramSource())], Clock())
-    made.begin(DraftTask(prompt), PLAN)
-    assert spine(grown(made))[:3] == [8, 9, 10]
-    made.advance([8, 9])
-    assert made._tree.position == 2 and len(made._tree) >= 1
-
-
 def test_tokens_that_the_draft_does_not_know_are_never_evaluated() -> None:
     prompt = (500, 501, 502, 500, 501)
     source = ScriptedSource()
@@ -266,36 +210,6 @@ def test_offered_nodes_are_the_mirrors_own_however_commits_fall(quality: float) 
         sequence += step
         made.advance(step)
         assert made._tree.position == len(sequence) - len(PROMPT)
-
-
-def evaluated(widths: DecodeLatency) -> tuple[Drafter, list[int]]:
-    """Return the nodes in each decode of a grown drafter, for these decodes and a target's step of 30 ms."""
-    source = ScriptedSource(0.5)
-    sizes: list[int] = []
-    inner = source.expand
-    source.expand = lambda spots: sizes.append(len(spots)) or inner(spots)  # type: ignore[method-assign, func-returns-value]
-    made = Drafter([model(source, widths)], Clock())
-    made.begin(DraftTask(PROMPT), SpeculationPlan(24, 8, 10, 0.12, 0.008, 0.030))
-    while made.step():
-        made.harvest(moved=True)
-    return made, sizes
-
-
-def test_a_phone_that_decodes_slowly_grows_a_comb_on_the_greedy_spine() -> None:
-    made, sizes = evaluated(DecodeLatency(((1, 0.025), (8, 0.100))))
-    ranked = {item.node.id: item for item in made._ranked()}
-    parents = {item.node.parent for item in ranked.values()} - {ROOT}
-    assert set(sizes) == {1} and len(sizes) >= 2
-    assert parents and all(ranked[parent].spine for parent in parents)
-    assert any(not item.spine for item in ranked.values())  # siblings, which cost no decode
-
-
-def test_a_laptop_whose_decodes_cost_the_same_at_any_width_grows_best_first() -> None:
-    made, sizes = evaluated(DecodeLatency(((1, 0.001), (8, 0.001))))
-    ranked = {item.node.id: item for item in made._ranked()}
-    parents = {item.node.parent for item in ranked.values()} - {ROOT}
-    assert max(sizes) > 1
-    assert any(not ranked[parent].spine for parent in parents)
 
 
 class Forcing:
@@ -353,50 +267,6 @@ def test_tokens_that_must_follow_are_evaluated_in_one_decode_with_the_node_above
     assert made._states[ROOT].proposals.children.keys() == {91}
 
 
-def test_tokens_that_must_follow_are_proposed_but_not_evaluated_where_the_draft_does_not_know_one() -> None:
-    first = target(PROMPT)
-    made, source = forcing({first: VOCABULARY + 3, VOCABULARY + 3: 91})
-    growth = grown(made)
-    assert spine(growth)[:3] == [first, VOCABULARY + 3, 91]
-    assert not any(path[:1] == (first,) for call in source.calls for path in call)
-
-
-def test_a_run_that_must_follow_counts_with_all_its_nodes_in_the_price_of_a_decode() -> None:
-    run = [RankedNode(Node(10 + i, ROOT if i == 0 else 9 + i, 5, i), 1 + i, 0.9, novelty=0.0) for i in range(6)]
-    end = RankedNode(Node(1, 15, 5, 6), 7, 0.9)
-    others = [RankedNode(Node(2, ROOT, 6, 0), 1, 0.8), RankedNode(Node(3, ROOT, 7, 0), 1, 0.7)]
-    flat, steep = DecodeLatency(((1, 1e-3), (8, 1e-3))), DecodeLatency(((1, 1e-3), (8, 8e-3)))
-
-    def chosen(leaves: Sequence[RankedNode], latency: DecodeLatency) -> list[int]:
-        return [leaf.node.id for leaf in choose_leaves(leaves, {ROOT}, PLAN, latency, 0.1)]
-
-    assert chosen([*run, end, *others], flat) == [10, 11, 12, 13, 14, 15, 1, 2]  # 8 rows are the widest
-    assert chosen(others, flat) == [2, 3]
-    assert chosen(others, steep) == [2]
-
-
-def test_a_run_of_n_grams_is_evaluated_by_the_model_in_one_decode() -> None:
-    text = continuation(PROMPT, 12)
-    source = ScriptedSource(quality=1.0)
-    calls: list[list[tuple[int, ...]]] = []
-    source.expand = lambda nodes, inner=source.expand: (  # type: ignore[method-assign, misc]
-        calls.append([node.path for node in nodes]) or inner(nodes)  # type: ignore[func-returns-value]
-    )
-    following = dict(itertools.pairwise(text))
-
-    class Quoting(Forcing):
-        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-            return [[Proposal(following[node.token], 0, 3.0)] if node.token in following else [] for node in nodes]
-
-    made = Drafter([model(source, DecodeLatency(((1, 1e-3), (8, 1.1e-3)))), free(Quoting({}, ScriptedSource()))])
-    made.begin(DraftTask(PROMPT), PLAN)
-    assert made.step() and made.step()
-    widest = max(calls, key=len)
-    assert any(set(widest) >= {tuple(text[:1]), tuple(text[:2]), tuple(text[:3])} for widest in calls)
-    asked = [path for call in calls for path in call]
-    assert len(asked) == len(set(asked)) and len(widest) >= 3
-
-
 class Chatty(Forcing):
     def __init__(self) -> None:
         super().__init__({}, ScriptedSource())
@@ -439,38 +309,6 @@ def test_in_a_full_tree_a_better_node_takes_the_place_of_the_least_one_that_was_
     while sent.step():
         pass
     assert {node.id for node in update.nodes} == {node.id for node in sent._tree}
-
-
-def test_a_full_tree_looks_once_for_a_node_to_displace_however_many_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = SpeculationPlan(32, 12, 10, 0.001, 0.008, 0.01)
-    made = Drafter([model(ScriptedSource(quality=1.0)), free(Chatty())], Clock())
-    made.begin(DraftTask(PROMPT), plan)
-    while len(made._tree) < 32:
-        assert made.step()
-    assert made.harvest(moved=False) is not None
-    looked: list[int] = []
-    find = made._weakest
-    monkeypatch.setattr(made, "_weakest", lambda ranked: looked.append(len(ranked)) or find(ranked))  # type: ignore[func-returns-value]
-    made._propose_again()
-    assert looked == [32]
-
-
-def test_nodes_that_a_model_refutes_before_they_are_sent_are_not_sent() -> None:
-    class Wrong(Forcing):
-        def expand(self, nodes: Sequence[NodeContext]) -> list[list[Proposal]]:
-            return [[Proposal((node.token + 50) % VOCABULARY, 0, 3.0)] for node in nodes]
-
-    ngram = free(Wrong({}, ScriptedSource()))
-    made = Drafter([model(ScriptedSource(quality=1.0)), ngram], Clock())
-    sequence = list(PROMPT)
-    for _ in range(20):  # they are wrong wherever the model says something else
-        made.begin(DraftTask(tuple(sequence), max_tokens=1000), PLAN)
-        grown(made)
-        made.advance(continuation(sequence, 1))
-        sequence += continuation(sequence, 1)
-    made.begin(DraftTask(tuple(sequence)), PLAN)
-    wrong = [node for node in grown(made).nodes if node.token not in continuation(sequence, 8)]
-    assert not any(node.parent == ROOT and node.token == (-1 + 50) % VOCABULARY for node in wrong)
 
 
 def two(first: ScriptedSource, second: ScriptedSource, latency: DecodeLatency = WIDTHS) -> Drafter:
@@ -597,13 +435,6 @@ def test_a_free_source_that_fails_is_dropped_for_the_session_and_the_model_goes_
         sequence = (*PROMPT, *continuation(PROMPT, 1))
         assert spine(grown(made))[:4] == continuation(sequence, 4)
         assert source.calls.count(method) == session  # it is asked no more in this session, and again in the next one
-
-
-def test_a_drafter_whose_only_source_costs_nothing_and_fails_says_so() -> None:
-    made = Drafter([free(Breaking("expand", IndexError("it broke")))], Clock())
-    made.begin(DraftTask(PROMPT), PLAN)
-    with pytest.raises(IndexError, match="it broke"):
-        made.step()
 
 
 def test_the_end_of_a_session_lets_free_sources_forget_its_text_and_models_keep_theirs() -> None:

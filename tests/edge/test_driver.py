@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from fake_verifier import FakeVerifier, Script, patient
+from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.drafting.draft_session import DraftSession
@@ -85,13 +85,6 @@ async def eventually(condition: object, within_s: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_without_a_draft_it_is_plain_cloud_streaming(verifier: FakeVerifier, channels: Channels) -> None:
-    run = Run(verifier, channels)
-    assert await run.tokens_of() == continuation(PROMPT, 60)
-    assert run.statistics.steps == 60 and run.statistics.drafted == 0
-    assert run.session.finish is Finish.LENGTH
-
-
 @pytest.mark.parametrize("quality", [0.0, 0.5, 1.0])
 async def test_the_draft_changes_how_fast_the_tokens_come_and_nothing_else(
     verifier: FakeVerifier, channels: Channels, quality: float
@@ -113,29 +106,6 @@ async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: Fa
         again.driver._options = DriverOptions("another")
         assert await again.tokens_of() == continuation(PROMPT, 40)
         assert again.statistics.accepted > 0
-
-
-async def test_a_draft_slower_than_the_draft_wait_never_makes_the_verifier_wait(channels: Channels) -> None:
-    script = patient(Script(target, step_s=0.002), draft_wait_ms=50)
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.08)) as draft:
-        run = Run(verifier, channels, draft, tokens=40)
-        begun = time.monotonic()
-        assert await run.tokens_of() == continuation(PROMPT, 40)
-        assert time.monotonic() - begun < 40 * 0.050 / 2
-
-
-async def test_pings_are_answered(verifier: FakeVerifier, channels: Channels) -> None:
-    verifier.script.step_s, verifier.script.ping_s = 0.02, 0.02
-    await Run(verifier, channels, tokens=20).tokens_of()
-    assert verifier.pongs >= 5
-
-
-async def test_a_directive_of_no_speculation_is_obeyed(channels: Channels) -> None:
-    script = Script(target, directive=Directive(window_nodes=0, step_ms=2.0))
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0)) as draft:
-        run = Run(verifier, channels, draft, tokens=90)
-        assert await run.tokens_of() == continuation(PROMPT, 90)
-        assert run.statistics.drafted <= Directive().window_nodes  # what had been drafted before Opened came
 
 
 async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
@@ -187,19 +157,6 @@ async def test_a_silent_verifier_is_left_and_found_again(channels: Channels) -> 
         assert await reading == continuation(PROMPT, 60)
 
 
-async def test_a_verifier_that_restarts_on_its_address_is_found_again(channels: Channels) -> None:
-    async with FakeVerifier(Script(target, step_s=0.004)) as verifier:
-        run = Run(verifier, channels, tokens=80)
-        reading = asyncio.create_task(run.tokens_of())
-        await eventually(lambda: len(run.session.received) > 20)
-        address = verifier.address
-        await verifier.kill()
-        await asyncio.sleep(0.2)
-        verifier._kept.clear()
-        await verifier.start(address)
-        assert await reading == continuation(PROMPT, 80)
-
-
 async def test_a_verifier_that_stays_away_is_reported_after_the_budget(channels: Channels) -> None:
     async with FakeVerifier(Script(target)) as verifier:
         await verifier.kill()
@@ -224,15 +181,6 @@ async def test_closing_the_iterator_cancels_the_session(channels: Channels) -> N
         assert got == continuation(PROMPT, len(got))
         assert run.session.finish is Finish.CANCELLED
         await eventually(lambda: not verifier.live, 2.0)  # before it has served all tokens
-
-
-async def test_many_sessions_run_at_once(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(0.8, 0.0005)) as draft:
-        runs = [Run(verifier, channels, draft if i == 0 else None, tokens=50) for i in range(8)]
-        for i, run in enumerate(runs):
-            run.driver._options = DriverOptions(f"session-{i}")
-        everything = await asyncio.gather(*(run.tokens_of() for run in runs))
-    assert all(got == continuation(PROMPT, 50) for got in everything)
 
 
 async def test_the_end_of_sequence_ends_the_session(channels: Channels) -> None:
@@ -267,39 +215,12 @@ async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels:
             await reading
 
 
-async def test_a_late_directive_of_an_ended_session_does_not_reach_the_worker_lent_to_another(
-    verifier: FakeVerifier, channels: Channels
-) -> None:
-    async with drafting(ScriptedSource(1.0, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=2000)
-        await run.tokens_of(until=10)
-        plans: list[object] = []
-        draft.worker.replan = plans.append  # type: ignore[method-assign]
-        run.driver._handle(Directive(window_nodes=1))
-        assert plans == []
-
-
 async def test_a_committed_id_beyond_the_vocabulary_ends_in_an_error(channels: Channels) -> None:
     async with FakeVerifier(Script(lambda _: 97, vocabulary_size=97)) as verifier:
         run = Run(verifier, channels)
         with pytest.raises(ProtocolViolation, match="is 97, must be less than 97"):
             await run.tokens_of()
         assert run.session.received == []
-
-
-async def test_ids_beyond_the_vocabulary_are_not_drafted(channels: Channels) -> None:
-    few = 40
-
-    def small(sequence: Sequence[int]) -> int:
-        return target(sequence) % few
-
-    async with (
-        FakeVerifier(Script(small, vocabulary_size=few)) as verifier,
-        drafting(ScriptedSource(1.0, 0.0005)) as draft,
-    ):
-        run = Run(verifier, channels, draft, tokens=60)
-        assert await run.tokens_of() == continuation(PROMPT, 60, small)
-        assert run.statistics.attaches == 1 and run.statistics.drafted > 0  # the verifier refuses them
 
 
 async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Channels) -> None:
@@ -323,15 +244,6 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         assert behind and max(behind) < limits.run_ahead // 2
 
 
-async def test_nodes_that_nobody_waits_for_go_once_a_step(channels: Channels) -> None:
-    script = Script(target, step_s=0.04, directive=Directive(draft_wait_ms=8, step_ms=40.0))
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.8, 0.002)) as draft:
-        run = Run(verifier, channels, draft, tokens=80)
-        assert await run.tokens_of() == continuation(PROMPT, 80)
-        assert run.statistics.tokens_per_step > 2.0
-        assert run.statistics.appends < 2 * run.statistics.steps
-
-
 async def test_a_verifier_that_is_too_far_away_to_wait_receives_no_idle(channels: Channels) -> None:
     """Its Pings tell how far it is; until the first of them it may be near."""
     script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
@@ -350,14 +262,3 @@ async def test_a_verifier_that_is_too_far_away_to_wait_receives_no_idle(channels
         assert await run.tokens_of() == continuation(PROMPT, 150)
         assert run.statistics.drafted > 0
         assert all(base < 75 for base in idle)
-
-
-async def test_steps_that_are_shorter_than_the_directive_says_do_not_keep_nodes_back(channels: Channels) -> None:
-    """The directive would let a message leave 27.5 ms after a Commit, and the next Commit comes after 10."""
-    directive = Directive(draft_wait_ms=8, step_ms=30.0)
-    limits = SessionLimits(run_ahead=1_000)  # rule 5 shall not come to help
-    script = Script(target, step_s=0.01, directive=directive, limits=limits, rtt_ms=25.0, ping_s=0.01)
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=200)
-        assert await run.tokens_of() == continuation(PROMPT, 200)
-        assert run.statistics.tokens_per_step > 2.0

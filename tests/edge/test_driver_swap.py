@@ -69,21 +69,6 @@ async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_announc
         assert await reading == continuation(PROMPT, TOKENS)
 
 
-async def test_one_that_breaks_while_it_reads_leaves_the_old_one_at_work(
-    verifier: FakeVerifier, channels: Channels
-) -> None:
-    async with (
-        drafting(ScriptedSource(1.0, 0.0005)) as old,
-        drafting(ScriptedSource(1.0, raises_after=0), NEW) as new,
-    ):
-        run = Run(verifier, channels, old, tokens=TOKENS)
-        reading = await begun(run)
-        await run.draft.change_to(new)
-        assert await reading == continuation(PROMPT, TOKENS)
-        assert run.draft.pool is old and new.returned == 1 and not verifier.in_use
-        assert run.statistics.accepted > TOKENS / 2 and not run.statistics.draft_failure
-
-
 async def test_one_that_takes_over_from_one_that_broke_drafts_again(verifier: FakeVerifier, channels: Channels) -> None:
     async with (
         drafting(ScriptedSource(1.0, 0.0005, raises_after=5)) as old,
@@ -97,39 +82,6 @@ async def test_one_that_takes_over_from_one_that_broke_drafts_again(verifier: Fa
         assert run.draft.pool is new and (old.returned, new.returned) == (1, 1)
         assert not run.statistics.draft_failure and not run.statistics.swaps_s
         assert run.statistics.accepted > TOKENS / 4
-
-
-async def test_one_that_comes_too_late_is_free_again(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0), NEW) as new:
-        run = Run(verifier, channels, old, tokens=30)
-        await run.tokens_of()
-        await run.draft.change_to(new)
-        assert new.returned == 1
-
-
-async def test_a_session_that_ends_while_it_reads_frees_it(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0)) as old, drafting(ScriptedSource(1.0, read_s=0.3), NEW) as new:
-        run = Run(verifier, channels, old, tokens=60)
-        reading = await begun(run)
-        await run.draft.change_to(new)
-        assert await reading == continuation(PROMPT, 60)
-        assert run.draft.pool is old and (old.returned, new.returned) == (1, 1)
-
-
-async def test_one_that_is_slower_than_the_old_one_takes_over_all_the_same(channels: Channels) -> None:
-    async with (
-        FakeVerifier(Script(target, step_s=0.002)) as verifier,
-        drafting(ScriptedSource(0.5, 0.0002)) as old,
-        drafting(ScriptedSource(1.0, 0.02), NEW) as new,
-    ):
-        run = Run(verifier, channels, old, tokens=2000)
-        reading = await begun(run)
-        await run.draft.change_to(new)
-        await eventually(lambda: run.draft.pool is new, within_s=10.0)
-        run.driver.cancel()
-        received = await reading
-        assert received == continuation(PROMPT, len(received))
-        assert run.draft.pool is new and (old.returned, new.returned) == (1, 1)
 
 
 async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerifier, channels: Channels) -> None:

@@ -15,7 +15,6 @@ from edge_agent.drafting.growth import (
     choose_leaves,
     departure_time,
     least_acceptance,
-    send_interval,
     should_wait,
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
@@ -66,20 +65,6 @@ def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
     assert {item.node.id for item in chosen} == {1, 2}
 
 
-def test_the_spines_first_nodes_are_kept_below_the_floor_and_its_later_ones_are_not() -> None:
-    shallow, deep = leaf(1, 0.01, depth=1, spine=True), leaf(2, 0.01, depth=5, spine=True)
-    assert choose_leaves([shallow], {ROOT}, PLAN, FLAT, 0.05) == [shallow]
-    assert choose_leaves([deep], {ROOT}, PLAN, FLAT, 0.05) == []
-
-
-def test_nothing_is_evaluated_below_the_window() -> None:
-    assert choose_leaves([leaf(1, 0.9, depth=16, spine=True)], {ROOT}, PLAN, FLAT, 0.05) == []
-
-
-def test_no_more_leaves_than_were_measured_go_into_one_decode() -> None:
-    assert len(choose_leaves(leaves(*[0.5] * 20), {ROOT}, PLAN, FLAT, 0.05)) == 8
-
-
 def test_children_are_the_most_probable_ones_above_min_acceptance() -> None:
     guesses = [
         ChildProposal(1, 0.5, True),
@@ -97,14 +82,6 @@ def test_the_first_guess_is_offered_near_the_root_even_if_it_is_not_believed() -
     assert [g.token for g in choose_children(guesses, 1, True, PLAN)] == [5, 1]
     assert [g.token for g in choose_children(guesses, 3, True, PLAN)] == [5]
     assert [g.token for g in choose_children(guesses, 1, False, PLAN)] == [5]
-
-
-def test_a_chain_gets_no_sibling() -> None:
-    chain = replace(PLAN, siblings=1)
-    guesses = [ChildProposal(5, 0.3, False), ChildProposal(1, 0.01, True)]
-    assert [g.token for g in choose_children(guesses, 1, True, chain)] == [5]
-    doubted = [ChildProposal(5, 0.01, False), ChildProposal(1, 0.005, True)]
-    assert [g.token for g in choose_children(doubted, 1, True, chain)] == [1]
 
 
 def test_device_time_raises_the_floor_only_as_far_as_it_delays_the_verifier() -> None:
@@ -133,11 +110,6 @@ def test_widths_are_interpolated_and_extended() -> None:
     assert DecodeLatency(((1, 2.0),)).of(3) == 6.0
 
 
-def test_messages_that_answer_nothing_are_a_quarter_step_apart() -> None:
-    assert send_interval(0.007) == 0.002
-    assert send_interval(0.040) == 0.010
-
-
 def test_nodes_that_nobody_waits_for_arrive_at_most_a_quarter_of_a_step_before_the_next_step() -> None:
     plan = replace(PLAN, step_s=0.020)
     assert departure_time(plan, 0.001, 10.0, 10.0) == pytest.approx(10.014)
@@ -152,32 +124,6 @@ def test_a_departure_that_is_too_early_is_put_off_by_whole_steps() -> None:
     assert departure_time(plan, 0.001, 10.0, 10.009) == pytest.approx(10.014)
     assert departure_time(plan, 0.001, 10.0, 10.020) == pytest.approx(10.034)
     assert departure_time(plan, 0.001, 10.0, 10.060) == pytest.approx(10.074)
-
-
-def test_a_step_that_can_just_be_reached_is_not_missed_for_the_sake_of_the_margin() -> None:
-    plan = replace(PLAN, step_s=0.025)
-    # A Commit that took 10 ms: the step after this one begins in 15, so what leaves within 5 is there in time.
-    assert departure_time(plan, 0.020, 10.0, 10.0) == pytest.approx(10.0025)
-    assert departure_time(plan, 0.020, 10.0, 10.004) == pytest.approx(10.0045)
-
-
-def test_where_no_step_takes_nodes_messages_are_seldom() -> None:
-    assert PLAN.pause_s < PLAN.step_s
-    assert replace(PLAN, nodes_per_step=0, step_s=0.1).pause_s == pytest.approx(0.4)
-    assert replace(PLAN, nodes_per_step=0, step_s=0.01).pause_s == 0.25
-
-
-def test_improbable_nodes_are_not_sent_however_low_min_acceptance_is() -> None:
-    plan = SpeculationPlan.of(Directive(min_acceptance=0.0), SessionLimits())
-    assert [
-        g.token for g in choose_children([ChildProposal(1, 0.5, True), ChildProposal(2, 0.05, False)], 3, True, plan)
-    ] == [1]
-
-
-@pytest.mark.parametrize("change", [{"draft_wait_s": 0.0}, {"nodes_per_step": 0}])
-def test_without_a_draft_wait_or_room_for_nodes_a_device_holds_nothing_back(change: dict[str, float]) -> None:
-    assert PLAN.waits
-    assert not replace(PLAN, **change).waits  # type: ignore[arg-type]
 
 
 def run(*path_acceptances: float) -> list[RankedNode]:
@@ -205,7 +151,3 @@ def test_a_node_that_is_new_in_a_decode_has_one_child_in_it() -> None:
     sibling = RankedNode(Node(3, 1, token=1, position=1), 2, 0.7)
     assert choose_leaves([above, below, sibling], {ROOT}, PLAN, FLAT, 0.05) == [above, below]
     assert choose_leaves([below, sibling], {ROOT, 1}, PLAN, FLAT, 0.05) == [below, sibling]
-
-
-def test_what_hangs_below_a_node_that_cannot_be_evaluated_is_not_evaluated() -> None:
-    assert choose_leaves(run(0.9, 0.8)[1:], {ROOT}, PLAN, FLAT, 0.05) == []

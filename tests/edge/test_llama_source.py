@@ -93,14 +93,6 @@ def test_a_draft_equal_to_the_target_proposes_what_the_target_accepts(
     assert first_accepted >= 0.9 * (len(generated) - 12)  # the deepest token of a walk was never proposed
 
 
-def test_ids_beyond_the_shared_vocabulary_are_never_proposed(context: TreeContext) -> None:
-    source = LlamaSource(context, shared_vocabulary=50)
-    source.begin(DraftTask((1, 2, 3), sampling=SamplingParams(temperature=5.0, seed=1)))
-    proposals = source.expand([NodeContext(ROOT, ROOT, -1, 0, ())])[0]
-    assert proposals and all(proposal.token < 50 for proposal in proposals)
-    assert not source.knows(50)
-
-
 def test_committing_a_path_goes_on_where_a_fresh_prefill_would(context: TreeContext, model: LlamaModel) -> None:
     source = LlamaSource(context, shared_vocabulary=model.vocab_size)
     source.begin(DraftTask(PROMPT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_agent.drafting.sources.base import DraftTask, NodeContext, Proposal
-from edge_agent.drafting.sources.ngram import PROPOSALS, NgramSource
+from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.coupling import gumbel, position_key, session_key
 from outrider.core.sampling import SamplingParams
 
@@ -38,27 +38,11 @@ def test_the_longest_context_wins_over_a_more_recent_one_which_is_second() -> No
     assert tokens(began(7, 8, 1, 2, 3, 0, 1, 2, 4, 7, 8, 1, 2)) == [3, 4]
 
 
-def test_at_most_three_children_are_proposed_the_most_frequent_ones_first() -> None:
-    text = [token for follower in (5, 6, 6, 6, 7, 7, 8, 8, 8, 8) for token in (1, follower)]
-    found = tokens(began(*text, 1))
-    assert found == [8, 6, 7] and len(found) == PROPOSALS
-
-
-def test_what_never_stood_there_is_not_proposed() -> None:
-    assert tokens(began(1, 2, 3, 9)) == []
-    assert tokens(began(1)) == []
-
-
 def test_committed_tokens_join_the_text() -> None:
     source = began(1, 2)
     source.advance([], [3, 4, 1])
     source.advance([], [2])
     assert tokens(source) == [3]
-
-
-def test_what_followed_more_often_has_a_greater_margin() -> None:
-    often, once = began(*(1, 2, 3) * 6, 1, 2), began(1, 2, 3, 1, 2)
-    assert proposals(often)[0].margin > proposals(once)[0].margin > 0
 
 
 def test_a_new_session_remembers_nothing() -> None:

@@ -65,15 +65,6 @@ async def test_what_broke_off_goes_on_where_it_was(server: FileServer, downloade
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
-async def test_a_beginning_that_is_wrong_is_thrown_away_and_fetched_again_at_once(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    await asyncio.to_thread((tmp_path / f"{DIGEST}.partial").write_bytes, b"x" * 5000)
-    await downloader.fetch(wanted(DIGEST, DATA, server))
-    assert server.ranges == ["bytes=5000-", ""]
-    assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-
-
 async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
     server: FileServer, downloader: Downloader, tmp_path: Path
 ) -> None:
@@ -121,14 +112,6 @@ async def test_the_next_address_goes_on_with_what_the_first_one_brought_if_it_is
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
 
 
-async def test_redirects_are_followed_a_few_times(server: FileServer, downloader: Downloader, tmp_path: Path) -> None:
-    async with FileServer(behaviour=Behaviour(location=server.url)) as first:
-        await downloader.fetch(wanted(DIGEST, DATA, first))
-        first.behaviour.location = first.url
-        error = await refused(downloader, wanted("0" * 64, DATA, first), tmp_path / f"{'0' * 64}.gguf")
-    assert error.kind == "unreachable"
-
-
 async def test_where_nobody_listens_or_nothing_is_named_it_says_so(downloader: Downloader, tmp_path: Path) -> None:
     nobody = ReleaseFile(DIGEST, len(DATA), ("http://127.0.0.1:9/file.gguf",))
     assert (await refused(downloader, nobody, tmp_path / FILE)).kind == "unreachable"
@@ -153,14 +136,6 @@ async def test_a_server_of_the_clusters_own_authority_is_trusted_where_that_is_n
         trust = ClientTls(authority, device.cert, device.key)
         await Downloader(store, tls=trust).fetch(wanted(DIGEST, DATA, server))
     assert await asyncio.to_thread((tmp_path / FILE).read_bytes) == DATA
-
-
-async def test_headers_that_drip_without_end_are_not_waited_for(
-    server: FileServer, downloader: Downloader, tmp_path: Path
-) -> None:
-    server.behaviour = Behaviour(drip_headers=True, drip_s=0.05)
-    async with asyncio.timeout(10.0):
-        assert (await refused(downloader, wanted(DIGEST, DATA, server), tmp_path / FILE)).kind == "unreachable"
 
 
 async def test_what_a_full_disk_holds_of_a_file_is_given_back(

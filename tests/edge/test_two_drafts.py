@@ -17,7 +17,7 @@ from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
 from edge_agent.drafting.sources.base import DraftTask
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 from outrider.core.tree import ROOT
 from outrider.core.vocabulary import token_table
@@ -112,35 +112,6 @@ async def test_a_draft_that_is_refused_is_left_out(
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=[broken, broken]) as client:
         with pytest.raises(ModelRefused, match=r"broken\.gguf"):
             await client.generate("x", max_tokens=20)
-
-
-async def test_a_draft_whose_context_cannot_be_made_leaves_the_other(
-    verifier: FakeVerifier,
-    tiny_gguf: Path,
-    second_gguf: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = DraftPool._model_source
-
-    def without_room_for_the_first(pool: DraftPool, loaded: LoadedModel) -> object:
-        if loaded.name == tiny_gguf.name:
-            raise MemoryError("no room for a context")
-        return made(pool, loaded)
-
-    monkeypatch.setattr(DraftPool, "_model_source", without_room_for_the_first)
-    draft = [tiny_gguf, second_gguf]
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=draft) as client:
-        completion = await client.generate("x", max_tokens=20)
-    assert completion.statistics.draft_failure == "" and completion.statistics.drafted > 0
-    assert any("cannot start, and others go on: no room" in line for line in caplog.messages)
-
-
-@pytest.mark.parametrize("draft", [[], ["a.gguf", 3], [None], {"a.gguf"}, 7])
-def test_a_draft_that_is_neither_text_nor_paths_is_refused(draft: object) -> None:
-    with pytest.raises(BadRequest, match="draft"):
-        AsyncClient(verifier="127.0.0.1:1", draft=draft)  # type: ignore[arg-type]
 
 
 async def test_commands_take_several_drafts_and_try_each(tiny_gguf: Path, second_gguf: Path, tmp_path: Path) -> None:
