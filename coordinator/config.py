@@ -144,14 +144,10 @@ class CoordinatorConfig(BaseSettings):
     canary_share: float = Field(0.25, gt=0, lt=1)
     """Share of the devices, from 0 to 1, that try a release: the harm of a bad one, and the speed of the decision."""
     canary_bound: float = Field(0.05, gt=0, lt=1)
-    """A canary becomes stable once its acceptance is shown to be worse by less than this, from 0 to 1."""
-    canary_alpha: float = Field(0.01, gt=0, lt=0.5)
-    """Probability of a wrong decision about a release, at most."""
+    """A canary whose acceptance is worse by this much, from 0 to 1, is rolled back; one that is as good as the release
+    beside it becomes stable; one between may do either."""
     canary_window_s: float = Field(3_600.0, gt=0, le=2_592_000)
     """Seconds after which a canary that is still undecided is rolled back."""
-    canary_session_samples: int = Field(1, ge=1, le=64)
-    """Samples that one session gives to each side of a trial. The samples of one session resemble one another: with
-    more of them decisions are quicker, and `canary_alpha` is no longer kept exactly."""
     canary_tenants: int = Field(3, ge=1, le=64)
     """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
     promote or roll back. 1 trusts every tenant. Without tenants it is 1."""

@@ -117,7 +117,7 @@ def _releases(releases: Sequence[Release] | None, now: float) -> Iterator[Metric
     yield gauge(f"{NAME}_canary_samples", "Sessions compared", samples, "target", "arm")
     text = "Share of positions whose first proposal was accepted, 0 to 1"
     yield gauge(f"{NAME}_canary_acceptance_ratio", text, acceptance, "target", "arm")
-    text = "Logarithm of the e-value that the canary is better, or worse, than the bound allows"
+    text = "Logarithm of the likelihood ratio that the canary is as good, or worse by the bound"
     yield gauge(f"{NAME}_canary_log_evidence", text, logs, "target", "way")
 
 

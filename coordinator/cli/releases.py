@@ -158,8 +158,7 @@ def _facts(r: Document) -> dict[str, str]:
             f" {e['stable_acceptance']:.1%} in {e['stable_samples']} beside it"
         )
         known["evidence"] = f"that it is not worse e^{e['log_better']:.1f}, that it is worse e^{e['log_worse']:.1f}"
-        if e["tenants_needed"]:  # releases that earlier versions decided have none
-            known["tenants"] = f"{e['tenants']} take part, and a decision needs {e['tenants_needed']}"
+        known["tenants"] = f"{e['tenants']} take part, and a decision needs {e['tenants_needed']}"
         if r["state"] == "canary":
             known["waits for"] = _awaited(r, e)
     return known
@@ -174,7 +173,7 @@ def _awaited(r: Document, e: Document) -> str:
             f"samples of {missing} more tenant{'s' if missing > 1 else ''}, or for you: `outrider releases promote"
             f" {r['release'][:SHORT]}`, or rollback"
         )
-    return "more evidence" + (f"; in doubt: {e['doubt']}" if e["doubt"] else "")
+    return "more evidence"
 
 
 def _state(r: Document) -> str:

@@ -64,9 +64,7 @@ class ReleaseHandlers:
         self._policy = CanaryPolicy(
             config.canary_share,
             config.canary_bound,
-            config.canary_alpha,
             config.canary_window_s,
-            config.canary_session_samples,
             config.canary_tenants,
         )
         self._anonymous = anonymous
@@ -75,7 +73,6 @@ class ReleaseHandlers:
         self._serial_read, self._serial_read_at = 0, -math.inf
         self._trials: dict[str, tuple[int, CanaryTrial | None]] = {}
         """Weights hash of a target -> serial, its trial."""
-        self._evidence: dict[tuple[str, int], tuple[int, CanaryEvidence]] = {}  # trial -> samples, evidence
         self._told: dict[tuple[str, int], str] = {}  # trial -> what its operator was told to decide
 
     async def offer(self, weights: str, device_id: str) -> tuple[int, Release | None]:
@@ -141,7 +138,7 @@ class ReleaseHandlers:
         try:
             serial, trial = await self._running(weights)
             if trial is not None:
-                await self._releases.sample(weights, trial, sessions, devices, self._policy.session_samples)
+                await self._releases.sample(weights, trial, sessions, devices)
         except OutriderError as error:
             log.warning("no samples are taken from a report: %s", error)
             return 0
@@ -166,7 +163,6 @@ class ReleaseHandlers:
         stored = await self._restored()
         await self._backup.keep(stored)
         running = {(one.track.weights, c.version) for one in stored if (c := one.track.canary) is not None}
-        self._evidence = {trial: known for trial, known in self._evidence.items() if trial in running}
         self._told = {trial: told for trial, told in self._told.items() if trial in running}
         for one in stored:
             try:
@@ -220,14 +216,9 @@ class ReleaseHandlers:
         await self._backup.keep(stored)
 
     async def _weighed(self, track: ReleaseTrack, canary: Release) -> CanaryEvidence:
-        """Return the evidence of a trial, weighed again only if samples have come."""
-        trial = (track.weights, canary.version)
-        count, known = self._evidence.get(trial, (0, CanaryEvidence()))
-        samples = await self._releases.samples(*trial, known=count)
-        if samples is not None:
-            known = await asyncio.to_thread(evidence.weigh, samples, self._policy)
-            self._evidence[trial] = len(samples), known
-        return replace(known, tenants_needed=1 if await self._anonymous() else self._policy.tenants)
+        """Return the evidence of a trial."""
+        policy = replace(self._policy, tenants=1) if await self._anonymous() else self._policy
+        return evidence.weigh(await self._releases.samples(track.weights, canary.version), policy)
 
     async def _running(self, weights: str) -> tuple[int, CanaryTrial | None]:
         """Return the serial and a target's trial, which is read again only if the serial has changed."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from coordinator.releases.evidence import LOG_THRESHOLD
 from coordinator.releases.records import (
     CanaryEvidence,
     CanaryPolicy,
@@ -65,7 +66,7 @@ def advance(track: ReleaseTrack, now: float, share: float) -> ReleaseTrack:
 def judge(
     track: ReleaseTrack, evidence: CanaryEvidence, policy: CanaryPolicy, now: float
 ) -> tuple[LifecycleState, str] | None:
-    """Return the canary's new state and why, None if it stays; worse in one class outweighs better over all.
+    """Return the canary's new state and why, None if it stays.
 
     Where too few tenants take part, what they show decides nothing: any of them could have made it up. Then the
     operator decides, or the end of the window, which rolls back whatever has not proved itself.
@@ -75,15 +76,14 @@ def judge(
         return None
     bound, measured = f"than the bound of {policy.bound:g} allows", _measured(evidence)
     if not evidence.tenants_missing:
-        if evidence.log_worse >= policy.log_threshold:
+        if evidence.log_worse >= LOG_THRESHOLD:
             return LifecycleState.ROLLED_BACK, f"worse {bound}: {measured}"
-        held = bool(evidence.doubt) or (track.stable is not None and track.stable.pinned)
-        if evidence.log_better >= policy.log_threshold and not held:
+        held = track.stable is not None and track.stable.pinned
+        if evidence.log_better >= LOG_THRESHOLD and not held:
             return LifecycleState.STABLE, f"not worse {bound}: {measured}"
     if now - canary.since_unix >= policy.window_s:
-        doubt = f", in doubt: {evidence.doubt}" if evidence.doubt else ""
         few = f", {_tenants_words(evidence)}" if evidence.tenants_missing else ""
-        return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{doubt}{few}"
+        return LifecycleState.ROLLED_BACK, f"undecided after {policy.window_s:.0f} s: {measured}{few}"
     return None
 
 
@@ -92,7 +92,7 @@ def awaited(evidence: CanaryEvidence, policy: CanaryPolicy) -> str:
     if not evidence.tenants_missing:
         return ""
     for log, shown in ((evidence.log_worse, "worse than"), (evidence.log_better, "not worse than")):
-        if log >= policy.log_threshold:
+        if log >= LOG_THRESHOLD:
             bound = f"the bound of {policy.bound:g} allows"
             return f"it looks {shown} {bound}, but {_tenants_words(evidence)}: promote it or roll it back"
     return ""

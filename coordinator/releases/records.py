@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import math
 from dataclasses import dataclass
 
 
@@ -39,45 +38,31 @@ class CanaryPolicy:
     share: float
     """Share of the devices that get it, from 0 to 1."""
     bound: float
-    """A canary's acceptance may be worse by less than this, from 0 to 1."""
-    alpha: float
-    """Greatest probability of a wrong decision, however often the evidence is looked at."""
+    """A canary whose acceptance is worse by this much, from 0 to 1, is rolled back."""
     window_s: float
     """A canary that is undecided for this long is rolled back."""
-    session_samples: int = 1
-    """Samples that one session gives to each side of a trial, at most."""
     tenants: int = 3
     """Tenants that must take part before the evidence decides, since some may lie; 1 trusts every tenant."""
-
-    @property
-    def log_threshold(self) -> float:
-        """Return the natural logarithm of the e-value that decides (Ville's inequality)."""
-        return math.log(1.0 / self.alpha)
 
 
 @dataclass(frozen=True)
 class CanaryEvidence:
     """The evidence that verifiers have measured of a canary and of the release beside it.
 
-    Acceptance is the share of positions whose first proposal was accepted, in the groups of samples that were compared.
+    Acceptance is the share of positions whose first proposal was accepted, averaged over samples.
     """
 
     canary_samples: int = 0
-    """Samples of the canary that had some of the other side near enough in time to be compared with."""
     stable_samples: int = 0
-    """Samples of the other side that had some of the canary near enough in time to be compared with."""
     canary_acceptance: float = 0.0
     stable_acceptance: float = 0.0
     log_better: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is better than the bound allows, over all classes and
-    all tenants but those that show the most."""
+    """Natural logarithm of the likelihood ratio of "no difference" against "worse by the bound", without the tenants
+    that show the most."""
     log_worse: float = 0.0
-    """Natural logarithm of an e-value for the claim that it is worse than the bound allows, in some class, over
-    all tenants but those that show the most."""
-    doubt: str = ""
-    """Reason that holds a promotion up: a class in which it looks worse, or too few samples; empty if there is none."""
+    """The same of "worse by the bound" against "no difference"."""
     tenants: int = 0
-    """Tenants that take part: those with enough groups of samples."""
+    """Tenants that take part: those with enough samples."""
     tenants_needed: int = 0
     """Tenants that must take part before the evidence decides; until then the operator does."""
 
@@ -187,23 +172,3 @@ class ReleaseTrack:
 
     def _first(self, state: LifecycleState) -> Release | None:
         return next((release for release in self.releases if release.state is state), None)
-
-
-@dataclass(frozen=True)
-class AcceptanceSample:
-    """The count of positions that were accepted in a span of one session with one release."""
-
-    canary: bool
-    tenant: str
-    traffic: str
-    """Traffic class that the application gave."""
-    accepted: int
-    """Positions whose first proposal was accepted."""
-    positions: int
-    at_s: float
-    """When it was reported, by Redis' clock."""
-
-    @property
-    def acceptance(self) -> float:
-        """Share of positions whose first proposal was accepted, from 0 to 1."""
-        return self.accepted / self.positions

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.releases.evidence import Arm, Arms
 from coordinator.releases.records import (
-    AcceptanceSample,
     CanaryEvidence,
     CanaryTrial,
     LifecycleState,
@@ -39,12 +39,10 @@ MAX_POSITIONS = 8_192
 """Positions of a sample that is believed: a report comes each second, and no session is so quick."""
 NEW_POSITIONS = 256
 """Positions that a session may have when it is first seen and still be taken for a new one."""
-ARM_SAMPLES = 4_096
-"""Samples of all tenants on either side: several times what distinguishes a draft that is as good from one that is 0.05
-worse. A tenant has at most half of what the others leave, so that neither one tenant nor a few fill a trial. If a side
-is full, neither gets more."""
+IN_STEP = 4
+"""Samples of one side that are taken at most for each of the other: a canary's share of a quarter leaves three."""
 TENANTS = 64
-"""Tenants in a trial: with so many that come alike each has 63 samples on either side."""
+"""Tenants in a trial."""
 KEEP_SAMPLES_MS = 7 * 86_400_000
 KEEP_SPAN_MS = 600_000
 ATTEMPTS = 16
@@ -113,7 +111,6 @@ class ReleaseStore:
         trial: CanaryTrial,
         sessions: Sequence[SessionTelemetry],
         devices: Mapping[str, str],
-        session_samples: int,
     ) -> int:
         """Take samples of a trial from sessions' cumulative counts. Safe to repeat. Returns the number of samples.
 
@@ -127,20 +124,20 @@ class ReleaseStore:
                 compared.append((session, arm))
         taken = 0
         for start in range(0, len(compared), SESSIONS_AT_ONCE):
-            touched = [keys.samples(weights, trial.version), keys.sampled(weights, trial.version)]
+            touched = [keys.samples(weights, trial.version)]
             arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
-            arguments += [session_samples, ARM_SAMPLES, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
+            arguments += [IN_STEP, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
             for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
                 touched.append(keys.span(weights, s.session_id))
-                arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant]
-                arguments += [s.traffic_class, s.positions, s.first_accepted]
+                arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant, s.positions, s.first_accepted]
             taken += int(await self._store.run("release_sample", touched, arguments))
         return taken
 
-    async def samples(self, weights: str, version: int, known: int = 0) -> list[AcceptanceSample] | None:
-        """Return the samples of a trial that can be read, in order; None if there are still only `known` of them."""
-        count, *texts = await self._store.run("release_samples", [keys.samples(weights, version)], [known])
-        return None if int(count) == known else [sample for sample in map(_sample_of, texts) if sample is not None]
+    async def samples(self, weights: str, version: int) -> dict[str, Arms]:
+        """Return the samples of a trial, by tenant."""
+        [found] = await self._store.call("release_samples", [("HGETALL", keys.samples(weights, version))])
+        tenants = {name.partition(":")[2] for name in found}
+        return {name: Arms(_arm(found.get(f"c:{name}")), _arm(found.get(f"s:{name}"))) for name in tenants}
 
 
 class ReleaseBackup:
@@ -210,12 +207,9 @@ def _known_fields(cls: type[CanaryEvidence | Release], record: dict[str, Any]) -
     return {field.name: record[field.name] for field in fields(cls) if field.name in record}
 
 
-def _sample_of(text: str) -> AcceptanceSample | None:
-    try:
-        arm, tenant, traffic, accepted, positions, ms = text.split(":")
-        return AcceptanceSample(arm == "c", tenant, traffic, int(accepted), int(positions), int(ms) / 1000.0)
-    except ValueError:
-        return None
+def _arm(text: str | None) -> Arm:
+    count, total, squares = (text or "0 0 0").split(" ")
+    return Arm(int(count), float(total), float(squares))
 
 
 def _restarted(kept: ReleaseTrack, lost: ReleaseTrack, now: float) -> ReleaseTrack:

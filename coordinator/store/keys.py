@@ -139,15 +139,9 @@ def prior(workload: WorkloadKey) -> str:
 
 
 def samples(weights: str, version: int) -> str:
-    """Return the key of a LIST, which has samples of a canary and of the release it is compared with, the oldest
-    first, and expires after them."""
+    """Return the key of the HASH "arm:tenant" -> "number of samples, sum of their acceptances, sum of the squares" of a
+    canary's trial. It expires a while after the last sample."""
     return f"{of_target(weights)}samples:{version}"
-
-
-def sampled(weights: str, version: int) -> str:
-    """Return the key of the HASH "arm:tenant" -> samples of a trial, "arm" -> those of all, "tenants" -> number of
-    tenants; it expires with them."""
-    return f"{of_target(weights)}sampled:{version}"
 
 
 def span(weights: str, session_id: str) -> str:

@@ -175,10 +175,10 @@ async def test_a_releases_trial_is_reported_with_its_evidence(scraped) -> None:
     await steer(peer, 1, pb.RELEASE_ACTION_PROMOTE)
     await publish(peer, signed(2))
     sides = [
-        (await placed(peer, 5, device_id=device_of(name_of(2), canary=version == 2)), name_of(version), right)
+        (await placed(peer, 8, device_id=device_of(name_of(2), canary=version == 2)), name_of(version), right)
         for version, right in ((2, 10), (1, 20))
     ]
-    await peer.report("v1", [drafted(ids[i], name, right, 40) for i in range(5) for ids, name, right in sides])
+    await peer.report("v1", [drafted(ids[i], name, right, 40) for i in range(8) for ids, name, right in sides])
 
     async def weighed() -> bool:
         return (await scrape()).get('canary_samples{arm="canary",target="w"}', 0) > 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from coordinator.releases import lifecycle
+from coordinator.releases.evidence import LOG_THRESHOLD
 from coordinator.releases.records import (
     CanaryEvidence,
     CanaryPolicy,
@@ -22,7 +23,7 @@ from outrider.core.errors import BadRequest, NotFound
 
 CANDIDATE, CANARY, STABLE, SUPERSEDED, ROLLED_BACK = LifecycleState
 SHARE = 0.25
-POLICY = CanaryPolicy(share=SHARE, bound=0.05, alpha=0.01, window_s=100.0)
+POLICY = CanaryPolicy(share=SHARE, bound=0.05, window_s=100.0)
 OVER = (SUPERSEDED, ROLLED_BACK)
 
 
@@ -116,27 +117,13 @@ def canary(**changes: object) -> ReleaseTrack:
     return replace(track, releases=tuple(replace(r, **changes) if r.version == 2 else r for r in track.releases))
 
 
-BETTER, WORSE = CanaryEvidence(log_better=POLICY.log_threshold), CanaryEvidence(log_worse=POLICY.log_threshold)
+BETTER, WORSE = CanaryEvidence(log_better=LOG_THRESHOLD), CanaryEvidence(log_worse=LOG_THRESHOLD)
 
 
 def test_evidence_decides_as_soon_as_there_is_enough() -> None:
     assert lifecycle.judge(canary(), BETTER, POLICY, 1.0)[0] is STABLE
     assert lifecycle.judge(canary(), WORSE, POLICY, 1.0)[0] is ROLLED_BACK
     assert lifecycle.judge(canary(), CanaryEvidence(log_better=4.6, log_worse=4.6), POLICY, 1.0) is None
-
-
-def test_worse_in_one_class_outweighs_better_over_all() -> None:
-    both = CanaryEvidence(log_better=99.0, log_worse=POLICY.log_threshold)
-    assert lifecycle.judge(canary(), both, POLICY, 1.0)[0] is ROLLED_BACK
-
-
-def test_a_doubt_about_one_class_holds_up_a_promotion_and_not_beyond_the_window() -> None:
-    doubtful = replace(BETTER, doubt="class code of tenant acme")
-    assert lifecycle.judge(canary(), doubtful, POLICY, 99.0) is None
-    state, reason = lifecycle.judge(canary(), doubtful, POLICY, 100.0)
-    assert state is ROLLED_BACK
-    assert "undecided after 100 s" in reason
-    assert "class code of tenant acme" in reason
 
 
 def test_a_trial_without_evidence_ends_with_its_window() -> None:

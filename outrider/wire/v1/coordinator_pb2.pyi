@@ -687,7 +687,7 @@ class PublishReleaseResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ReleaseState, str]] = ...) -> None: ...
 
 class ReleaseEvidence(_message.Message):
-    __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse", "tenants", "tenants_needed", "doubt")
+    __slots__ = ("canary_samples", "stable_samples", "canary_acceptance", "stable_acceptance", "log_better", "log_worse", "tenants", "tenants_needed")
     CANARY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STABLE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     CANARY_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -696,7 +696,6 @@ class ReleaseEvidence(_message.Message):
     LOG_WORSE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_NEEDED_FIELD_NUMBER: _ClassVar[int]
-    DOUBT_FIELD_NUMBER: _ClassVar[int]
     canary_samples: int
     stable_samples: int
     canary_acceptance: float
@@ -705,8 +704,7 @@ class ReleaseEvidence(_message.Message):
     log_worse: float
     tenants: int
     tenants_needed: int
-    doubt: str
-    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ..., tenants: _Optional[int] = ..., tenants_needed: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
+    def __init__(self, canary_samples: _Optional[int] = ..., stable_samples: _Optional[int] = ..., canary_acceptance: _Optional[float] = ..., stable_acceptance: _Optional[float] = ..., log_better: _Optional[float] = ..., log_worse: _Optional[float] = ..., tenants: _Optional[int] = ..., tenants_needed: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("manifest", "state", "share", "since_unix", "reason", "pinned", "evidence")
