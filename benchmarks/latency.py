@@ -22,22 +22,19 @@ import json
 import re
 import statistics
 import sys
-import sysconfig
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer
 
 from benchmarks.support import harness
 from benchmarks.support.harness import Pair, rounded, say
 from benchmarks.support.throttled_verifier import environment
 from benchmarks.support.users import GREEDY, SAMPLED, Played, Text, Users, play, repetitive
 from coordinator.cluster import Cluster
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import Unavailable
 
 SAMPLINGS = {"greedy": GREEDY, "T=0.8": SAMPLED}
 
@@ -100,19 +97,6 @@ def compared(rtt_ms: float, sampling: str, undrafted: Played, drafted: Played) -
         "first_token_ms": rounded(fast.first_token_ms, 1),
         "texts_unlike_undrafted": drafted.differing(undrafted),
     }
-
-
-def behind(context: int, prompts: Sequence[Sequence[int]], pair: Pair) -> list[list[int]]:
-    """Return the prompts behind so many tokens of Python's standard library. Raises BadRequest if it has fewer."""
-    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
-    ids: list[int] = []
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        if len(ids) >= context:
-            break
-        ids += tokenizer.encode(path.read_text(errors="replace"), add_special_tokens=False).ids
-    if len(ids) < context:
-        raise BadRequest.bound("--context", context, f"at most {len(ids)}")
-    return [[*ids[:context], *prompt] for prompt in prompts]
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +176,8 @@ async def measure(options: argparse.Namespace) -> None:
             if options.http:
                 add(await http_row(bench, sampling, prompts))
             for context in options.context or ():
-                long = behind(context, prompts[:4], pair)
+                code = harness.source_code(pair, context)
+                long = [[*code, *prompt] for prompt in prompts[:4]]
                 add({"context": context} | await bench.row(sampling, long, 0.0))
     throttled = f", throttled to {options.step_ms:g} ms a step" if options.step_ms else ""
     size = f"One user, {setting.prompts} held-out prompts, at most {setting.tokens} tokens each, target on one core"

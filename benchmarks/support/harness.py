@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,6 +205,17 @@ def prompts(split: str, count: int | None = None) -> list[Prompt]:
         by_kind.setdefault(row["kind"], []).append(Prompt(row["id"], row["kind"], text, messages))
     longest = max(map(len, by_kind.values()))
     return [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)][:count]
+
+
+def source_code(pair: Pair, count: int) -> list[int]:
+    """Return so many of the target's tokens of Python's standard library. Raises BadRequest if it has fewer."""
+    tokenizer = Tokenizer.from_file(str(pair.target / "tokenizer.json"))
+    ids: list[int] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        ids += tokenizer.encode(path.read_text(errors="replace"), add_special_tokens=False).ids
+        if len(ids) >= count:
+            return ids[:count]
+    raise BadRequest.bound("tokens of source code", count, f"at most {len(ids)}")
 
 
 @contextlib.asynccontextmanager

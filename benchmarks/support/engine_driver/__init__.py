@@ -1,1 +1,0 @@
-"""Drive the verification engine step by step, without a network, and time the parts of a step."""
