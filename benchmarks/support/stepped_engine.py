@@ -98,7 +98,7 @@ class SteppedEngine:
         self._clock: Callable[[], float] = time.perf_counter if self.cuda else time.thread_time
         self._model_s = 0.0
         self._forward = model.forward
-        model.forward = self._timed_forward  # type: ignore[method-assign]
+        model.forward = self._timed_forward  # type: ignore[method-assign, assignment]
         config = EngineConfig(
             kv_slots=sessions * 1024,
             token_budget=max(512, 32 * sessions),
@@ -134,23 +134,23 @@ class SteppedEngine:
         return steps
 
     def _step(self, live: dict[str, ScriptedDevice]) -> Step:
-        messages = {
-            name: codecs.append_to_proto(append)
+        appends = {
+            name: codecs.append_to_proto(sent)
             for name, device in live.items()
-            if (append := device.next_append(self.model.vocab_size)) is not None
+            if (sent := device.next_append(self.model.vocab_size)) is not None
         }
         self._synchronize()
         self._model_s, begun = 0.0, self._clock()
-        for name, message in messages.items():
-            self._engine.append(name, codecs.append_from_checked(message, epoch=1))
+        for name, append in appends.items():
+            self._engine.append(name, codecs.append_from_checked(append, epoch=1))
         events = self._engine.step()
-        written = {e.session_id: codecs.commit_to_proto(e.commit) for e in events if isinstance(e, Committed)}
+        commits = {e.session_id: codecs.commit_to_proto(e.commit) for e in events if isinstance(e, Committed)}
         seconds = self._clock() - begun
-        if len(written) < len(events):
+        if len(commits) < len(events):
             raise InternalError(f"a session failed: {next(e for e in events if not isinstance(e, Committed))}")
-        for name, message in written.items():
-            live[name].session.on_commit(codecs.commit_from_proto(message))
-        full = sum(message.evaluated == live[name].nodes for name, message in written.items())
+        for name, commit in commits.items():
+            live[name].session.on_commit(codecs.commit_from_proto(commit))
+        full = sum(commit.evaluated == live[name].nodes for name, commit in commits.items())
         return Step(seconds, self._model_s, full)
 
     def _timed_forward(self, *arguments: Any) -> torch.Tensor:
