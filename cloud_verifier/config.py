@@ -107,14 +107,12 @@ class VerifierConfig(BaseSettings):
     stall_timeout_s: float = Field(default=60.0, ge=1.0)
     """Seconds after which a device that confirms no token, while tokens wait for it, loses its place; it may attach
     again for them. If other sessions find no room it loses its place after a few seconds."""
-    server_sources: str = Field(default="ngram,recycling", pattern=r"^((ngram|recycling)(,(ngram|recycling))*)?$")
-    """Sources of nodes that the verifier itself has, beside a server draft, separated by commas; empty for none. ngram:
-    what followed the same tokens in the session's own text. recycling: what the target last found likely after the same
-    token, in any session of the tenant; not with engine vllm. A source that does not pay pauses."""
+    server_sources: Literal["ngram", ""] = "ngram"
+    """Sources of draft tokens that need no model, beside a server draft and heads. ngram: what followed the same tokens
+    in the session's own text. Empty for none. A source that does not pay pauses."""
     heads: Path | None = None
-    """File of heads on the target (Medusa or EAGLE) that propose nodes where that pays, or the folder that
-    outrider-distill writes them to: then new ones are tried with a quarter of the sessions, and kept or given up. Heads
-    of another target are refused. Engine torch."""
+    """File of heads on the target (EAGLE or Medusa) that propose draft tokens where that pays, as outrider-distill
+    writes it. Heads of another target are refused. Engine torch."""
     server_draft: Path | None = None
     """GGUF file, or its id on the hub, of a draft that the verifier itself runs, in llama.cpp, for every session where
     that pays."""
@@ -126,10 +124,6 @@ class VerifierConfig(BaseSettings):
     """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
     """Sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
-    server_stores: Path | None = None
-    """Folder with n-gram stores of tenants, TENANT.safetensors each, which `outrider-distill store --out` writes; they
-    help the verifier's own `ngram` source in sessions of that tenant alone. A replaced file is read again. It needs
-    `coordinator`, whose tickets name the tenants."""
     allow_lossy_rules: bool = False
     """Whether requests may ask for an acceptance rule that lets draft tokens change the output, as `typical`. All
     verifiers of a target should have the same, or a session cannot move to one that refuses its rule."""
@@ -217,8 +211,6 @@ class VerifierConfig(BaseSettings):
             raise ValueError("coordinator_cert needs coordinator_ca: a certificate is shown over TLS alone")
         if not self.verifier_id.isprintable():
             raise ValueError("verifier_id holds what cannot be printed; give letters, digits and dashes")
-        if self.server_stores is not None and not self.coordinator:
-            raise ValueError("server_stores needs coordinator: tickets alone say which tenant a session is of")
         self._check_engine()
         for low, high in (("nodes", "in_flight"), ("window_nodes", "nodes"), ("window_depth", "depth")):
             below, above = getattr(self, low), getattr(self, high)
@@ -241,11 +233,6 @@ class VerifierConfig(BaseSettings):
             for name, value in (("attention", "auto"), ("compile", False), ("heads", None), ("server_draft", None)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Return the names in `server_sources`, each once."""
-        return tuple(dict.fromkeys(name for name in self.server_sources.split(",") if name))
 
     @property
     def tls(self) -> ServerTls | None:

@@ -137,7 +137,7 @@ class Pair:
     @property
     def server_sources(self) -> list[str]:
         """Return the options of a verifier with all sources that need no draft; without them it has none."""
-        return ["--server-sources", "ngram,recycling", *(["--heads", str(self.heads)] if self.heads else [])]
+        return ["--server-sources", "ngram", *(["--heads", str(self.heads)] if self.heads else [])]
 
     def encode(self, prompts: Iterable[Prompt]) -> dict[str, list[int]]:
         """Return the target's token ids of each prompt, by its id. Raises OSError for a chat and no chat template."""

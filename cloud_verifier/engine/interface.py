@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.session import Capabilities, EngineSession
@@ -130,10 +128,6 @@ class SessionRows:
         return self.chain + (len(self.batch.ids) if self.batch else 0)
 
 
-TopTokens = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""(ids `[n, K]`, the likeliest first, their log-probabilities `[n, K]`) of n rows, before penalties and temperature."""
-
-
 @dataclass(frozen=True)
 class KVUsage:
     """Counts KV slots: tokens whose keys and values a target holds or can hold."""
@@ -202,13 +196,6 @@ class TargetExecutor(Protocol):
     def rows_run(self, rows: Sequence[SessionRows]) -> Sequence[int]:
         """Return how many rows of each session the last run has computed: fewer than it was given if the target found
         no room for the session, or more of its prompt in the prefix cache than was known."""
-
-    def top_tokens(self, rows: Sequence[SessionRows], count: int) -> list[TopTokens | None]:
-        """Return the likeliest next tokens after the rows of the last step, of the last known token and of each node.
-
-        count: K, tokens of a row. Returns (ids `[1 + nodes, K]`, log-probabilities `[1 + nodes, K]`) of each session,
-        None where the target does not give them. To be called before the next step begins.
-        """
 
     def hidden_states(self, session: EngineSession) -> torch.Tensor | None:
         """Return the states `[1 + nodes, H]`, which the output layer read, of the last known token and the nodes of a

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from outrider.core.constraint import Constraint
 from outrider.core.coupling import position_key, session_key
@@ -130,21 +129,6 @@ def top_logprobs(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Te
     best, ids = logits.topk(min(top, logits.shape[1]), dim=1)
     total = logits.logsumexp(dim=1, keepdim=True)
     return ids, best - total, total
-
-
-@torch.inference_mode()
-def tops_of(parts: Sequence[torch.Tensor], top: int) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Return of each part, logits `[n, V]`, the likeliest ids `[n, K]` and their log-probabilities `[n, K]`.
-
-    All parts are on one device, whose results are copied to the host at once. K is `top`, or V if that is less.
-    """
-    if not parts:
-        return []
-    ids, log_probs, _ = top_logprobs(torch.cat(list(parts)), top)
-    # float32 is exact for ids, which are below 2^24.
-    both = torch.cat((ids.float(), log_probs), dim=1).cpu().numpy()
-    width, ends = both.shape[1] // 2, np.cumsum([len(part) for part in parts])[:-1]
-    return [(part[:, :width].astype(np.int64), part[:, width:]) for part in np.split(both, ends)]
 
 
 @torch.inference_mode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -13,12 +12,9 @@ from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.server_draft.base import ServerSource
 from cloud_verifier.engine.server_draft.head_models import describe_heads, load_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
-from cloud_verifier.engine.server_draft.heads_folder import HeadsFolder
-from cloud_verifier.engine.server_draft.heads_trial import ServedHeads
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
+from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.server_draft.sources import sources_of
-from cloud_verifier.engine.server_draft.tenant_stores import TenantStores
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -59,7 +55,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         limits,
         overlay=Overlay(
             [
-                *sources_of(config.sources, _stores(config, model)),
+                *([NgramSource()] if config.server_sources else []),
                 *heads,
                 *_server_draft(config, model, progress),
             ],
@@ -98,28 +94,16 @@ def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> N
         check_numerics(model, rows=config.token_budget)
 
 
-def _stores(config: VerifierConfig, model: TargetModel) -> TenantStores | None:
-    folder = config.server_stores
-    return TenantStores(folder, f"sha256:{model.weights_hash}", model.vocab_size) if folder is not None else None
-
-
 def _heads(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[ServerSource]:
     """Load the heads that the settings name, and have the model keep the states that they read. Raises ModelRefused."""
     if config.heads is None:
         return []
+    if not config.heads.is_file():
+        raise ModelRefused(f"heads {config.heads} is no file; give the heads.safetensors that outrider-distill wrote")
     model.keep_states()
-    target = f"sha256:{model.weights_hash}"
-
-    def load(path: Path) -> HeadsSource:
-        heads = load_heads(path, target, int(model.config.hidden_size)).to(model.device, model.torch_dtype)
-        return HeadsSource(heads, model, vocabulary=model.vocab_size)
-
-    if config.heads.is_file():
-        progress(f"heads {describe_heads(config.heads)}")
-        return [load(config.heads)]
-    if not config.heads.is_dir():
-        raise ModelRefused(f"heads {config.heads} is neither a file of heads nor a folder of them")
-    return [ServedHeads(HeadsFolder(config.heads, target), load)]
+    progress(f"heads {describe_heads(config.heads)}")
+    heads = load_heads(config.heads, f"sha256:{model.weights_hash}", int(model.config.hidden_size))
+    return [HeadsSource(heads.to(model.device, model.torch_dtype), model, vocabulary=model.vocab_size)]
 
 
 def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[LlamaServerDraft]:

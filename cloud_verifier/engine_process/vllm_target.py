@@ -12,9 +12,8 @@ from vllm.platforms import current_platform
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.server_draft.sources import sources_of
-from cloud_verifier.engine.server_draft.tenant_stores import TenantStores
 from cloud_verifier.engine.step_profiler import describe
 from cloud_verifier.engine.vllm_backend import SUPPORTED, load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
@@ -71,9 +70,7 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
     )
     grammars = load_grammars(config, capabilities.vocabulary, executor.eos_token_ids)
     core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
-    folder, vocabulary = config.server_stores, executor.capabilities.vocabulary
-    stores = TenantStores(folder, f"sha256:{digest}", vocabulary) if folder is not None else None
-    overlay = Overlay(sources_of([name for name in config.sources if name != "recycling"], stores))  # it needs logits
+    overlay = Overlay([NgramSource()] if config.server_sources else [])
     serve_engine(Engine(executor, limits, overlay=overlay, grammars=grammars), end, ready)
     core.shutdown()
     os._exit(0)  # at a usual exit, libraries of vLLM print pages of what they leak

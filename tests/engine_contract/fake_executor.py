@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import KVUsage, SessionRows, TopTokens
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from outrider.core.errors import OutriderError, Overloaded
@@ -94,9 +94,6 @@ class FakeExecutor:
 
     def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
         return [one.count for one in rows]
-
-    def top_tokens(self, rows: Sequence[SessionRows], count: int) -> list[TopTokens | None]:
-        return [None] * len(rows)
 
     def hidden_states(self, session: EngineSession) -> None:
         """Return None: the states are not kept."""

@@ -73,20 +73,14 @@ class ProposalRequest:
 class EvaluatedRows:
     """Holds what the target gave for the n rows that a session had in a step, which has been committed.
 
-    The first `chain` rows are known tokens, the others are nodes, accepted or not. What a source does not ask for, or
-    the target does not give, is None.
+    The first `chain` rows are known tokens, the others are nodes, accepted or not.
     """
 
     tokens: Sequence[int]
     """`[n]`: the token of each row."""
     chain: int
-    top_ids: NDArray[np.int64] | None = None
-    """`[m, K]`: the likeliest next tokens after the last m rows, the likeliest first; m is at least one more than there
-    are nodes."""
-    top_log_probs: NDArray[np.float32] | None = None
-    """`[m, K]`: the logarithms of their probability at temperature 1."""
-    hidden: torch.Tensor | None = None
-    """`[m, H]`: the last hidden states of the last m rows, on the target's device."""
+    hidden: torch.Tensor
+    """`[m, H]`: the last hidden states of the last m rows, on the target's device; m exceeds the number of nodes."""
     accepted: Sequence[int] = ()
     """Rows of the accepted nodes, counted from the last known token's, which is row 0."""
 
@@ -101,8 +95,6 @@ class ServerSource(Protocol):
     """In statistics and metrics: a short word, one for each class of sources."""
     max_sessions: int
     """The most sessions in one call of `propose`."""
-    wants_top: int
-    """K, the number of likeliest tokens of each evaluated row that `observe` needs; 0 for none."""
     wants_hidden: bool
     """Whether `observe` needs the last hidden state of each row."""
     pauses: bool
@@ -118,7 +110,7 @@ class ServerSource(Protocol):
         """Return a tree by session id, for the sessions that there are proposals for."""
 
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        """Learn from the rows of a session in the last step, if `wants_top` or `wants_hidden`."""
+        """Learn from the rows of a session in the last step, if `wants_hidden`."""
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended; harmless if it is not known."""

@@ -84,7 +84,6 @@ class HeadsSource:
 
     name = "heads"
     max_sessions = MAX_SESSIONS
-    wants_top = 0
     wants_hidden = True
     read = (0, 0.0)
 
@@ -106,8 +105,6 @@ class HeadsSource:
         return 0
 
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
-        if rows.hidden is None:
-            return
         nodes = len(rows.tokens) - rows.chain
         path = len(rows.hidden) - nodes - 1 + torch.tensor([0, *rows.accepted])
         states, tokens = rows.hidden[path.to(rows.hidden.device)], session.tokens[-len(path) :]

@@ -84,7 +84,6 @@ class LlamaServerDraft:
     `release`."""
 
     name = "gguf"
-    wants_top = 0
     wants_hidden = False
 
     def __init__(

@@ -20,7 +20,7 @@ from cloud_verifier.engine.server_draft.base import (
     grow,
 )
 from cloud_verifier.engine.session import EngineSession
-from outrider.core.ngram import NgramModel, NgramTable
+from outrider.core.ngram import NgramModel
 from outrider.core.proposals import Proposal, propose_among
 
 LONG = 2_048
@@ -37,14 +37,8 @@ class _Text:
     model: NgramModel
     read: int
     """Tokens of the session."""
-    store: NgramTable | None
-    """The tenant's, which another one may replace while the session runs."""
     reading: Future[None] | None = None
     """While they are read on another thread."""
-
-
-def no_store(tenant: str) -> NgramTable | None:
-    """Return None: a tenant without a store."""
 
 
 class NgramSource:
@@ -52,18 +46,11 @@ class NgramSource:
 
     name = "ngram"
     max_sessions = 1 << 20
-    wants_top = 0
     wants_hidden = False
     pauses = True
 
-    def __init__(
-        self,
-        store_of: Callable[[str], NgramTable | None] = no_store,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Predict from texts, and from what `store_of` returns for the salt of a session, its tenant."""
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.read = 0, 0.0
-        self._store_of = store_of
         self._clock = clock
         self._texts: dict[str, _Text] = {}
         self._left = 0
@@ -94,10 +81,6 @@ class NgramSource:
             if not text.reading.done():
                 return None
             text.reading = text.reading.result()
-        store = self._store_of(session.salt)
-        if text is not None and text.store is not store:
-            text.store = store
-            text.model.use(_stores(store))
         tokens = session.tokens
         new = tokens[text.read if text else 0 :]
         if text is not None and len(new) <= USUAL_TOKENS:
@@ -108,7 +91,7 @@ class NgramSource:
         if self._left < cost <= LONG:
             return None
         if text is None:
-            text = self._texts[session.session_id] = _Text(NgramModel(_stores(store)), 0, store)
+            text = self._texts[session.session_id] = _Text(NgramModel(), 0)
         text.read = len(tokens)
         if cost > LONG:
             text.reading = self._reader.submit(text.model.reset, list(tokens))
@@ -118,10 +101,6 @@ class NgramSource:
         text.model.extend(new) if cost < len(tokens) else text.model.reset(tokens)
         self.read = self.read[0] + len(new), self.read[1] + self._clock() - begun
         return text.model
-
-
-def _stores(store: NgramTable | None) -> tuple[NgramTable, ...]:
-    return (store,) if store is not None else ()
 
 
 def _children(model: NgramModel, session: EngineSession, path: Sequence[int]) -> list[Proposal]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.interface import SessionRows, TargetExecutor, TopTokens
+from cloud_verifier.engine.interface import SessionRows, TargetExecutor
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
 from cloud_verifier.engine.server_draft.base import (
@@ -216,12 +216,12 @@ class Overlay:
         last, self._last = self._last, []
         for one in list(self._sources):
             source = one.source
-            if not last or self._step < one.resumes or not (source.wants_top or source.wants_hidden):
+            if not last or self._step < one.resumes or not source.wants_hidden:
                 continue
             seen = last[:TRIAL_SESSIONS] if one.policies[False].pauses_in(self._step) else last
             begun = self._clock()
             try:
-                for session, rows in _evaluated(executor, seen, source):
+                for session, rows in _evaluated(executor, seen):
                     source.observe(session, rows)
             except Exception:
                 self._failed(one, [rows.session.session_id for rows, _ in last])
@@ -442,20 +442,16 @@ def _floor(commits: float, cost: CostCurve, *, exploring: bool) -> float:
 
 
 def _evaluated(
-    executor: TargetExecutor, last: Sequence[tuple[SessionRows, Verified | None]], source: ServerSource
+    executor: TargetExecutor, last: Sequence[tuple[SessionRows, Verified | None]]
 ) -> list[tuple[EngineSession, EvaluatedRows]]:
-    """Return the rows of the last step with what a source asks for, of sessions that have generated."""
-    walked = [(rows, verified) for rows, verified in last if verified is not None]
-    none: list[TopTokens | None] = [None] * len(walked)
-    tops = executor.top_tokens([rows for rows, _ in walked], source.wants_top) if source.wants_top else none
+    """Return the rows of the last step with their hidden states, of sessions that have generated."""
     found = []
-    for (rows, verified), top in zip(walked, tops, strict=True):
-        session, nodes = rows.session, rows.batch.tokens if rows.batch is not None else ()
-        hidden = executor.hidden_states(session) if source.wants_hidden else None
-        if top is None and hidden is None:
+    for rows, verified in last:
+        hidden = executor.hidden_states(rows.session) if verified is not None else None
+        if verified is None or hidden is None:
             continue
+        session, nodes = rows.session, rows.batch.tokens if rows.batch is not None else ()
         before = len(session.tokens) - len(verified.tokens)
         tokens = (*session.tokens[before - rows.chain : before], *nodes)
-        ids, log_probs = top if top is not None else (None, None)
-        found.append((session, EvaluatedRows(tokens, rows.chain, ids, log_probs, hidden, verified.rows)))
+        found.append((session, EvaluatedRows(tokens, rows.chain, hidden, verified.rows)))
     return found

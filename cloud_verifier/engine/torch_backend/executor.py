@@ -13,9 +13,8 @@ import torch._inductor.config
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler
-from cloud_verifier.engine.interface import KVUsage, SessionRows, TopTokens
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import RecordedTokens, Recording
-from cloud_verifier.engine.sampling import tops_of
 from cloud_verifier.engine.session import Capabilities, EngineSession
 from cloud_verifier.engine.step_profiler import LIMIT_S, SESSIONS, measure_cost
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
@@ -63,8 +62,6 @@ class TorchExecutor:
         """Rows of the current step."""
         self._hidden: dict[EngineSession, torch.Tensor] = {}
         """Hidden states of the current step's last known tokens and nodes."""
-        self._logits: dict[EngineSession, torch.Tensor] = {}
-        """`[1 + nodes, V]`: logits of each session that generated in the last step."""
         self._recording = Recording(config.record_top)
         self._device_sampler = DeviceSampler.on(model.device)
 
@@ -108,7 +105,6 @@ class TorchExecutor:
     def begin_step(self) -> None:
         self._segments.clear()
         self._hidden.clear()
-        self._logits.clear()
         self._recording.clear()
 
     def prepare(self, rows: SessionRows) -> None:
@@ -132,23 +128,14 @@ class TorchExecutor:
         lap()
         results = self._verify(rows, packed.logit_starts, logits)
         for one, start in zip(rows, packed.logit_starts, strict=True):
-            if one.batch is not None:
-                end = start + 1 + len(one.batch.ids)
-                self._logits[one.session] = logits[start:end]
-                if self.model.states is not None:
-                    self._hidden[one.session] = self.model.states[start:end]
+            if one.batch is not None and self.model.states is not None:
+                self._hidden[one.session] = self.model.states[start : start + 1 + len(one.batch.ids)]
         lap()
         return results
 
     def hidden_states(self, session: EngineSession) -> torch.Tensor | None:
         """Return None also if the model does not keep them (`TargetModel.keep_states`)."""
         return self._hidden.get(session)
-
-    def top_tokens(self, rows: Sequence[SessionRows], count: int) -> list[TopTokens | None]:
-        known = [self._logits.get(one.session) for one in rows]
-        parts = [part for part in known if part is not None]
-        tops = iter(tops_of(parts, count))
-        return [None if part is None else next(tops) for part in known]
 
     def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
         return [one.count for one in rows]

@@ -20,7 +20,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import KVUsage, SessionRows, TopTokens
+from cloud_verifier.engine.interface import KVUsage, SessionRows
 from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, proposed_depths
 from cloud_verifier.engine.sampling import LEAST_LOGPROB
 from cloud_verifier.engine.session import Capabilities, EngineSession
@@ -136,10 +136,6 @@ class VllmExecutor:
 
     def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
         return [self._scheduler.rows.get(self._requests[one.session].request_id, 0) for one in rows]
-
-    def top_tokens(self, rows: Sequence[SessionRows], count: int) -> list[TopTokens | None]:
-        """Return None for each session: vLLM's logits stay in its workers."""
-        return [None] * len(rows)
 
     def hidden_states(self, session: EngineSession) -> None:
         """Return None: the states are not kept."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,6 @@ from rig import prompt_of
 from safetensors.torch import load_file, save_file
 from tiny_targets import SHAPE, VOCAB, make_tiny
 
-from cloud_verifier.distill.data.texts import Text
-from cloud_verifier.distill.training.batches import TrainingBatch
 from cloud_verifier.distill.training.heads_student import UNROLLED, HeadsStudent
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest
 from cloud_verifier.engine.server_draft.head_models import (
@@ -83,20 +80,6 @@ def test_a_step_returns_the_hidden_states_that_transformers_returns(
         assert torch.allclose(proposed, logits, atol=0.05 * float(logits.abs().max()))  # in int8, where there is any
         model._int8_output = None
         assert torch.allclose(model.output(model.states)[:, :VOCAB], logits, atol=2e-3)
-
-
-def test_with_cuda_graphs_states_are_copies_that_the_next_step_leaves(tiny_directory: Callable[[str], Path]) -> None:
-    model = TargetModel.load(tiny_directory("qwen3"))
-    model.keep_states()
-    forward(model, prompt_of(12))
-    eager = model.states
-    graphs: Any = lambda batch, plan: None  # as where a step fits no graph  # noqa: E731
-    model.graphs = graphs
-    forward(model, prompt_of(12))
-    copied = model.states
-    forward(model, prompt_of(12, seed=1))
-    assert eager is not None and copied is not None and model.states is not None
-    assert torch.equal(copied, eager) and not torch.equal(model.states, eager)
 
 
 def test_states_that_are_kept_change_no_bit_of_the_logits(tiny_directory: Callable[[str], Path]) -> None:
@@ -228,54 +211,3 @@ def test_a_step_that_was_not_observed_makes_the_heads_begin_anew() -> None:
     assert len(source.propose([asked(session_of(text[:10], 6))])["a"]) == 3
     source.release("a")
     assert source.propose([asked(session_of(text[:10], 6))]) == {}
-
-
-def test_a_tree_has_no_more_nodes_than_are_of_use_and_none_below_the_floor() -> None:
-    module, text = make_tiny("qwen3"), prompt_of(30)
-    for kind in ("medusa", "eagle"):
-        source = Followed(random_heads(kind), TinyLayers(module), vocabulary=VOCAB)
-        source.text, source.seen = text, []
-        session = session_of(text[:7], 6)
-        source.observe(session, EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN)))
-        assert len(source.propose([asked(session, nodes=2)])["a"]) == 2
-        assert len(source.propose([asked(session, floor=0.85)])["a"]) == 1
-        session.left = 2
-        assert len(source.propose([asked(session)])["a"]) == 1
-
-
-def test_no_level_is_drafted_that_is_not_worth_its_time() -> None:
-    module, text = make_tiny("qwen3"), prompt_of(30)
-    for pauses, worth in ((True, 1), (False, 3)):
-        source = Followed(random_heads("eagle"), TinyLayers(module), vocabulary=VOCAB, pauses=pauses)
-        source.text, source.seen = text, []
-        session = session_of(text[:7], 6)
-        source.observe(session, EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN)))
-        cheap = replace(asked(session), token_s=1e-9)
-        assert len(source.propose([cheap])["a"]) == (2 if pauses else 3)  # one level has been timed by then
-        assert len(source.propose([cheap])["a"]) == worth
-        assert len(source.propose([asked(session)])["a"]) == 3
-
-
-def labelled(tokens: Sequence[int], first: int) -> Text:
-    """Return a text whose target is sure of each token."""
-    count = len(tokens)
-    return Text(
-        "",
-        "",
-        np.asarray(tokens, np.int32),
-        np.asarray(tokens, np.int32)[:, None],
-        np.zeros((count, 1), np.float32),
-        np.zeros(count, np.float32),
-        first,
-    )
-
-
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
-def test_every_label_but_a_texts_first_is_learnt_from(kind: str) -> None:
-    batch = TrainingBatch.of([labelled(prompt_of(20), 5), labelled(prompt_of(11, 1), 3)], torch.device("cpu"))
-    student = HeadsStudent(make_tiny("qwen3"), random_heads(kind), TARGET)
-    kl, overlap, agreed = student(batch)
-    assert len(kl) == len(overlap) == len(agreed) == 20 - 5 + 11 - 3 - 2
-    kl.sum().backward()
-    assert all(parameter.grad is not None for parameter in student.heads.parameters())
-    assert all(parameter.grad is None for parameter in student.module.parameters())

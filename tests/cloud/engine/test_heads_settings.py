@@ -1,4 +1,4 @@
-"""Test the setting `heads`: a file, a folder, and what is refused."""
+"""Test the setting `heads`: a file, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tiny_targets import SHAPE
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
 from cloud_verifier.engine.server_draft.heads import HeadsSource
-from cloud_verifier.engine.server_draft.heads_trial import ServedHeads
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.torch_target import _heads
 from outrider.core.errors import ModelRefused
@@ -22,16 +21,13 @@ def config_of(directory: Path, heads: Path, **changes: Any) -> VerifierConfig:
     return VerifierConfig(**{"model": directory, "insecure": True, "heads": heads} | changes)
 
 
-def test_heads_come_from_a_file_or_from_a_folder(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
+def test_heads_come_from_a_file(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
     model, told = TargetModel.load(tiny_directory("qwen3")), list[str]()
     heads = new_heads(HeadsShape(hidden=SHAPE["hidden_size"], depth=2, width=64))
     file = tmp_path / "heads.safetensors"
     save_heads(file, heads, f"sha256:{model.weights_hash}")
     (source,) = _heads(config_of(tiny_directory("qwen3"), file), model, told.append)
     assert isinstance(source, HeadsSource) and "heads.safetensors" in told[0]
-    (tmp_path / "folder").mkdir()
-    (source,) = _heads(config_of(tiny_directory("qwen3"), tmp_path / "folder"), model, told.append)
-    assert isinstance(source, ServedHeads)
 
 
 def test_heads_of_another_target_or_from_nowhere_stop_the_start(
@@ -41,7 +37,7 @@ def test_heads_of_another_target_or_from_nowhere_stop_the_start(
     save_heads(tmp_path / "other", new_heads(HeadsShape(hidden=SHAPE["hidden_size"])), "sha256:" + "0" * 64)
     with pytest.raises(ModelRefused, match="has heads of target sha256:0000"):
         _heads(config_of(tiny_directory("qwen3"), tmp_path / "other"), model, lambda text: None)
-    with pytest.raises(ModelRefused, match="neither a file of heads nor a folder"):
+    with pytest.raises(ModelRefused, match="is no file"):
         _heads(config_of(tiny_directory("qwen3"), tmp_path / "nothing"), model, lambda text: None)
 
 
@@ -51,6 +47,6 @@ def test_heads_of_another_target_or_from_nowhere_stop_the_start(
         ({"engine": "vllm"}, "heads is .*, which engine vllm does not have"),
     ],
 )
-def test_heads_need_our_own_engine_with_one_rank(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_heads_need_our_own_engine(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
         config_of(tmp_path, tmp_path, **changes)

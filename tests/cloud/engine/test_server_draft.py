@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import Clock, Rig, client, nothing, perfect, prompt_of
+from rig import Rig, client, nothing, prompt_of
 from small_tokenizer import tokenizer_json
 from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.server_draft import llama_draft, policy
-from cloud_verifier.engine.server_draft.base import ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
@@ -133,55 +132,6 @@ def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, refer
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
 
 
-def test_for_measurements_it_never_pauses(target: Target) -> None:
-    seconds = itertools.count().__next__
-    draft = LlamaServerDraft(Chains(target("llama")), depth=3, vocabulary=VOCAB, pauses=False, clock=seconds)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=seconds))
-    rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
-    rig.run()
-    assert rig.engine.counters.steps < 3 + 150 / 4 + 2
-
-
-def test_prompts_that_drafting_cannot_pay_back_are_not_read(target: Target) -> None:
-    """With many short answers to long prompts a draft that reads slowly reads no prompt but for trials."""
-    chains = Chains(target("llama"), count=16)
-    clock = Clock()
-    feed = chains.feed
-
-    def slowly(feeds: Sequence[tuple[int, Sequence[int]]]) -> Any:
-        clock.now += 0.01 * sum(len(tokens) for _, tokens in feeds)  # a step takes about a millisecond
-        return feed(feeds)
-
-    chains.feed = slowly  # type: ignore[method-assign]
-    draft = LlamaServerDraft(chains, depth=3, vocabulary=VOCAB, clock=clock)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=8192, max_sessions=64), overlay=Overlay([draft], clock=clock))
-    for i in range(40):
-        rig.attach(f"s{i}", client(prompt_of(90 + i), nothing, max_tokens=12, ignore_eos=True))
-    rig.run()
-    assert 0 < chains.fed < 16 * 130  # of 40 prompts of 90 tokens and more
-
-
-def test_the_draft_reads_every_token_about_once(target: Target) -> None:
-    chains = Chains(target("llama"))
-    rig = rig_with(target("llama"), chains, siblings=0)
-    rig.attach("s", client(prompt_of(40), nothing, max_tokens=60, ignore_eos=True))
-    rig.run()
-    # The prompt, every token of the output, and no draft token again that was accepted.
-    assert chains.fed <= 40 + 60 + 6
-
-
-def test_beside_a_device_that_drafts_right_the_draft_gains_nothing_and_pauses(target: Target, reference: Plain) -> None:
-    prompt = prompt_of(12)
-    expected = reference("llama").generate(prompt, 120, ignore_eos=True)
-    chains = Chains(target("llama"))
-    rig = rig_with(target("llama"), chains)
-    rig.attach("s", client(prompt, perfect(expected), max_tokens=120, ignore_eos=True))
-    rig.run()
-    assert rig.clients["s"].device.received == expected
-    assert chains.fed <= 12 + (policy.TRIAL + 2) * 9 + 9
-    assert rig.engine.counters.evaluated > 100
-
-
 def test_more_sessions_than_the_draft_has_room_for_stream_plainly(target: Target, reference: Plain) -> None:
     chains = Chains(target("llama"), count=2)
     rig = rig_with(target("llama"), chains)
@@ -252,29 +202,6 @@ def test_sessions_with_a_grammar_gain_and_it_is_followed_along_the_targets_own_t
     assert len(received[0]) >= 17
 
 
-@pytest.mark.parametrize("least", [0, 30])
-def test_no_end_is_proposed_before_the_least_length(least: int, target: Target, reference: Plain) -> None:
-    """The target would choose an end at once."""
-    params = SamplingParams(logit_bias=((EOS, 50.0),))
-    chains = Chains(target("llama"))
-    proposed: list[int] = []
-    draft = LlamaServerDraft(chains, depth=3, siblings=1, vocabulary=VOCAB, clock=lambda: 0.0)
-    propose = draft.propose
-
-    def watched(requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-        trees = propose(requests)
-        proposed.extend(node.token for tree in trees.values() for node in tree if node.position < least)
-        return trees
-
-    draft.propose = watched  # type: ignore[method-assign]
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=lambda: 0.0))
-    rig.attach("s", client(prompt_of(9), nothing, max_tokens=40, sampling=params, min_tokens=least))
-    rig.run()
-    assert len(rig.clients["s"].device.received) == least + 1
-    assert EOS not in proposed
-    assert bool(proposed) == bool(least)
-
-
 def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, reference: Plain) -> None:
     chains = Chains(target("llama"))
     rig = rig_with(target("llama"), chains)
@@ -289,27 +216,3 @@ def test_a_draft_that_breaks_is_given_up_and_no_session_notices(target: Target, 
     chains.feed = broken  # type: ignore[method-assign, assignment]
     rig.run()
     assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
-
-
-def test_the_prompts_of_many_do_not_come_into_one_step(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_draft, "PROMPT_TOKENS", 0)
-    chains = Chains(target("llama"))
-    rig = rig_with(target("llama"), chains)
-    for i in range(6):
-        rig.attach(f"s{i}", client(prompt_of(90 + i), nothing, max_tokens=30, ignore_eos=True))
-    fed = []
-    while not all(one.ended for one in rig.clients.values()):
-        before = chains.fed
-        rig.turn()
-        fed.append(chains.fed - before)
-    assert max(fed) <= 6 * (16 + 3)
-    assert rig.engine.counters.server_accepted > 0
-
-
-def test_a_token_that_the_draft_does_not_know_ends_drafting_for_that_session(target: Target) -> None:
-    chains = Chains(target("llama"))
-    draft = LlamaServerDraft(chains, depth=2, vocabulary=10)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft]))
-    rig.attach("s", client([50, 60, 70], nothing, max_tokens=20, ignore_eos=True))
-    rig.run()
-    assert chains.fed == 0

@@ -29,7 +29,6 @@ from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.server_draft.recycling import RecyclingSource
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.stats import EngineCounters
 from cloud_verifier.engine.torch_backend.model import TargetModel
@@ -45,17 +44,15 @@ VOCABULARY = 5
 PROMPT = (0, 1, 2, 3, 0, 2, 1, 0, 3, 1, 0, 2, 3)
 LENGTH = 3
 """Tokens that are compared. The first one is committed with the prompt, before a source of the verifier is asked."""
-SESSIONS = 1_200
+SESSIONS = 600
 TOGETHER = 32
 """Sessions at a time."""
 ROOM = replace(DIRECTIVE, nodes_per_step=24)
 """Room for nodes of every source, though one may be surer than another."""
 SAMPLING: dict[str, Any] = {"temperature": 1.6, "top_p": 0.95}
 MIXTURES = [
-    ("ngram", "recycling"),
-    ("ngram", "recycling", "gguf"),
-    ("ngram", "recycling", "eagle"),
-    ("ngram", "recycling", "gguf", "medusa", "adversary"),
+    ("ngram", "eagle"),
+    ("ngram", "gguf", "medusa", "adversary"),
 ]
 
 
@@ -85,7 +82,7 @@ def misleading(sampler: Sampler, tokens: Sequence[int]) -> list[int]:
 class Adversary:
     """A source that knows the target and the noise."""
 
-    name, max_sessions, wants_top, wants_hidden, pauses, read = "adversary", 64, 0, False, False, (0, 0.0)
+    name, max_sessions, wants_hidden, pauses, read = "adversary", 64, False, False, (0, 0.0)
 
     def unread(self, session: EngineSession) -> int:
         return 0
@@ -134,8 +131,8 @@ class Parts:
         """Yield new sources, which never pause, so that the speed of this machine decides nothing."""
         for name in names:
             match name:
-                case "ngram" | "recycling" | "adversary":
-                    source: Any = {"ngram": NgramSource, "recycling": RecyclingSource, "adversary": Adversary}[name]()
+                case "ngram" | "adversary":
+                    source: Any = {"ngram": NgramSource, "adversary": Adversary}[name]()
                     source.pauses = False
                     yield source
                 case "gguf":
