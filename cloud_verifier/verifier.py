@@ -29,9 +29,8 @@ from outrider.llama.trial import try_draft
 from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server, start
-from outrider.wire.frames import add_verifier
 from outrider.wire.health import Health
-from outrider.wire.v1 import coordinator_pb2, engine_pb2
+from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class VerifierProcess:
     async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> VerifierService:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
         config = self._config
-        add_verifier(self._startup, grpc_server)
+        session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
         self._health.add_to(grpc_server)
         await start(grpc_server)
         reminding = asyncio.create_task(self._startup.remind())

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge_agent.session.statistics import Statistics, Usage
     from outrider.core.errors import (
         BadRequest,
-        Damaged,
         Draining,
         Fenced,
         InternalError,
@@ -48,7 +47,6 @@ __all__ = [
     "ClientTls",
     "Completion",
     "CompletionStream",
-    "Damaged",
     "Draining",
     "EdgeSettings",
     "Fenced",

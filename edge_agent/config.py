@@ -102,11 +102,6 @@ class EdgeSettings(BaseSettings):
 
     max_sessions: int = Field(default=64, ge=1)
     """Requests that run at the same time; further ones wait."""
-    checksum: bool = True
-    """Send a checksum with every message of a session, and check those that come. TLS finds changed bytes by itself."""
-    padding: Literal["auto", "off", "buckets", "constant"] = "auto"
-    """Pad the messages of a session, since their sizes tell how many tokens were accepted: in buckets, or all to one
-    size. auto: buckets, except with a verifier on this machine."""
     resume_budget_s: float | None = Field(default=None, ge=0.0)
     """Seconds that a session, or a request that has none yet, looks for a verifier without progress before it fails;
     without it, as long as the request's timeout allows."""

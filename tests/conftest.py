@@ -36,7 +36,6 @@ LONG = (
     "cloud/distill/test_training.py",
     "e2e/test_e2e_updates.py",
     "e2e/test_e2e_commands.py",
-    "e2e/test_e2e_previous_device.py",
     "edge/test_release_updates.py",
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",

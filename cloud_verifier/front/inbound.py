@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from cloud_verifier.front.counters import StreamCounters
 from cloud_verifier.front.heartbeat import Heartbeat
-from outrider.core.errors import ProtocolViolation
+from outrider.core.errors import BadRequest, ProtocolViolation
 from outrider.wire import codecs
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -63,7 +65,7 @@ class InboundMessages:
 
         on_first_rtt: called when the first answer to a ping has shown the round trip.
         """
-        async for message in requests:
+        async for message in _parsed(requests):
             kind, nodes = message.WhichOneof("kind"), 0
             match kind:
                 case "append":
@@ -113,3 +115,12 @@ class InboundMessages:
             self.send(update=engine_pb2.SessionUpdate(rtt_ms=self.heartbeat.rtt_ms))
             if not known:
                 on_first_rtt()
+
+
+async def _parsed(requests: Requests) -> Requests:
+    """Yield a device's messages. Raises BadRequest for what is none: it comes from outside, and is no defect."""
+    try:
+        async for message in requests:
+            yield message
+    except DecodeError:
+        raise BadRequest("a message on the stream cannot be parsed, must be a ClientMessage") from None

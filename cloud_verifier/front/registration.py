@@ -20,13 +20,13 @@ import grpc
 from cloud_verifier.front.counters import FrontCounters
 from cloud_verifier.front.revocations import CLOCK_SKEW_S, Revocations
 from outrider.core.backoff import backoff_s
-from outrider.core.errors import BadRequest, Damaged, OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, Unauthenticated, Unavailable
 from outrider.core.protocol.messages import Directive
 from outrider.core.text import short_id
 from outrider.telemetry.logs import RepeatedFailure
 from outrider.wire import codecs, ticket
 from outrider.wire.channels import ClientTls, channel
-from outrider.wire.status import error_from_rpc, error_on_the_way
+from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
@@ -188,9 +188,9 @@ class RegistryClient:
         try:
             answer = await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
-            raise error_on_the_way(error, peer) from error
+            raise error_from_rpc(error, peer) from error
         if answer is None:  # from gRPC, for bytes that are no message
-            raise Damaged(f"what {peer} answered was changed on the way")
+            raise Unavailable(f"{peer} answered what is no message; is it of another version?")
         return answer
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineLink
@@ -145,10 +146,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 return unread
         return None
 
-    async def Session(
-        self, requests: Requests, context: Context
-    ) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
-        """Yield what goes to the device; the most frequent messages are serialised."""
+    async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
+        """Yield what goes to the device."""
         stream: SessionStream | None = None
         silence_watch: asyncio.Task[None] | None = None
         failure: Exception | None = None
@@ -247,6 +246,8 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 raise Unavailable(late) from None
             except StopAsyncIteration:
                 raise BadRequest("the stream ended before its Open") from None
+            except DecodeError:
+                raise BadRequest("the first message cannot be parsed, must be a ClientMessage") from None
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
         # Not before Open, whose write would lose the status, as in `_authorised`.

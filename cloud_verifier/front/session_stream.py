@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
-
-from google.protobuf.message import Message
+from typing import Any
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
@@ -18,7 +17,7 @@ from cloud_verifier.front.inbound import InboundMessages, RateLimiter, Requests
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
-from outrider.wire.frames import field_of
+from outrider.wire.padding import least_bytes, padded
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
 
@@ -71,8 +70,7 @@ class SessionStream:
         """Events of the engine for this epoch. An event without a kind has the stream look at what else is due."""
         self._next_ping = asyncio.get_running_loop().call_soon(self._wake_for_ping)
         self._ping_due = False
-        self._sender = engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch).SerializeToString()
-        """What each request to the engine begins with."""
+        self._least_bytes = least_bytes(attach)
         self._release_serial = self._announced_serial = 0
         """Serials of the draft releases: the latest, and the one in the last ReleaseNotice."""
         start = engine_pb2.Start(
@@ -93,7 +91,7 @@ class SessionStream:
     def opened(self, verifier_id: str, vocabulary_size: int) -> session_pb2.ServerMessage:
         """Return the answer to the device's Open."""
         answer = codecs.Opened(self.epoch, verifier_id, self.claims.limits, self._next_directive(), vocabulary_size)
-        return session_pb2.ServerMessage(opened=codecs.opened_to_proto(answer))
+        return padded(session_pb2.ServerMessage(opened=codecs.opened_to_proto(answer)), self._least_bytes)
 
     def set_directive(self, directive: Directive) -> None:
         """Follow a directive of the coordinator: the engine obeys at once, and the device gets it next."""
@@ -115,9 +113,8 @@ class SessionStream:
 
     async def messages(
         self, requests: Requests, on_first_rtt: Callable[[], None], on_last: Callable[[], None]
-    ) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
-        """Yield pings, directives, notices and, serialised, commits until the sequence ends. Raises what else ended the
-        session.
+    ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
+        """Yield pings, directives, notices and commits until the sequence ends. Raises what else ended the session.
 
         on_first_rtt: called when the round trip is known. on_last: called when the last Commit is on its way.
         The stream ends when the device has closed its side.
@@ -135,7 +132,7 @@ class SessionStream:
                     raise ipc.error_from_failure(event.failure)
                 if kind == "commit":
                     self.counters.commit(event.commit)
-                    yield field_of(session_pb2.ServerMessage.COMMIT_FIELD_NUMBER, event.commit)
+                    yield padded(session_pb2.ServerMessage(commit=event.commit), self._least_bytes)
                     if self.counters.finish != session_pb2.FINISH_NONE:
                         on_last()
                         # A device on grpc.aio that writes just when its stream ends loses what it has not read yet.
@@ -143,7 +140,7 @@ class SessionStream:
                         return
                 if self._ping_due or self._directives.changed or self._release_serial > self._announced_serial:
                     for message in self._due():
-                        yield message
+                        yield padded(message, self._least_bytes)
         finally:
             self._next_ping.cancel()
             reading.cancel()
@@ -185,7 +182,6 @@ class SessionStream:
     def _wake(self) -> None:
         self._inbox.put_nowait(engine_pb2.EngineEvent())
 
-    def _send(self, **kind: Message) -> None:
-        ((name, message),) = kind.items()
-        field = engine_pb2.EngineRequest.DESCRIPTOR.fields_by_name[name]
-        self._host.send(self._sender + field_of(field.number, message))
+    def _send(self, **kind: Any) -> None:
+        request = engine_pb2.EngineRequest(session_id=self.session_id, epoch=self.epoch, **kind)
+        self._host.send(request.SerializeToString())

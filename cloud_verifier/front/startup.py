@@ -68,13 +68,13 @@ class StartupService(session_pb2_grpc.VerifierServicer):
         async with aborting(context):
             await self._ready().FetchArtifact(request, context)
 
-    def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+    def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         return self.service.Session(requests, context) if self.service is not None else self._refused(context)
 
-    async def _refused(self, context: Context) -> AsyncGenerator[session_pb2.ServerMessage | bytes, None]:
+    async def _refused(self, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         async with aborting(context):
             raise self._loading()
-        yield b""  # type: ignore[unreachable]  # it makes this a stream
+        yield session_pb2.ServerMessage()  # type: ignore[unreachable]  # it makes this a stream
 
     def _ready(self) -> VerifierService:
         """Return the service. Raises Unavailable while the target loads."""

@@ -117,8 +117,6 @@ class Sessions:
                 announced=release,
                 on_release_notice=self.on_release_notice,
                 on_silence=self._channels.retire,
-                checksum=self.settings.checksum,
-                padding=self.settings.padding,
                 timeout=self._channels.timeout,
             )
             route = self.route(placement, budget_s)

@@ -16,17 +16,12 @@ import grpc
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import (
-    BadRequest,
-    Damaged,
-    NotFound,
     OutriderError,
     Overloaded,
-    PermissionDenied,
-    Unauthenticated,
     Unavailable,
 )
 from outrider.telemetry.traces import call_metadata
-from outrider.wire.status import error_on_the_way
+from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 from outrider.wire.v1.session_pb2 import TargetIdentity
@@ -36,8 +31,6 @@ RECONNECT_TIMEOUT_S = 2.8
 """How long a coordinator that may be restarting is waited for: over twice the longest back-off of a channel
 (wire.channels), and not so long that those who ask for text take it for a hang."""
 _LEAST_DELAY_S = 0.1
-_DOUBTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-"""What a call may end with whose headers were changed on the way: HTTP/2 repeats them in every later call."""
 _ADVICE = (
     "start it, for example with `outrider up`, or give the address of one that runs with --coordinator or"
     " OUTRIDER_EDGE_COORDINATOR"
@@ -177,11 +170,7 @@ class CoordinatorClient:
             failed_verifiers=failed,
             last_epoch=last_epoch,
         )
-        try:
-            return _grants(await self._call("ResumeSession", request))
-        except (BadRequest, NotFound, PermissionDenied, Unauthenticated):
-            # The session was there before: the request or its headers may have been changed on the way.
-            return _grants(await self._call("ResumeSession", request))
+        return _grants(await self._call("ResumeSession", request))
 
     async def close(self, session_id: str, ticket: bytes) -> None:
         """Close the session, which frees its capacity before its lease expires."""
@@ -239,14 +228,13 @@ class CoordinatorClient:
             answer = await getattr(stub, method)(request, **{**defaults, **options})
         except grpc.RpcError as error:
             code = getattr(error, "code", lambda: None)()
-            if expired := code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED and not options:
                 self._timeout.expired(_TIMEOUT_S, allowed_s)
-            if expired or code in _DOUBTED:
                 self._give_up(channel)
-            raise error_on_the_way(error, self._peer, _ADVICE) from error
+            raise error_from_rpc(error, self._peer, _ADVICE) from error
         self._timeout.answered()
         if answer is None:  # from gRPC, for bytes that are no message
-            raise Damaged(f"what {self._peer} answered was changed on the way; try again")
+            raise Unavailable(f"{self._peer} answered what is no message; is it of another version?")
         return answer
 
 

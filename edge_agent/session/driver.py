@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import grpc
 
@@ -21,21 +20,15 @@ from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import SILENCE_S, Received, ReleaseNotice, VerifierSilent, VerifierStream
 from outrider.core.errors import (
-    Damaged,
     InternalError,
     OutriderError,
-    PermissionDenied,
     ProtocolViolation,
-    Unauthenticated,
 )
 from outrider.core.protocol.device import Delivery, DeviceSession, ReattachNeeded
 from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, Finish, SessionLimits
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
-from outrider.wire.channels import is_loopback
 from outrider.wire.codecs import Open, Opened, Ping
-from outrider.wire.frames import Framing
-from outrider.wire.status import unserved
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +51,7 @@ class DriverOptions:
     on_release_notice: Callable[[int], None] = lambda _: None
     """Receives the serial of a ReleaseNotice."""
     on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
-    """Receives the channel of an attach that ended with VerifierSilent or Damaged, or whose ticket was refused."""
-    checksum: bool = True
-    padding: Literal["auto", "off", "buckets", "constant"] = "auto"
-    """How messages are padded; auto: in buckets, except on this machine."""
+    """Receives the channel of an attach that ended with VerifierSilent."""
     timeout: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
 
 
@@ -88,8 +78,6 @@ class SessionDriver:
         self._stream: VerifierStream | None = None
         self._announced = ""
         """The release that the verifier knows to propose the nodes."""
-        self._doubted = False
-        """Whether an attach has ended since a verifier does not know its method, which may have been changed."""
         self.winding_down: asyncio.Task[None] | None = None
         """The rest of the session's work after `deliveries` has ended; await or cancel it before the loop ends."""
         draft.vocabulary_size = options.vocabulary_size
@@ -151,28 +139,22 @@ class SessionDriver:
             log.info("attach with epoch %d at %s ended: %s", target.epoch, target.address, error)
             self._statistics.attach_failure = str(error)
             progressed = self._session.progress > before
-            if unserved(error) and not self._doubted:
-                self._doubted, error = True, Damaged(str(error))
-            if isinstance(error, VerifierSilent | Damaged | Unauthenticated | PermissionDenied):
-                self._options.on_silence(link)  # HTTP/2 repeats headers of before, changed ones too
+            if isinstance(error, VerifierSilent):
+                self._options.on_silence(link)
             self._route.failed(error, progressed=progressed)
         finally:
             self._stream = None
             self._pacing.close()
 
     def _stream_over(self, link: grpc.aio.Channel, target: AttachTarget) -> VerifierStream:
-        options, padding = self._options, self._options.padding
-        if padding == "auto":
-            padding = "off" if is_loopback(target.address) else "buckets"
         return VerifierStream(
             link,
-            options.silence_s,
+            self._options.silence_s,
             self._statistics,
             target.peer,
             target.advice,
             ticket=target.ticket,
-            framing=Framing(options.checksum, padding),
-            timeout=options.timeout,
+            timeout=self._options.timeout,
         )
 
     def _open(self, stream: VerifierStream, target: AttachTarget) -> None:

@@ -24,8 +24,6 @@ from outrider.wire.v1 import coordinator_pb2 as pb
 
 FIRST_CONTACT_S = 3.5
 """Time for which a single verifier is looked for: its address is more likely wrong than the verifier restarting."""
-MOST_DAMAGED = 20
-"""Attaches in a row that may be damaged on the way before any token comes: then something there changes them all."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,6 @@ def next_attach(error: OutriderError) -> NextAttach:
     return NextAttach.NONE
 
 
-def damaged_in_a_row(before: int, error: OutriderError, *, progressed: bool) -> int:
-    """Return how many attaches in a row were damaged, with this one; `before` were. Raises `error` for too many."""
-    count = (0 if progressed else before) + 1 if isinstance(error, errors.Damaged) else 0
-    if count > MOST_DAMAGED:
-        raise error
-    return count
-
-
 class DirectRoute:
     """The route to a single verifier that is known by its address, without a coordinator.
 
@@ -107,7 +97,7 @@ class DirectRoute:
         self._address = address
         self._tls = tls
         self._backoff = backoff
-        self._epoch = self._damaged = 0
+        self._epoch = 0
         self._pause_s = 0.0
 
     async def next(self) -> AttachTarget:
@@ -118,7 +108,6 @@ class DirectRoute:
     def failed(self, error: OutriderError, *, progressed: bool) -> None:
         if progressed:
             self._backoff.progressed()
-        self._damaged = damaged_in_a_row(self._damaged, error, progressed=progressed)
         if isinstance(error, errors.Unauthenticated | errors.PermissionDenied) or next_attach(error) is NextAttach.NONE:
             raise error
         self._backoff.failed(error)
@@ -142,7 +131,7 @@ class GrantRoute:
         self._resume = resume
         self._backoff = backoff
         self._ticket = grants[0].ticket
-        self._epoch = self._damaged = 0
+        self._epoch = 0
         self._failed_ids: list[str] = []
         self._attempts = 0
         """Failed attaches at the first grant's verifier."""
@@ -164,7 +153,6 @@ class GrantRoute:
         if progressed:
             self._backoff.progressed()
             self._attempts = 0
-        self._damaged = damaged_in_a_row(self._damaged, error, progressed=progressed)
         where = next_attach(error)
         if where is NextAttach.NONE:
             raise error

@@ -19,10 +19,11 @@ from outrider.telemetry.traces import call_metadata
 from outrider.wire import codecs
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.codecs import Open, Opened, Ping
-from outrider.wire.frames import METHOD, Frames, Framing
-from outrider.wire.status import error_on_the_way
+from outrider.wire.padding import padded
+from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
+from outrider.wire.v1 import session_pb2_grpc
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ _FAREWELL_S = 0.3
 """Time that a finished stream may take to end by itself."""
 _CONNECT_S = 1.0
 """Additional time for a stream's first message: a lost SYN is sent again only after a second (RFC 6298)."""
-_UNPADDED = Framing()
 _ENGINE_S = 0.5
 """Additional time for which a verifier's engine may be quiet: the verifier measures it every 0.25 s."""
 _UNHEARD_PONGS = 3
@@ -104,8 +104,7 @@ class VerifierStream:
     """The stream of one attach, which sends in order without making the caller wait, and answers pings.
 
     Use it as a context manager. peer, advice: as for `error_from_rpc`. Raises core errors: Unavailable for a stream
-    that broke, Damaged if its bytes did not come as they were sent, VerifierSilent for silence of the verifier or its
-    engine, or if the verifier hears nothing from here.
+    that broke, VerifierSilent for silence of the verifier or its engine, or if the verifier hears nothing from here.
     """
 
     def __init__(
@@ -117,12 +116,9 @@ class VerifierStream:
         advice: str = "",
         *,
         ticket: bytes = b"",
-        framing: Framing = _UNPADDED,
         timeout: AdaptiveTimeout | None = None,
     ) -> None:
-        self._begin: Any = channel.stream_stream(METHOD)
-        self._framing = framing
-        self._frames = Frames(pb.ServerMessage, framing, optional=True)
+        self._begin: Any = session_pb2_grpc.VerifierStub(channel).Session  # type: ignore[no-untyped-call]
         self._timeout = timeout or AdaptiveTimeout()
         self._silence_s = silence_s
         self._statistics = statistics
@@ -133,7 +129,7 @@ class VerifierStream:
         self._allowed_s = self._timeout.of(silence_s + _CONNECT_S)
         self._pongs: deque[tuple[int, float]] = deque()
         """(nonce, time) of the answers to pings that the verifier has not confirmed"""
-        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue()
         self._call: Any = None
         self._silent = False
         """Whether the verifier was silent for too long, and the call was cancelled for it."""
@@ -142,8 +138,7 @@ class VerifierStream:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def __aenter__(self) -> Self:
-        metadata = (*call_metadata(), *ticket_metadata(self._ticket), *self._framing.metadata())
-        self._call = self._begin(metadata=metadata)
+        self._call = self._begin(metadata=(*call_metadata(), *ticket_metadata(self._ticket)))
         pump = asyncio.create_task(self._write())
         self._tasks = pump, asyncio.create_task(self._watch())
         # A write that fails after the end would put an error of its own over the verifier's status (grpc issue 36066).
@@ -177,16 +172,16 @@ class VerifierStream:
         self._put(pb.ClientMessage(draft=pb.DraftInUse(release=release)))
 
     async def receive(self) -> Received:
-        """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends, Damaged
-        for bytes that the verifier did not send."""
-        data = await self._read()
-        if data is grpc.aio.EOF:
+        """Return the next message. Raises VerifierSilent if none comes in time, Unavailable if the stream ends."""
+        message = await self._read()
+        if message is grpc.aio.EOF:
             raise Unavailable("the verifier ended the stream before the sequence was finished")
-        self._statistics.bytes_down += len(data)
+        if message is None:  # from gRPC, for bytes that are no message
+            raise Unavailable(f"{self._peer} sent what is no message; is it of another version?")
+        self._statistics.bytes_down += message.ByteSize()
         if not self._answered:
             self._answered, self._allowed_s = True, self._silence_s
             self._timeout.answered()
-        message = self._frames.decode(data)
         match message.WhichOneof("kind"):
             case "commit":
                 return codecs.commit_from_proto(message.commit)
@@ -209,10 +204,8 @@ class VerifierStream:
         if rtt_s:
             self._timeout.measured(rtt_s)
         self._allowed_s = self._silence_s + rtt_s
-        if (ping.engine_quiet_ms or 0) > 1000 * (self._silence_s + _ENGINE_S):
+        if ping.engine_quiet_ms > 1000 * (self._silence_s + _ENGINE_S):
             raise VerifierSilent(f"the engine of {self._peer} has been silent for {ping.engine_quiet_ms} ms")
-        if ping.heard is None:
-            return
         while self._pongs and self._pongs[0][0] <= ping.heard:
             self._pongs.popleft()
         if len(self._pongs) >= _UNHEARD_PONGS and now - self._pongs[0][1] > self._allowed_s:
@@ -226,7 +219,7 @@ class VerifierStream:
         try:
             return await self._call.read()
         except grpc.RpcError as error:
-            raise error_on_the_way(error, self._peer, self._advice) from error
+            raise error_from_rpc(error, self._peer, self._advice) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._call.done() or task is None or task.cancelling():
@@ -256,17 +249,17 @@ class VerifierStream:
 
     def _put(self, message: pb.ClientMessage) -> int:
         """Send a message, and return its size in bytes."""
-        data = self._frames.encode(message)
-        self._statistics.bytes_up += len(data)
-        self._outbox.put_nowait(data)
-        return len(data)
+        size = padded(message).ByteSize()
+        self._statistics.bytes_up += size
+        self._outbox.put_nowait(message)
+        return size
 
     async def _write(self) -> None:
         """Write what was sent, in order. An error here ends reading too, and is raised there."""
         # Any Exception: a stream that ends meanwhile makes done_writing raise an error that grpc does not export.
         with contextlib.suppress(Exception):
-            while (data := await self._outbox.get()) is not None:
-                await self._call.write(data)
+            while (message := await self._outbox.get()) is not None:
+                await self._call.write(message)
             await self._call.done_writing()
 
     async def _farewell(self) -> None:

@@ -18,9 +18,9 @@ from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.stream import VerifierSilent
 from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.artifacts import atomic_files
-from outrider.core.errors import BadRequest, Damaged, OutriderError
+from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import MAX_VOCABULARY
-from outrider.wire.status import error_on_the_way
+from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target, target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -90,7 +90,7 @@ class ArtifactClient:
                         pb.DescribeRequest(), metadata=ticket_metadata(self._target.ticket)
                     )
                 if answer is None:
-                    raise self._damaged()
+                    raise self._no_message()
                 self._progressed = True
                 return _description(answer)
             except OutriderError as error:
@@ -118,7 +118,7 @@ class ArtifactClient:
         async with self._answering(self._chunk_s):
             chunk = await call.read()
         if chunk is None:
-            raise self._damaged()
+            raise self._no_message()
         return chunk.data if isinstance(chunk, pb.ArtifactChunk) else None
 
     @contextlib.asynccontextmanager
@@ -135,11 +135,11 @@ class ArtifactClient:
                 self._on_silence(self._channel)
             raise VerifierSilent(f"{self._target.peer} has been silent for {allowed_s:g} s") from None
         except grpc.RpcError as error:
-            raise error_on_the_way(error, self._target.peer, self._target.advice) from error
+            raise error_from_rpc(error, self._target.peer, self._target.advice) from error
 
-    def _damaged(self) -> Damaged:
+    def _no_message(self) -> Unavailable:
         """Return the error for None from gRPC, which stands for bytes that are no message."""
-        return Damaged(f"what {self._target.peer} sent was changed on the way")
+        return Unavailable(f"{self._target.peer} sent what is no message; is it of another version?")
 
     async def _connected(self) -> session_pb2_grpc.VerifierStub:
         """Return the verifier that answered last, or the next one on the route."""

@@ -11,8 +11,7 @@
     |-- Killed                     an operator has ended the session; asking again cannot help
     |-- Overloaded                 no room at present; `retry_after_s` says when to ask again
     |-- Unavailable                the peer cannot be reached, is loading or has gone; try another
-    |   |-- Draining               a verifier that is about to end; another one takes the session
-    |   `-- Damaged                bytes were changed or lost on the way
+    |   `-- Draining               a verifier that is about to end; another one takes the session
     |-- TimedOut                   the request's own time is over
     |-- ModelRefused               a model or draft that cannot be served, with the reason
     `-- InternalError              a defect on our side
@@ -100,10 +99,6 @@ class Unavailable(OutriderError):
 
 class Draining(Unavailable):
     """The verifier is about to end: another one takes the session, now."""
-
-
-class Damaged(Unavailable):
-    """Bytes were changed or lost on the way, so that the stream cannot go on; another one can."""
 
 
 class TimedOut(OutriderError):

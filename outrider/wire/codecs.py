@@ -94,10 +94,10 @@ class Ping:
     nonce: int
     rtt_ms: float = 0.0
     """Round trip by the pings so far; 0 if it is not known."""
-    heard: int | None = None
-    """The greatest nonce of a Pong that has come; None from a verifier that does not say."""
-    engine_quiet_ms: int | None = None
-    """Time for which the engine's process has given no sign of life; None from a verifier that does not say."""
+    heard: int = 0
+    """The greatest nonce of a Pong that has come; 0 for none."""
+    engine_quiet_ms: int = 0
+    """Time for which the engine's process has given no sign of life."""
 
 
 def built(cls: type[T], message: Message, **converted: Any) -> T:
@@ -320,9 +320,7 @@ def ping_to_proto(ping: Ping) -> pb.Ping:
 
 def ping_from_proto(message: pb.Ping) -> Ping:
     between("ping.rtt_ms", message.rtt_ms, 0.0, 1e6)
-    heard = message.heard if message.HasField("heard") else None
-    quiet_ms = message.engine_quiet_ms if message.HasField("engine_quiet_ms") else None
-    return Ping(message.nonce, message.rtt_ms, heard, quiet_ms)
+    return built(Ping, message)
 
 
 def draft_in_use_from_proto(message: pb.DraftInUse) -> str:

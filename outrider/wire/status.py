@@ -34,7 +34,6 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
     errors.Overloaded: Code.RESOURCE_EXHAUSTED,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.Draining: Code.UNAVAILABLE,
-    errors.Damaged: Code.UNAVAILABLE,
     errors.TimedOut: Code.DEADLINE_EXCEEDED,
     errors.ModelRefused: Code.FAILED_PRECONDITION,
     errors.InternalError: Code.INTERNAL,
@@ -128,29 +127,6 @@ def error_from_rpc(error: grpc.RpcError, peer: str = "the peer", advice: str = "
     if issubclass(cls, errors.Overloaded) or (issubclass(cls, errors.Unavailable) and _RETRY_KEY in trailers):
         return cls(message, retry_after_s=_retry(trailers.get(_RETRY_KEY)))
     return cls(message)
-
-
-def error_on_the_way(error: grpc.RpcError, peer: str = "the peer", advice: str = "") -> OutriderError:
-    """Return what `error_from_rpc` does, and Damaged for what gRPC itself finds wrong with a message: the peer did not
-    send it so."""
-    core = error_from_rpc(error, peer, advice)
-    changed = isinstance(core, errors.BadRequest) and not (_named(error) or _unserved(error))
-    return errors.Damaged(f"gRPC: {core}") if changed else core
-
-
-def unserved(error: OutriderError) -> bool:
-    """Return whether an error of `error_on_the_way` says that the peer does not have the method, as gRPC itself does:
-    another program listens there, or the name of the method was changed on the way."""
-    return isinstance(error.__cause__, grpc.RpcError) and _unserved(error.__cause__) and not _named(error.__cause__)
-
-
-def _unserved(error: BaseException) -> bool:
-    return getattr(error, "code", lambda: None)() is Code.UNIMPLEMENTED
-
-
-def _named(error: BaseException) -> bool:
-    """Return whether the peer's own code has named the error."""
-    return ERROR_KEY in dict(getattr(error, "trailing_metadata", lambda: ())() or ())
 
 
 def _plain(code: grpc.StatusCode, message: str, peer: str, advice: str) -> OutriderError:

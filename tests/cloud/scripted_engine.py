@@ -22,7 +22,6 @@ from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
 from outrider.core.sampling import SamplingParams
 from outrider.wire import channels, codecs
-from outrider.wire.frames import add_verifier
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Target, target_to_proto, ticket_metadata
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
@@ -219,7 +218,7 @@ async def front(
         live=LiveSessions(config, recorder),
     )
     server = channels.server(admit=lambda _, metadata: service.admit(metadata))
-    add_verifier(service, server)
+    session_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:

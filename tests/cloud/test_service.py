@@ -10,13 +10,13 @@ import grpc
 import pytest
 from logged import errors_logged
 from scripted_engine import TARGET, VOCABULARY, VOCABULARY_HASH, Stream, front, until
+from tcp_server import serving
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.front import directives
 from cloud_verifier.front.revocations import Revocations
 from outrider.core.errors import (
     BadRequest,
-    Damaged,
     Draining,
     Fenced,
     Killed,
@@ -28,11 +28,11 @@ from outrider.core.errors import (
     VocabularyMismatch,
 )
 from outrider.core.protocol.messages import Directive, SessionLimits
-from outrider.wire.frames import LEAST_BUCKET, METHOD, Frames, Framing
+from outrider.wire import channels
 from outrider.wire.status import error_from_rpc
 from outrider.wire.ticket import Claims, Target
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1 import engine_pb2, session_pb2
+from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
 from outrider.wire.v1.telemetry_pb2 import VerifierTelemetry
 
 SESSION = "/outrider.wire.v1.Verifier/Session"
@@ -137,49 +137,6 @@ async def test_bytes_that_are_no_message_end_a_live_stream_as_a_bad_request(plai
     assert type(await stream.refusal()) is BadRequest
     assert errors_logged(caplog) == []
     await plain.engine.asked("stop")
-
-
-async def test_a_message_that_was_changed_on_the_way_ends_the_stream_with_the_advice_to_attach_again(plain):
-    framing = Framing(padding="buckets")
-    device = Frames(session_pb2.ServerMessage, framing, optional=True)
-    call = plain.channel.stream_stream(METHOD)(metadata=framing.metadata())
-    attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING)
-    await call.write(device.encode(session_pb2.ClientMessage(open=session_pb2.Open(session_id="s", attach=attach))))
-    opened = await call.read()
-    assert device.decode(opened).HasField("opened") and len(opened) == LEAST_BUCKET
-    append = bytearray(
-        device.encode(session_pb2.ClientMessage(append=session_pb2.Append(first_id=1, up=[0], token=[5])))
-    )
-    append[append.index(5, 4)] = 6  # another token, well within the bounds
-    await call.write(bytes(append))
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    error = error_from_rpc(ended.value)
-    assert type(error) is Damaged and "attach again" in str(error)
-    assert not [request for request in plain.engine.requests if request.HasField("append")]
-
-
-def older_open(ticket: bytes = b"") -> bytes:
-    """Return a first message as devices sent it that had the ticket in Open's field 2, and Attach in field 3."""
-    attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=8, sampling=SAMPLING).SerializeToString()
-    fields = ((1, b"s"), (2, ticket), (3, attach))
-    message = b"".join(bytes([number << 3 | 2, len(data)]) + data for number, data in fields if data)
-    return bytes([2 << 3 | 2, len(message)]) + message
-
-
-@pytest.mark.parametrize("asks", [False, True])
-async def test_a_device_of_before_tickets_were_metadata_is_refused_as_what_it_is(tmp_path, asks):
-    async def authorise(ticket):
-        if asks and ticket != b"ticket":
-            raise Unauthenticated("no ticket")
-
-    async with front(tmp_path, authorise=authorise) as running:
-        call = running.channel.stream_stream(SESSION, response_deserializer=session_pb2.ServerMessage.FromString)()
-        await call.write(older_open(b"ticket" if asks else b""))
-        error = await Stream(call).refusal()
-        assert type(error) is (Unauthenticated if asks else BadRequest)
-        assert running.engine.requests == []
 
 
 async def test_an_open_out_of_bounds_is_refused_by_field_value_and_bound(plain):
@@ -958,3 +915,44 @@ async def test_a_frame_that_is_no_event_ends_the_engine_and_not_in_silence(plain
     assert isinstance(await stream.refusal(), Unavailable)
     assert plain.host.ended.is_set()
     assert "no event" in caplog.text
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_sizes_at_the_socket_do_not_tell_how_many_tokens_were_accepted(plain, logprobs):
+    sizes = []
+
+    async def relay(reader, writer):
+        above, below = await asyncio.open_connection("127.0.0.1", plain.port)
+
+        async def up():
+            while data := await reader.read(65_536):
+                below.write(data)
+
+        async def down():
+            while True:
+                head = await above.readexactly(9)  # of a frame of HTTP/2
+                body = await above.readexactly(int.from_bytes(head[:3]))
+                if head[3] == 0:
+                    sizes.append(len(body))
+                writer.write(head + body)
+
+        try:
+            await asyncio.gather(up(), down())
+        except (asyncio.IncompleteReadError, OSError):
+            below.close()
+
+    async with serving(relay) as address, channels.channel(address) as link:
+        stream = Stream(session_pb2_grpc.VerifierStub(link).Session())
+        attach = session_pb2.Attach(epoch=1, prompt=[1], max_tokens=400, sampling=SAMPLING)
+        if logprobs:
+            attach.logprobs = 2
+        await stream.send(open=session_pb2.Open(session_id="s", attach=attach))
+        await stream.read()
+        for count in range(1, 21):
+            told = {"logprob": [-1.0] * count, "top_id": [100] * 2 * count, "top_logprob": [-1.0] * 2 * count}
+            commit = session_pb2.Commit(epoch=1, token=[100] * count, **(told if logprobs else {}))
+            plain.engine.send("s", 1, commit=commit)
+            assert len((await stream.read()).commit.token) == count
+        stream.call.cancel()
+    assert len(sizes) > 20
+    assert len(set(sizes)) == 1

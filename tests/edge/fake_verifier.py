@@ -21,7 +21,6 @@ from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire import codecs
 from outrider.wire.channels import bind, server
 from outrider.wire.codecs import Open, Opened
-from outrider.wire.frames import add_verifier
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -46,6 +45,8 @@ class Script:
     ping_s: float = 0.1
     engine_quiet_ms: int = 0
     """What its pings tell of the engine."""
+    deaf: bool = False
+    """Tell that no answer to a ping has come."""
     vocabulary_size: int = 4096
     tokenizer_json: bytes = b""
     artifacts: dict[str, bytes] = field(default_factory=dict)
@@ -60,8 +61,6 @@ class Script:
     max_sequence: int = 8192
     refuse: OutriderError | None = None
     """The answer to Open."""
-    older: bool = False
-    """Speak the protocol of before checksums, padding, and pings that tell of the verifier."""
 
 
 class FakeVerifier:
@@ -96,8 +95,7 @@ class FakeVerifier:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = server()
-        add = session_pb2_grpc.add_VerifierServicer_to_server if self.script.older else add_verifier
-        add(_Servicer(self), self._server)
+        session_pb2_grpc.add_VerifierServicer_to_server(_Servicer(self), self._server)
         self.address = f"127.0.0.1:{bind(self._server, address)}"
         await self._server.start()
 
@@ -236,8 +234,7 @@ class _Live:
             await asyncio.sleep(self.verifier.script.ping_s)
             nonce += 1
             script = self.verifier.script
-            told = (None, None) if script.older else (self.heard, script.engine_quiet_ms)
-            ping = codecs.Ping(nonce, script.rtt_ms, *told)
+            ping = codecs.Ping(nonce, script.rtt_ms, 0 if script.deaf else self.heard, script.engine_quiet_ms)
             self.send(pb.ServerMessage(ping=codecs.ping_to_proto(ping)))
 
     def commit(self, commit: Commit) -> None:

@@ -22,7 +22,6 @@ from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.core.errors import NotFound, Unavailable
 from outrider.wire.channels import bind, server
-from outrider.wire.frames import SERVICE
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 DATA = bytes(range(256)) * 40
@@ -126,7 +125,7 @@ async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world
 
 
 @pytest.mark.parametrize("method", ["Describe", "FetchArtifact"])
-async def test_what_was_changed_on_the_way_is_asked_for_at_another_verifier(world: World, method: str) -> None:
+async def test_what_is_no_message_is_asked_for_at_another_verifier(world: World, method: str) -> None:
     async def garbled(request: bytes, context: Any) -> bytes:
         return b"\xff"
 
@@ -138,7 +137,7 @@ async def test_what_was_changed_on_the_way_is_asked_for_at_another_verifier(worl
         "FetchArtifact": grpc.unary_stream_rpc_method_handler(garbled_chunks),
     }
     bad = server()
-    bad.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    bad.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.wire.v1.Verifier", handlers),))
     port = bind(bad, "127.0.0.1:0")
     await bad.start()
     world.coordinator.verifiers = (SimpleNamespace(verifier_id="bad", address=f"127.0.0.1:{port}"), world.two)

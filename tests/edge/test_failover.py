@@ -12,7 +12,7 @@ from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import MOST_DAMAGED, DirectRoute, GrantRoute, NextAttach, limits_of, next_attach
+from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, limits_of, next_attach
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels, VerifierSilent
 from outrider.core import errors
@@ -54,22 +54,6 @@ class Coordinator:
 
 def quick(budget_s: float = 5.0) -> Backoff:
     return Backoff(budget_s, draw=lambda: 0.0)
-
-
-@pytest.mark.parametrize("coordinated", [True, False])
-def test_a_way_that_damages_every_attach_ends_the_session_at_last_and_one_that_lets_tokens_through_does_not(
-    coordinated: bool,
-) -> None:
-    grants = [grant("v", "127.0.0.1:1", 1, 9)]
-    route = GrantRoute(grants, Coordinator().resume, Backoff()) if coordinated else DirectRoute("a:1", Backoff())
-    error = errors.Damaged("changed on the way")
-    for attempt in range(3 * MOST_DAMAGED):
-        route.failed(error, progressed=attempt % 2 == 0)
-    route.failed(Unavailable("reset"), progressed=False)
-    for _ in range(MOST_DAMAGED):
-        route.failed(error, progressed=False)
-    with pytest.raises(errors.Damaged):
-        route.failed(error, progressed=False)
 
 
 @pytest.mark.parametrize(

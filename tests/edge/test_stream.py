@@ -17,7 +17,6 @@ from outrider.core.errors import Draining
 from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server
 from outrider.wire.codecs import Ping
-from outrider.wire.frames import SERVICE
 from outrider.wire.status import abort
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
@@ -66,7 +65,7 @@ async def test_no_round_trip_that_a_verifier_claims_makes_its_silence_last_for_m
 
     claiming = server()
     handlers = {"Session": grpc.stream_stream_rpc_method_handler(claims)}
-    claiming.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    claiming.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.wire.v1.Verifier", handlers),))
     port = bind(claiming, "127.0.0.1:0")
     await claiming.start()
     async with channel(f"127.0.0.1:{port}") as link, VerifierStream(link, 1.0, Statistics()) as stream:

@@ -19,40 +19,36 @@ FINISH_LENGTH: Finish
 FINISH_CANCELLED: Finish
 
 class ClientMessage(_message.Message):
-    __slots__ = ("append", "open", "cancel", "pong", "draft", "padding", "checksum")
+    __slots__ = ("append", "open", "cancel", "pong", "draft", "padding")
     APPEND_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     append: Append
     open: Open
     cancel: Cancel
     pong: Pong
     draft: DraftInUse
     padding: bytes
-    checksum: int
-    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draft: _Optional[_Union[DraftInUse, _Mapping]] = ..., padding: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, append: _Optional[_Union[Append, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draft: _Optional[_Union[DraftInUse, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("commit", "opened", "directive", "ping", "release", "padding", "checksum")
+    __slots__ = ("commit", "opened", "directive", "ping", "release", "padding")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     DIRECTIVE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     opened: Opened
     directive: Directive
     ping: Ping
     release: ReleaseNotice
     padding: bytes
-    checksum: int
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ..., padding: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., directive: _Optional[_Union[Directive, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., release: _Optional[_Union[ReleaseNotice, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "bias_id", "bias", "grammar", "typical")
