@@ -58,15 +58,6 @@ class DraftManager:
         if old is not None and old is not pool:
             self._retired[old] = asyncio.create_task(self._free(old))
 
-    def recall(self, release: str) -> bool:
-        """Go back to a draft that sessions are still leaving; return False where there is none of this release."""
-        pool = next((pool for pool in self._retired if pool.release == release and not pool.closing), None)
-        if pool is None:
-            return False
-        self._retired.pop(pool).cancel()
-        self.replace(pool)
-        return True
-
     async def retired(self, within_s: float | None = None) -> bool:
         """Wait until replaced drafts are freed, so that one model is in memory; return False if that takes longer."""
         if self._retired:

@@ -101,8 +101,6 @@ class DraftPool:
         self.name = name
         self.release = release
         """The same on every device that has this draft; empty where it is not to be compared."""
-        self.closing = False
-        """Whether it is being freed, so that no session can use it any more."""
         self._options = options
         self._models = tuple(models)
         self._ngram_calibrators = (Calibrator(), Calibrator())
@@ -244,7 +242,6 @@ class DraftPool:
         await self._unused.wait()
 
     async def close(self) -> None:
-        self.closing = True
         for worker in tuple(self._workers):
             await asyncio.to_thread(worker.close)
         if self._offline_thread is not None:

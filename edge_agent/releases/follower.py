@@ -215,9 +215,6 @@ class OfferFollower:
 
     async def _go_back(self, state: ReleaseState) -> _Outcome:
         """Use the current release of another state, whose file is here, or none."""
-        if state.current is not None and self._drafts.recall(state.current.digest):
-            await self._loader.change(state)
-            return "settled"
         if not await self._drafts.retired(_RETIRE_S):
             return "retry"
         await self._loader.change(state)
