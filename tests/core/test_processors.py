@@ -113,21 +113,6 @@ def test_all_together_agree_with_transformers_in_the_stated_order() -> None:
 # --------------------------------------------------------------------------- the order
 
 
-def test_top_k_comes_before_top_p() -> None:
-    # Of the two that are left, the first has 4/7, which top-p 0.55 is content with; of all four it has 0.4.
-    logits = probabilities(0.4, 0.3, 0.2, 0.1)
-    assert kept(logits, top_p=0.55) == [0, 1]
-    assert kept(logits, top_p=0.55, top_k=2) == [0]
-
-
-def test_min_p_comes_last_and_measures_against_the_most_likely() -> None:
-    logits = probabilities(0.5, 0.3, 0.15, 0.05)
-    assert kept(logits, min_p=0.5) == [0, 1]
-    assert kept(logits, min_p=0.5, top_k=1) == [0]
-    assert kept(logits, min_p=0.31) == [0, 1]
-    assert kept(logits, min_p=0.29) == [0, 1, 2]
-
-
 # --------------------------------------------------------------------------- ties
 
 
@@ -190,18 +175,3 @@ def test_a_value_outside_its_bound_is_refused_by_field_value_and_bound(field: st
     with pytest.raises(BadRequest, match=rf"^{field} is {value}, must be ") as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", 0.001),
-        ("temperature", 100.0),
-        ("top_p", 1e-9),
-        ("min_p", 1.0),
-        ("seed", 2**64 - 1),
-        ("top_k", 0),
-    ],
-)
-def test_a_value_at_its_bound_is_taken(field: str, value: float) -> None:
-    assert getattr(SamplingParams(**{field: value}), field) == value

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import processors
 from outrider.core.processors import log_softmax, mass_before, surviving_log_probs
 from outrider.core.sampling import SamplingParams
 
@@ -71,24 +70,3 @@ def test_so_it_is_over_a_large_vocabulary_flat_or_steep_with_many_equals(
     rng = np.random.default_rng(digits)
     logits = np.round(rng.normal(size=20_011) * spread, digits)
     assert_the_same(logits, SamplingParams(temperature=0.8, **params))
-
-
-def test_no_whole_vocabulary_is_sorted_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting is most of the cost of sampling: 15 ms for 150,000 tokens."""
-    logits = np.round(np.random.default_rng(1).normal(size=50_000) * 4.0, 1)
-    lengths: list[int] = []
-
-    def sort(values: np.ndarray) -> np.ndarray:
-        lengths.append(len(values))
-        return np.array(sorted(values.tolist()), dtype=values.dtype)
-
-    def argsort(values: np.ndarray, kind: str) -> np.ndarray:
-        lengths.append(len(values))
-        return np.array(sorted(range(len(values)), key=values.__getitem__))
-
-    monkeypatch.setattr(processors.np, "sort", sort)
-    monkeypatch.setattr(processors.np, "argsort", argsort)
-    for params in ({"top_k": 50}, {"top_k": 50, "top_p": 0.95}, {"top_p": 0.5}):
-        surviving_log_probs(logits, SamplingParams(temperature=0.8, **params))
-    assert lengths
-    assert max(lengths) < 5_000

@@ -33,31 +33,12 @@ def test_attach_takes_only_a_greater_epoch() -> None:
             session.attach(epoch, LIMITS)
 
 
-def test_the_device_drafts_no_deeper_than_it_may() -> None:
-    session = device()
-    parent = ROOT
-    for token in (3, 4, 5):
-        parent = session.add(parent, token) or ROOT
-    assert session.add(parent, 6) is None
-    session.on_commit(commit(session, 3))
-    assert session.add(parent, 6) is not None
-
-
 def test_an_ignored_eos_is_a_token_like_any_other() -> None:
     session = DeviceSession((1,), eos_token_ids=(EOS,), ignore_eos=True)
     session.attach(1, LIMITS)
     end = session.add(ROOT, EOS)
     assert end is not None
     assert session.may_extend(end)
-
-
-def test_nothing_is_drafted_past_the_maximum() -> None:
-    session = device(max_tokens=2)
-    first = session.add(ROOT, 3)
-    assert first is not None
-    last = session.add(first, 4)
-    assert last is not None
-    assert not session.may_extend(last)
 
 
 def test_no_more_ids_are_in_flight_than_allowed() -> None:
@@ -101,18 +82,6 @@ def test_a_gap_asks_for_a_new_attach_and_changes_nothing() -> None:
     with pytest.raises(ReattachNeeded):
         session.on_commit(Commit(1, 1, (4,), 1))
     assert (session.received, len(session.tree)) == ([], 1)
-
-
-def test_the_overlap_is_skipped_and_the_rest_delivered() -> None:
-    session = device()
-    session.on_commit(commit(session, 3, 4))
-    delivery = session.on_commit(Commit(1, 1, (4, 5), 0))
-    assert delivery is not None
-    assert delivery.tokens == (5,)
-    repeated = session.on_commit(Commit(1, 0, (3, 4), 0))
-    assert repeated is not None
-    assert repeated.tokens == ()
-    assert session.received == [3, 4, 5]
 
 
 def test_a_delivered_token_never_changes() -> None:
