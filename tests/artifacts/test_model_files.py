@@ -32,12 +32,6 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_whole_target_is_accepted(target: Path) -> None:
-    check_target(target)
-    save_file({}, target / "empty.safetensors")
-    check_target(target)
-
-
 def test_files_that_hold_the_weights_again_are_not_among_them(target: Path) -> None:
     shards = sorted(target.glob("*.safetensors"))
     (target / "consolidated.safetensors").write_bytes(b"damaged")
@@ -50,17 +44,6 @@ def test_files_that_hold_the_weights_again_are_not_among_them(target: Path) -> N
     assert weight_files(target) == [target / "consolidated.safetensors"]
     save_file({}, target / "model.safetensors")
     assert weight_files(target) == [target / "model.safetensors"]
-
-
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_a_missing_file_is_named(target: Path, missing: str) -> None:
-    (target / missing).unlink()
-    assert refusal(target).startswith(f"--model {target}: it has no {missing}; give the folder of a Hugging Face model")
-
-
-def test_a_folder_that_is_none_is_named(target: Path) -> None:
-    assert refusal(target / "no").startswith(f"--model {target / 'no'}: no such folder; ")
-    assert "this is a file" in refusal(target / "config.json")
 
 
 @pytest.mark.parametrize("left", [0, 7, 8, 50, -1])
@@ -92,11 +75,6 @@ def test_a_target_without_weights_is_refused_unless_the_engine_reads_others(targ
         file.unlink()
     assert "it has no *.safetensors" in refusal(target)
     check_target(target, needs_weights=False)
-
-
-def test_a_configuration_that_is_no_json_is_named(target: Path) -> None:
-    (target / "tokenizer.json").write_bytes(b"{")
-    assert "tokenizer.json is no JSON" in refusal(target)
 
 
 def test_a_draft_is_refused_by_name_unless_it_begins_as_gguf(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_what_the_grammar_leaves_no_choice_for_is_known_at_once(grammars: Gramma
     assert state.forced(forced) == []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),

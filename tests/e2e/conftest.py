@@ -16,7 +16,6 @@ from system import DRAIN_S, Device, System
 from coordinator.cli.local import shipped_pair
 from outrider.core.errors import BadRequest
 
-# The browser of the page's tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "edge"))
 
 HANG_ON_SIGNAL = """

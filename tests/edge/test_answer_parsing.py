@@ -106,24 +106,16 @@ def test_calls_of_each_family_are_recognised(
     ("tools", "text"),
     [
         ("hermes", "a <tool_call> tag, <tool_cal and </tool_call>"),
-        ("hermes", '<tool_call><tool_call>{"name": "add"'),
         ("hermes", '<tool_call>{"name": "add", "arguments": 5}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "add", "weather": {}}</tool_call>'),
         ("hermes", f'<tool_call>{{"name": "{"x" * 200}", "arguments": {{}}}}'),
         ("hermes", f"<tool_call>{' ' * 1000}{CALL}"),
         ("llama3", '{"name": "Bob", "parameters": {}} and <|python_tag|>print(1)'),
-        ("llama3", 'See {"name": "add", "parameters": {}}'),
         ("mistral", "[TOOL_CALLS] of [TOOL_CALLS][1, 2] and [TOOL"),
         ("deepseek", f"{ALL}{BEGIN}function{SEPARATOR}add\n```python\n"),
-        ("deepseek", f"{BEGIN}{ALL}{END}"),
         ("harmony", "Hello <|end|> <|start|> <|message|>x"),
-        ("harmony", "to=be or <|start|>assistant not"),
         ("json", '{"name": "Bob", "age": 3}'),
         ("json", '{"name": "nobody", "arguments": {}}'),
-        ("json", "[1, 2, 3]"),
-        ("json", '  {"na'),
         ("json", '{"name": "\\ud800", "arguments": {}}'),
-        ("json", "x <think>y</think>"),
     ],
 )
 def test_what_only_looks_like_a_call_is_content(tools: ToolFormat, text: str) -> None:
@@ -134,8 +126,6 @@ def test_what_only_looks_like_a_call_is_content(tools: ToolFormat, text: str) ->
     ("tools", "text", "expected"),
     [
         ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ', [called(0, "add", '{"a": ')]),
-        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": </tool_call>',
-         [called(0, "add", '{"a": ')]),
         ("mistral", '[TOOL_CALLS]add[ARGS]{"a": "', [called(0, "add", '{"a": "')]),
         ("deepseek", f"{ALL}{BEGIN}add{SEPARATOR}{{", [called(0, "add", "{")]),
         ("harmony", "<|channel|>commentary to=functions.add<|message|>{", [called(0, "add", "{")]),
@@ -146,26 +136,6 @@ def test_a_call_that_breaks_off_is_reported_as_unfinished(
     tools: ToolFormat, text: str, expected: list[tuple[str, int, str, str]]
 ) -> None:
     assert parsed(tools, [text]) == parsed(tools, text) == (expected, True)
-
-
-def test_a_call_without_its_closing_marker_is_whole() -> None:
-    assert parsed("hermes", [f"<tool_call>{CALL}"]) == (BOTH[:1], False)
-
-
-def test_without_tools_calls_are_content_and_reasoning_is_still_told_apart() -> None:
-    text = f"<think>x</think><tool_call>{CALL}</tool_call>"
-    assert parsed("hermes", [text], names=()) == ([reasoned("x"), content(text[text.index("<tool") :])], False)
-    text = "<|channel|>analysis<|message|>x<|end|><|start|>assistant to=functions.add<|channel|>commentary<|message|>{}"
-    assert parsed("harmony", [text], names=()) == ([reasoned("x"), content("{}")], False)
-
-
-def test_reasoning_may_begin_in_the_prompt_and_need_not_end() -> None:
-    assert parsed(None, ["so\n</think>\nYes"], prompt="<|im_start|>assistant\n<think>\n") == (
-        [reasoned("so\n"), content("Yes")],
-        False,
-    )
-    assert parsed(None, ["\n<think>so </thin"]) == ([reasoned("so </thin")], False)
-    assert parsed(None, ["Yes"], prompt="<think>\n\n</think>\n\n") == ([content("Yes")], False)
 
 
 def test_text_is_passed_on_at_once_unless_it_may_begin_a_marker() -> None:
@@ -210,7 +180,7 @@ PROMPTS = st.sampled_from(["", "<think>\n"])
 
 @pytest.mark.parametrize("tools", [*TOOL_FORMATS, None])
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 400), max_size=20), prompt=PROMPTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_split_of_a_stream_says_what_the_whole_says(
     tools: ToolFormat | None, text: str, cuts: list[int], prompt: str
 ) -> None:
@@ -219,15 +189,6 @@ def test_every_split_of_a_stream_says_what_the_whole_says(
     whole = parsed(tools, [text], prompt=prompt)
     assert parsed(tools, pieces, prompt=prompt) == whole
     assert parsed(tools, text, prompt=prompt) == whole
-
-
-@pytest.mark.parametrize("tools", [one for one in TOOL_FORMATS if one != "harmony"])
-@given(text=TEXTS)
-@settings(max_examples=100, deadline=None)
-def test_no_text_is_lost_where_nothing_is_a_call(tools: ToolFormat, text: str) -> None:
-    runs, _ = parsed(tools, [text], reasoning=None)
-    if not any(kind == "tool_call" for kind, *_ in runs):
-        assert "".join(said for *_, said in runs) == text
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS)
@@ -258,27 +219,3 @@ def test_no_text_takes_long_to_read(tools: ToolFormat, unit: str) -> None:
 
 
 # --- the choice of a format
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "reasoning"),
-    [
-        ("{{ '<tool_call>\n' }}{{ content.split('</think>')[-1] }}", "hermes", THINK),
-        ("{{ '<|start_header_id|>' + message['role'] }}{{ '<|python_tag|>' }}", "llama3", None),
-        ("{{ '[TOOL_CALLS]' }}{{ '[THINK]' + '[/THINK]' }}", "mistral", ("[THINK]", "[/THINK]")),
-        (f"{{{{ '{ALL}' }}}}</think>", "deepseek", THINK),
-        ("<|start|>assistant<|channel|>final<|message|>", "harmony", None),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "json", None),
-    ],
-)
-def test_the_template_tells_the_format(template: str, tools: ToolFormat, reasoning: tuple[str, str] | None) -> None:
-    assert AnswerFormat.of(template) == AnswerFormat(tools, reasoning)
-    assert AnswerFormat.of(template, "mistral") == AnswerFormat("mistral", reasoning)
-    assert AnswerFormat.of(template, "none") == AnswerFormat(None, None)
-
-
-def test_markers_are_asked_for_only_where_they_are_looked_for() -> None:
-    assert AnswerFormat("hermes", THINK).markers(calls=False) == set(THINK)
-    assert AnswerFormat("llama3", None).markers(calls=True) == {"<|python_tag|>"}
-    assert "<|channel|>" in AnswerFormat("harmony", None).markers(calls=False)
-    assert AnswerFormat(None, None).markers(calls=True) == frozenset()

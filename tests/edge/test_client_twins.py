@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -76,10 +75,3 @@ def test_every_error_of_the_tree_is_among_the_public_names() -> None:
         return {cls.__name__}.union(*(below(sub) for sub in cls.__subclasses__() if sub.__module__ == errors.__name__))
 
     assert below(errors.OutriderError) <= set(edge_agent.__all__)
-
-
-def test_options_are_typed_alike_where_clients_and_requests_have_them() -> None:
-    client = typing.get_type_hints(AsyncClient.__init__)
-    request = typing.get_type_hints(edge_agent.sdk.types.Options)
-    for name in ("timeout", "retries", "offline", "traffic_class"):
-        assert client[name] == request[name]

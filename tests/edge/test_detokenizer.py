@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge_agent.sdk.request import Request
 from edge_agent.target.detokenizer import Detokenizer, StopScanner, TextAssembler
-from outrider.core.errors import BadRequest
+from edge_agent.target.tokenizer import TargetTokenizer
+from outrider.core.errors import ModelRefused
 
 BYTES = [bytes([i]) for i in range(256)]
-
-
-def test_a_character_split_over_tokens_comes_whole() -> None:
-    detokenizer = Detokenizer(BYTES)
-    assert [detokenizer.feed(byte) for byte in "é€🙂".encode()] == ["", "é", "", "", "€", "", "", "", "🙂"]
-
-
-def test_bytes_that_are_no_utf8_become_replacement_characters_and_stay_so() -> None:
-    detokenizer = Detokenizer(BYTES)
-    assert detokenizer.feed(0xFF) == "�"
-    assert detokenizer.feed(0xE2) == ""
-    assert detokenizer.feed(ord("a")) == "�a"
 
 
 def test_what_is_unfinished_at_the_end_is_shown_as_such() -> None:
@@ -55,24 +46,12 @@ def test_a_stop_string_ends_the_text_before_it_and_hides_what_follows() -> None:
     assert scanner.hit and scanner.feed("more") == "" and scanner.flush() == ""
 
 
-def test_a_stop_string_in_pieces_is_found() -> None:
-    scanner = StopScanner(["\n\n"])
-    assert scanner.feed("a\n") == "a"
-    assert scanner.feed("\nb") == ""
-    assert scanner.hit
-
-
 def test_what_only_began_like_a_stop_string_is_given_back() -> None:
     scanner = StopScanner(["</s>", "</so>"])
     assert scanner.feed("x</s") == "x"
     assert scanner.feed("ofa>") == "</sofa>"
     assert not scanner.hit
     assert scanner.feed("</") == "" and scanner.flush() == "</"
-
-
-def test_the_earliest_of_several_stop_strings_wins() -> None:
-    scanner = StopScanner(["cd", "bcd"])
-    assert scanner.feed("abcd") == "a"
 
 
 def test_any_chunking_finds_the_same_stop() -> None:
@@ -92,13 +71,47 @@ def test_tokens_after_the_one_that_completes_the_stop_do_not_count() -> None:
     assert assembler.feed(list(b"#xyz"), last=False) == ("", 1, True)
 
 
-def test_the_end_of_the_sequence_gives_back_what_was_held() -> None:
-    assembler = TextAssembler(BYTES, (), ["##"])
-    assert assembler.feed(list(b"ab#"), last=True) == ("ab#", 3, False)
+# --- the tokenizer's file
 
 
-@pytest.mark.parametrize("stop", ["", ["a"] * 17, "x" * 257, [""]])
-def test_stop_strings_out_of_bounds_are_refused(stop: str | list[str]) -> None:
-    with pytest.raises(BadRequest, match="stop") as caught:
-        Request.of(stop=stop)
-    assert caught.value.field == "stop"
+TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
+TEXT = "def add(a, b):\n    return a + b\n"
+
+
+def tokenizer_with(**changes: Any) -> bytes:
+    return json.dumps(json.loads(TOKENIZER.read_bytes()) | changes).encode()
+
+
+def charsmap(encoded: str) -> dict[str, str]:
+    return {"type": "Precompiled", "precompiled_charsmap": encoded}
+
+
+def test_a_stored_truncation_or_padding_leaves_prompts_whole() -> None:
+    plain = TargetTokenizer(TOKENIZER.read_bytes())
+    marked = TargetTokenizer(
+        tokenizer_with(
+            truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+            padding={
+                "strategy": {"Fixed": 64},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 1,
+                "pad_type_id": 0,
+                "pad_token": "<|pad|>",
+            },
+        )
+    )
+    assert len(plain.encode_plain(TEXT)) > 4
+    for encode in ("encode", "encode_plain", "encode_prompt"):
+        assert getattr(marked, encode)(TEXT) == getattr(plain, encode)(TEXT)
+
+
+def test_a_file_at_which_the_library_panics_is_refused() -> None:
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json cannot be read"):
+        TargetTokenizer(tokenizer_with(normalizer=charsmap("AAAA")))
+
+
+def test_a_text_at_which_the_library_panics_is_refused() -> None:
+    tokenizer = TargetTokenizer(tokenizer_with(normalizer=charsmap("BAAAAAAAAAA=")))
+    with pytest.raises(ModelRefused, match="fails on this text"):
+        tokenizer.encode_plain(TEXT)

@@ -13,8 +13,6 @@ import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import VOCABULARY, target, tokenizer_json
 
-from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.session.statistics import Statistics
 from tools.install import NEEDS_LLAMA, ROOT
 
 TOKENS = 48
@@ -73,49 +71,6 @@ async def test_without_llama_cpp_n_grams_draft_and_no_draft_is_fetched(verifier:
     assert said["draft"] == "ngram" and said["accepted"] > TOKENS
     assert drafted_requests(said["metrics"]) == {"model": 0.0, "ngram": 1.0, "none": 0.0}
     assert len({digest for digest, _ in verifier.fetches}) == 1  # the tokenizer
-
-
-async def finished(verifier: FakeVerifier, tmp_path: Path, count: int = 1, **options: object) -> list[Statistics]:
-    """Return the statistics of so many requests at once, and check what the metrics say of them."""
-    draft = options.pop("draft", "auto")
-    settings = EdgeSettings(**options)  # type: ignore[arg-type]
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=draft, settings=settings) as client:  # type: ignore[arg-type]
-        done = await asyncio.gather(*(client.generate([1, 2, 3], max_tokens=TOKENS) for _ in range(count)))
-        metrics = drafted_requests(client.metrics.render().decode())
-    kinds = [
-        "none" if not one.statistics.draft else "ngram" if one.statistics.draft == "ngram" else "model" for one in done
-    ]
-    assert metrics == {kind: float(kinds.count(kind)) for kind in ("model", "ngram", "none")}
-    assert len({one.token_ids for one in done}) == 1
-    return [one.statistics for one in done]
-
-
-async def test_a_refused_draft_leaves_drafting_to_n_grams(
-    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    verifier.script.artifacts["draft"] = b"GGUF and nothing else"
-    [one] = await finished(verifier, tmp_path)
-    assert one.draft == "ngram" and one.accepted > 0
-    assert any(
-        "offered draft cannot be used" in line and "n-grams of the text draft" in line for line in caplog.messages
-    )
-
-
-async def test_where_n_grams_are_off_a_refused_draft_leaves_plain_streaming(
-    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    verifier.script.artifacts["draft"] = b"GGUF and nothing else"
-    [one] = await finished(verifier, tmp_path, ngram=False)
-    assert one.draft == "" and one.drafted == 0
-    assert any("nothing is drafted" in line for line in caplog.messages)
-
-
-async def test_a_third_session_drafts_by_n_grams_beside_two_with_the_model(
-    verifier: FakeVerifier, tmp_path: Path
-) -> None:
-    found = await finished(verifier, tmp_path, count=3)
-    assert sorted(one.draft == "ngram" for one in found) == [False, False, True]
-    assert next(one for one in found if one.draft == "ngram").draft_busy
 
 
 def test_the_extra_for_devices_without_a_model_is_that_of_devices_less_llama_cpp() -> None:

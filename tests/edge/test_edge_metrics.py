@@ -90,17 +90,6 @@ def test_a_request_that_fails_is_counted_by_its_error_and_one_that_ends_by_its_r
         assert found[f'requests_total{{finish="{finish}"}}'] == 1
 
 
-def test_attaches_elsewhere_are_failovers_and_all_but_the_first_reattaches(clock) -> None:
-    metrics, statistics = EdgeMetrics(), Statistics(clock)
-    with metrics.following(statistics, ended):
-        for address in ("a:1", "a:1", "b:1"):
-            statistics.attached(address)
-        during = samples(metrics)
-    after = samples(metrics)
-    for found in (during, after):
-        assert (found["attaches_total"], found["reattaches_total"], found["failovers_total"]) == (3, 2, 1)
-
-
 def test_speculation_has_the_names_and_labels_that_tools_made_for_vllm_look_for(clock) -> None:
     metrics, statistics = EdgeMetrics(), Statistics(clock)
     metrics.model = "demo"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,7 +22,7 @@ from edge_agent.sdk.sessions import DeliverySource
 from edge_agent.target.artifact_client import Description
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.tokenizer import TargetTokenizer
-from outrider.core.errors import BadRequest, InternalError, NotFound, Overloaded, TimedOut, Unavailable
+from outrider.core.errors import BadRequest, InternalError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
 from outrider.wire.ticket import Target
@@ -50,32 +49,6 @@ async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
 # --- who wrote a token
 
 
-async def test_an_accepted_token_is_the_drafts_and_each_steps_last_token_the_targets(client: AsyncClient) -> None:
-    completion = await client.generate("x", max_tokens=150)
-    own = completion.provenance.count("draft")
-    assert own == completion.statistics.accepted > 0
-    # A step brings the draft tokens that it accepts and one token of the target; only the last may end inside a path.
-    assert completion.provenance.count("target") in (completion.statistics.steps, completion.statistics.steps - 1)
-    assert completion.statistics.proposed >= own
-    assert 0.0 < completion.statistics.acceptance <= 1.0
-
-
-async def test_without_a_draft_all_of_it_is_the_targets(verifier: FakeVerifier, tmp_path: Path) -> None:
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as client:
-        completion = await client.generate("x", max_tokens=40)
-    assert set(completion.provenance) == {"target"} and completion.verified
-
-
-async def test_a_stream_tells_of_itself_while_it_runs(client: AsyncClient, verifier: FakeVerifier) -> None:
-    verifier.script.rtt_ms = 12.0
-    seen = []
-    stream = await client.stream("x", max_tokens=200)
-    async for _ in stream:
-        seen.append(stream.statistics.tokens)
-    assert seen == sorted(seen) and seen[0] < seen[-1] == 200
-    assert stream.statistics.rtt_ms == 12.0
-
-
 # --- how long it may take
 
 
@@ -92,24 +65,6 @@ async def test_a_request_that_takes_too_long_ends_and_frees_the_verifier(
     await until_free(verifier)
 
 
-async def test_a_first_token_that_does_not_come_ends_the_request(client: AsyncClient, verifier: FakeVerifier) -> None:
-    await client.prepare()
-    verifier.script.step_s = 5.0
-    with pytest.raises(TimedOut, match="no token came within") as caught:
-        await client.generate("x", max_tokens=3, timeout=Timeout(total=60.0, first_token=0.3))
-    assert caught.value.first_token
-    await until_free(verifier)
-
-
-async def test_the_time_until_the_first_token_does_not_bound_the_rest(
-    client: AsyncClient, verifier: FakeVerifier
-) -> None:
-    await client.prepare()
-    verifier.script.step_s = 0.03
-    completion = await client.generate("x", max_tokens=60, timeout=Timeout(None, first_token=0.5))
-    assert completion.finish_reason == "length"
-
-
 async def test_loading_for_the_first_time_goes_on_where_a_request_has_run_out_of_time(
     verifier: FakeVerifier, tmp_path: Path
 ) -> None:
@@ -120,12 +75,6 @@ async def test_loading_for_the_first_time_goes_on_where_a_request_has_run_out_of
         completion = await client.generate("x", max_tokens=3, timeout=30.0)
         assert completion.usage.completion_tokens == 3
     assert len(verifier.fetches) == 3  # tokenizer, template and draft: once each
-
-
-@pytest.mark.parametrize("wrong", [0, -1.0, "1", float("nan"), Timeout(total=-1.0), Timeout(first_token=0.0), True])
-def test_a_time_that_is_none_is_refused(wrong: object) -> None:
-    with pytest.raises(BadRequest, match="timeout"):
-        AsyncClient(verifier="127.0.0.1:1", timeout=wrong)  # type: ignore[arg-type]
 
 
 async def test_a_timeout_of_the_bodys_own_is_not_the_requests() -> None:
@@ -220,36 +169,6 @@ async def test_where_the_draft_may_write_alone_only_verifiers_that_are_there_are
     assert sessions.tries == tried
 
 
-async def test_a_try_that_begins_again_drafts_as_the_first(verifier: FakeVerifier, tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"resume_budget_s": 20.0, "open_budget_s": 20.0})
-    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as client:
-        await client.prepare()
-        verifier.script.refuse = NotFound("a session that is not known yet")
-
-        def admit() -> None:
-            verifier.script.refuse = None
-
-        asyncio.get_running_loop().call_later(0.3, admit)
-        client._sessions.open = renamed(client._sessions.open)  # type: ignore[method-assign]
-        completion = await client.generate("x", max_tokens=80)
-    assert (TEXT * 2).startswith(completion.text) and completion.statistics.drafted > 0
-    assert completion.statistics.attaches == 2
-
-
-def renamed(opened: Callable[..., DeliverySource]) -> Callable[..., DeliverySource]:
-    """Replace an error that no other verifier resolves by one that a retry does, so that a try is one attach."""
-
-    @contextlib.asynccontextmanager
-    async def renaming(*args: object) -> AsyncIterator[AsyncGenerator[Delivery, None]]:
-        try:
-            async with opened(*args) as deliveries:
-                yield deliveries
-        except NotFound as error:
-            raise InternalError(str(error)) from error
-
-    return renaming
-
-
 # --- without a verifier
 
 
@@ -305,27 +224,3 @@ async def test_a_new_client_writes_alone_with_what_an_earlier_one_has_fetched(
             if completion.verified:
                 break
         assert completion.verified and completion.text == TEXT[: len(completion.text)]
-
-
-async def test_nothing_is_written_alone_by_a_client_without_a_draft_model(
-    verifier: FakeVerifier, tmp_path: Path
-) -> None:
-    async with AsyncClient(
-        verifier=verifier.address, cache_dir=tmp_path, settings=SETTINGS, draft="ngram", offline="draft_only"
-    ) as client:
-        await client.prepare()
-        await verifier.kill()
-        with pytest.raises(Unavailable, match="no draft model"):
-            await client.generate("x", max_tokens=5)
-
-
-async def test_a_cluster_without_room_is_no_reason_to_write_alone(client: AsyncClient, verifier: FakeVerifier) -> None:
-    await client.prepare()
-    verifier.script.refuse = Overloaded("no room", retry_after_s=0.01)
-    with pytest.raises(Overloaded):
-        await client.generate("x", max_tokens=5, offline="draft_only")
-
-
-async def test_an_unknown_policy_is_refused(client: AsyncClient) -> None:
-    with pytest.raises(BadRequest, match="draft_only"):
-        await client.generate("x", offline="maybe")  # type: ignore[typeddict-item]

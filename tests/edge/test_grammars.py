@@ -6,21 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from edge_agent.drafting.calibrated_source import NodeProposals
 from edge_agent.drafting.sources.base import DraftTask, NodeContext
 from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.sdk import grammars
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.skeleton import outline_grammar
-from outrider.core.acceptance.calibrator import Calibrator
 from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import BadRequest
-from outrider.core.processors import TokenCounts
-from outrider.core.proposals import CERTAIN, Proposal, propose
-from outrider.core.sampling import SamplingParams
+from outrider.core.proposals import CERTAIN, Proposal
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "target" / "tokenizer.json"
 VOCABULARY, EOS = 8192, 0
@@ -102,13 +97,6 @@ def test_what_makes_no_grammar_is_refused(make: Any, problem: str) -> None:
         make()
 
 
-def test_a_recursive_schema_is_no_trap() -> None:
-    schema: dict[str, Any] = {}
-    schema["properties"] = schema
-    with pytest.raises(BadRequest, match="no JSON"):
-        grammars.json_schema(schema)
-
-
 def began(compiled: Grammars, grammar: str, *prompt: int, received: tuple[int, ...] = ()) -> NgramSource:
     source = NgramSource()
     task = DraftTask(prompt, received, ends=frozenset({EOS}), grammar=lambda: compiled.begin(grammar))
@@ -144,23 +132,6 @@ def test_n_grams_propose_no_end_before_the_least_length() -> None:
     assert proposed(source, 2) == []
     source.begin(DraftTask((4, 5, EOS, 4), (5,), ends=frozenset({EOS}), min_tokens=1))
     assert [one.token for one in proposed(source, 2)] == [EOS]
-
-
-def test_a_proposal_that_must_follow_is_certain_and_teaches_nothing() -> None:
-    calibrator, proposals = Calibrator(), NodeProposals()
-    proposals.add(0, calibrator, [Proposal(7, 0, CERTAIN)], 1, leads=False)
-    assert proposals.children == {7: (1.0, True)}
-    proposals.learn(7)
-    assert calibrator.observations == 0
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)])
-def test_nothing_is_proposed_where_every_token_is_forbidden(sampling: SamplingParams) -> None:
-    for size in (64, 40_000):
-        assert propose(np.full(size, -np.inf, np.float32), sampling, 1, 0, TokenCounts(), (), 4) == []
-        row = np.full(size, -np.inf, np.float32)
-        row[[3, 9]] = 1.0, 2.0
-        assert {one.token for one in propose(row, sampling, 1, 0, TokenCounts(), (), 4)} <= {3, 9}
 
 
 def test_options_that_contradict_a_grammar_are_refused() -> None:

@@ -13,7 +13,6 @@ from fake_verifier import FakeVerifier
 from openai import AsyncOpenAI, AuthenticationError
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.cli import main
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from outrider.core.errors import BadRequest
@@ -60,40 +59,18 @@ async def lines_of(said: io.StringIO, about: str = " in ") -> list[str]:
 # --- by which name
 
 
-@pytest.mark.parametrize("wrong", ["a" * 500, "two words", 'x"y'])
-async def test_request_ids_are_echoed_or_made(web: httpx.AsyncClient, wrong: str) -> None:
-    assert (await web.get("health", headers={"x-request-id": "mine-1"})).headers["x-request-id"] == "mine-1"
-    made = {(await web.get("health")).headers["x-request-id"] for _ in range(2)}
-    assert len(made) == 2
-    assert len((await web.get("health", headers={"x-request-id": wrong})).headers["x-request-id"]) == 32
-
-
-@pytest.mark.parametrize("stream", [False, True])
 async def test_a_requests_id_is_in_the_log_and_in_the_call_to_the_verifier(
-    web: httpx.AsyncClient, verifier: FakeVerifier, said: io.StringIO, stream: bool
+    web: httpx.AsyncClient, verifier: FakeVerifier, said: io.StringIO
 ) -> None:
-    body = {"prompt": "x", "max_tokens": 3, "stream": stream}
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
     answer = await web.post("v1/completions", json=body, headers={"x-request-id": "mine-2"})
     assert answer.status_code == 200
     assert verifier.metadata[-1]["x-request-id"] == "mine-2"
     [line] = await lines_of(said)
     assert "POST /v1/completions 200 in " in line
     assert line.endswith("[request=mine-2]")
-
-
-async def test_the_trace_of_a_request_goes_on_at_the_verifier(web: httpx.AsyncClient, verifier: FakeVerifier) -> None:
-    pytest.importorskip("opentelemetry.trace")
-    parent = f"00-{TRACE}-b7ad6b7169203331-01"
-    await web.post("v1/completions", json={"prompt": "x", "max_tokens": 3}, headers={"traceparent": parent})
-    assert verifier.metadata[-1]["traceparent"].split("-")[1] == TRACE
-
-
-async def test_a_path_cannot_forge_a_line_of_the_log(web: httpx.AsyncClient, said: io.StringIO) -> None:
-    await web.get("v1/models/x%0a2026-01-01 edge ERROR forged%1b[31m%c2%9b" + "y" * 1000)
-    [line] = await lines_of(said)
-    assert r"GET /v1/models/x\n2026-01-01 edge ERROR forged\x1b[31m\x9by" in line
-    assert line.isprintable()
-    assert len(line) < 400
+    assert answer.headers["x-request-id"] == "mine-2"
+    assert len((await web.get("health", headers={"x-request-id": "two words"})).headers["x-request-id"]) == 32
 
 
 async def test_what_nobody_expected_is_reported_and_logged_under_the_requests_id(
@@ -112,45 +89,19 @@ async def test_what_nobody_expected_is_reported_and_logged_under_the_requests_id
     assert last.endswith("[request=mine-3]")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "reason"),
-    [
-        ("v1/completions", {"prompt": "x", "temperature": 500}, 400, "invalid_value (temperature)"),
-        ("v1/completions", {"prompt": "x", "best_of": 3}, 400, "unsupported_parameter (best_of)"),
-        ("v1/completions", {"prompt": "SECRET " * 5000, "max_tokens": 9}, 400, "context_length_exceeded (prompt)"),
-        ("v1/completions", {"prompt": "x", "logit_bias": {"SECRET": 1}}, 400, "invalid_value (logit_bias)"),
-        ("v1/completions", {"prompt": "x", "logit_bias": {"SECRET": "SECRET"}}, 400, "invalid_value (logit_bias)"),
-        ("v1/chat/completions", {"messages": [{"role": "SECRET"}]}, 400, "invalid_value (messages)"),
-        ("v1/completions", {"prompt": "x", "model": "SECRET"}, 404, "model_not_found (model)"),
-        ("v1/nowhere", {}, 404, "not_found"),
-    ],
-)
 async def test_the_log_says_why_a_request_was_refused_and_nothing_that_its_user_wrote(
-    web: httpx.AsyncClient, said: io.StringIO, path: str, body: dict[str, object], status: int, reason: str
+    web: httpx.AsyncClient, said: io.StringIO
 ) -> None:
-    assert (await web.post(path, json=body)).status_code == status
-    line = (await lines_of(said))[-1]
-    assert f" {status} in " in line
-    assert f" ms: {reason} [request=" in line
-    assert "SECRET" not in said.getvalue()
-
-
-async def test_a_request_without_the_right_key_is_logged_with_that_reason(
-    client: AsyncClient, said: io.StringIO
-) -> None:
-    async with (
-        serving(client, ServeOptions(LOCAL, api_key="sesame")) as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as web,
+    for path, body, reason in (
+        ("completions", {"prompt": "SECRET " * 5000, "max_tokens": 9}, "context_length_exceeded (prompt)"),
+        ("completions", {"prompt": "x", "logit_bias": {"SECRET": "SECRET"}}, "invalid_value (logit_bias)"),
+        ("chat/completions", {"messages": [{"role": "SECRET"}]}, "invalid_value (messages)"),
+        ("completions", {"prompt": "x", "model": "SECRET"}, "model_not_found (model)"),
+        ("nowhere", {}, "not_found"),
     ):
-        assert (await web.get("v1/models")).status_code == 401
-    assert ": invalid_api_key [request=" in (await lines_of(said))[-1]
-
-
-async def test_whoever_asks_for_the_head_gets_the_head_alone(web: httpx.AsyncClient) -> None:
-    for path in ("", "health", "metrics", "v1/models"):
-        answer = await web.head(path)
-        assert (answer.status_code, answer.content) == (200, b"")
-    assert (await web.head("v1/completions")).status_code == 405
+        assert (await web.post(f"v1/{path}", json=body)).status_code in (400, 404)
+        await lines_of(said, f" ms: {reason} [request=")
+    assert "SECRET" not in said.getvalue()
 
 
 # --- who
@@ -207,48 +158,18 @@ def test_an_address_beyond_this_machine_needs_a_key(options: ServeOptions) -> No
     ServeOptions("0.0.0.0:0", without_key=True).check()
 
 
-def test_the_command_refuses_to_serve_others_without_a_key(capsys: pytest.CaptureFixture[str]) -> None:
-    """--insecure permits plain text to the cluster, and no more."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["serve", "--listen", "0.0.0.0:0", "--verifier", "127.0.0.1:1", "--insecure"])
-    assert exit_.value.code == 2
-    message = capsys.readouterr().err
-    assert "OUTRIDER_EDGE_SERVE_API_KEY" in message
-    assert "--serve-without-key" in message
-
-
-def test_origins_may_have_blanks_between_them() -> None:
-    settings = EdgeSettings(serve_cors_origins="https://a.example, https://b.example,")
-    assert ServeOptions.of(settings).cors_origins == ("https://a.example", "https://b.example")
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200),
-        ("LocalHost:8080", 200),
-        ("127.0.0.1:1", 200),
-        ("[::1]:8080", 200),
-        ("evil.example", 403),
-        ("evil.example:8080", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("[::1", 403),
-    ],
-)
 async def test_without_a_key_a_page_cannot_come_in_by_a_name_of_its_own(
-    web: httpx.AsyncClient, host: str, status: int
+    web: httpx.AsyncClient, client: AsyncClient
 ) -> None:
-    answer = await web.get("v1/models", headers={"host": host})
-    assert answer.status_code == status
-    if status == 403:
-        assert answer.json()["error"]["code"] == "unknown_host"
-
-
-@pytest.mark.parametrize("options", [ServeOptions(LOCAL, api_key="sesame"), ServeOptions(LOCAL, without_key=True)])
-async def test_with_a_key_or_a_leave_it_may_be_asked_by_any_name(client: AsyncClient, options: ServeOptions) -> None:
-    headers = {"host": "device.example", "authorization": "Bearer sesame"}
-    async with serving(client, options) as url, httpx.AsyncClient(base_url=url, headers=headers) as web:
-        assert (await web.get("v1/models")).status_code == 200
+    for host in ("localhost", "LocalHost:8080", "127.0.0.1:1", "[::1]:8080"):
+        assert (await web.get("v1/models", headers={"host": host})).status_code == 200
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::1"):
+        answer = await web.get("v1/models", headers={"host": host})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "unknown_host")
+    for options in (ServeOptions(LOCAL, api_key="sesame"), ServeOptions(LOCAL, without_key=True)):
+        headers = {"host": "device.example", "authorization": "Bearer sesame"}
+        async with serving(client, options) as url, httpx.AsyncClient(base_url=url, headers=headers) as named:
+            assert (await named.get("v1/models")).status_code == 200
 
 
 # --- what is counted

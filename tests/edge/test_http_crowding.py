@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from reciter import TEXT, recital
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
-from edge_agent.http.streaming import EventStream
 
 LOCAL = "127.0.0.1:0"
 CHAT = [{"role": "user", "content": "x"}]
@@ -73,47 +72,6 @@ async def test_a_client_that_reads_no_more_gives_its_place_back(
             await until_free(verifier)
 
 
-async def test_a_client_that_reads_slowly_has_all_of_its_stream() -> None:
-    taken: list[bytes] = []
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        for number in range(60):
-            yield b"%d " % number
-
-    async def send(message: Any) -> None:
-        await asyncio.sleep(0.02)
-        taken.append(message.get("body", b""))
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    await EventStream(b"begin ", events(), stall_s=1.0)({"type": "http", "method": "POST"}, receive, send)
-    assert b"".join(taken) == b"begin " + b"".join(b"%d " % number for number in range(60))
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"), [("start", None), ("body", True), ("body", False)], ids=["first", "event", "last"]
-)
-async def test_a_client_that_does_not_take_a_message_ends_its_stream(
-    caplog: pytest.LogCaptureFixture, kind: str, more: bool | None
-) -> None:
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b"second"
-
-    async def send(message: Any) -> None:
-        if (message["type"], message.get("more_body")) == (f"http.response.{kind}", more):
-            await asyncio.Event().wait()
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    rest = events()
-    async with asyncio.timeout(10):
-        await EventStream(b"first", rest, stall_s=0.05)({"type": "http", "method": "POST"}, receive, send)
-    assert "took nothing of its stream for 0.05 s" in caplog.text
-    assert await anext(rest, None) is None
-
-
 async def test_no_log_holds_a_prompt_or_generated_text(
     verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,37 +106,3 @@ async def test_a_request_that_would_take_more_than_half_of_the_places_is_refused
         assert "at most 2" in error["message"] and "--max-sessions" in error["message"]
         allowed = await web.post("v1/chat/completions", json={"messages": CHAT, "n": 2, "max_tokens": 2})
         assert len(allowed.json()["choices"]) == 2
-
-
-@pytest.mark.parametrize(("sessions", "choices"), [(1, 1), (2, 1), (3, 1), (64, 32)])
-def test_a_request_may_have_half_of_the_places(sessions: int, choices: int) -> None:
-    assert ServeOptions.of(EdgeSettings(max_sessions=sessions)).max_choices == choices
-
-
-async def test_a_prompt_of_several_choices_is_tokenised_once(
-    verifier: FakeVerifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with served(verifier, tmp_path, ServeOptions(LOCAL)) as (client, web):
-        tokenizer = (await client.prepare()).tokenizer
-        encoded_texts: list[str] = []
-
-        def recording(encode: Callable[[str], list[int]]) -> Callable[[str], list[int]]:
-            def encoded(text: str) -> list[int]:
-                encoded_texts.append(text)
-                return encode(text)
-
-            return encoded
-
-        for name in ("encode", "encode_prompt"):
-            monkeypatch.setattr(tokenizer, name, recording(getattr(tokenizer, name)))
-        for path, body in (
-            ("completions", {"prompt": ["ab", "c"], "n": 3, "echo": True}),
-            ("chat/completions", {"messages": CHAT, "n": 3}),
-        ):
-            answer = await web.post(f"v1/{path}", json={**body, "max_tokens": 2, "seed": 7})
-            assert answer.status_code == 200
-        assert encoded_texts == ["ab", "c", "<|user|>x<|end|>"]
-    seeds = [opening.attach.sampling.seed for opening in verifier.opens]
-    assert sorted(seeds) == sorted([*range(7, 13), *range(7, 10)])
-    prompts = [opening.attach.prompt for opening in verifier.opens]
-    assert sorted(prompts.count(prompt) for prompt in set(prompts)) == [3, 3, 3]

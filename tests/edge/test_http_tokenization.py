@@ -74,20 +74,3 @@ async def test_a_chats_tokens_are_those_that_its_completion_would_read(
     spelt = await asked(web, "tokenize", messages=CHAT)
     usage = (await asked(web, "v1/chat/completions", messages=CHAT, max_tokens=1))["usage"]
     assert spelt["count"] == usage["prompt_tokens"] > body["count"] + 1  # what a caller spells out is no control token
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("tokenize", {}, "prompt"),
-        ("tokenize", {"prompt": "x", "messages": CHAT}, "prompt"),
-        ("tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
-        ("tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
-        ("tokenize", {"prompt": "word " * 140_000}, "prompt"),
-        ("detokenize", {"tokens": [0, 5_000_000]}, "tokens"),
-        ("detokenize", {"tokens": [-1]}, "tokens"),
-    ],
-)
-async def test_what_is_wrong_is_named(web: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
-    answer = await web.post(path, json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
