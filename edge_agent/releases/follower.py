@@ -19,11 +19,11 @@ from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest
 from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
 from edge_agent.releases.state import InstalledRelease, ReleaseState
-from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError
 from outrider.wire.channels import ClientTls
 from outrider.wire.ticket import Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class UpdateOptions:
     """The cluster's authorities, since the coordinator serves files with its own certificate, and the device's one."""
 
 
-Ask = Callable[[str, str, str], Awaitable[ReleaseOffer]]
+Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
 
 Fallback = Callable[[], DraftPool | None]
@@ -166,7 +166,7 @@ class OfferFollower:
         self._noticed = self._settled = serial
         self._retry.progressed()
 
-    async def _take(self, offer: ReleaseOffer) -> _Outcome:
+    async def _take(self, offer: pb.OfferReleaseResponse) -> _Outcome:
         """Take an offer as far as that is possible now. Raises ReleaseRefused."""
         if not offer.manifest:
             return await self._use_none()
@@ -201,7 +201,7 @@ class OfferFollower:
             return await self._go_back(state.dropped())
         return "settled"
 
-    async def _on_refused(self, offer: ReleaseOffer, error: ReleaseRefused) -> _Outcome:
+    async def _on_refused(self, offer: pb.OfferReleaseResponse, error: ReleaseRefused) -> _Outcome:
         manifest = manifest_digest(offer.manifest)
         self._refusals.note(error.kind, manifest, str(error))
         if error.kind in ("altered", "too long"):

@@ -56,20 +56,6 @@ class Placement:
         return self.grants[0].ticket if self.grants else b""
 
 
-@dataclass(frozen=True)
-class ReleaseOffer:
-    """The draft release that the coordinator wants this device to use."""
-
-    serial: int
-    """It grows with every change of the offer."""
-    manifest: bytes = b""
-    """The signed manifest; empty where none is to be used."""
-    canary: bool = False
-    """Whether only a share of the devices is offered the release so far."""
-    base_url: str = ""
-    """Base of relative URLs in the manifest; empty if there is none."""
-
-
 class CoordinatorClient:
     """Calls a coordinator with the tenant's API key. Raises core errors.
 
@@ -177,14 +163,14 @@ class CoordinatorClient:
         request = pb.CloseSessionRequest(session_id=session_id, ticket=ticket)
         await self._call("CloseSession", request)
 
-    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> ReleaseOffer:
+    async def release_offer(self, weights_hash: str, device_id: str, in_use: str) -> pb.OfferReleaseResponse:
         """Ask which draft release to use for the target with these weights.
 
         in_use: digest of the release that this device drafts with; "" if there is none.
         """
         request = pb.OfferReleaseRequest(target=weights_hash, device_id=device_id, in_use=in_use)
-        reply = await self._call("OfferRelease", request)
-        return ReleaseOffer(reply.serial, reply.manifest, reply.canary, reply.base_url)
+        offer: pb.OfferReleaseResponse = await self._call("OfferRelease", request)
+        return offer
 
     async def _open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         begun = time.monotonic()

@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-_DRAFT_DIGITS, _STORE_DIGITS = 31, 32
-
 
 @dataclass(frozen=True)
 class SessionTelemetry:
@@ -98,23 +96,3 @@ class VerifierTelemetry:
             accepted=sum(session.accepted for session in sessions),
             rtt_ms=statistics.median(measured_ms) if measured_ms else 0.0,
         )
-
-
-def release_name(draft: str, store: str) -> str:
-    """Return the label by which a device says what it drafts with: the draft's name, and the store's if it has one.
-
-    draft, store: hex digits of files, or another word for a draft without one. The label of both together has 64
-    characters at most: the first 31 and 32 of each, and a dot between.
-    """
-    return f"{draft[:_DRAFT_DIGITS]}.{store[:_STORE_DIGITS]}" if store else draft
-
-
-def drafts_with(label: str, digest: str) -> bool:
-    """Return whether a label of `release_name` names the draft, or the store, with this digest."""
-    draft, dot, store = label.partition(".")
-    if not dot:
-        return label == digest
-    return any(
-        len(part) == digits and digest.startswith(part)
-        for part, digits in ((draft, _DRAFT_DIGITS), (store, _STORE_DIGITS))
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import threading
 import time
@@ -19,11 +18,11 @@ from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
 from edge_agent.releases.updater import ReleaseUpdater
-from edge_agent.session.coordinator_client import ReleaseOffer
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
+from outrider.wire.v1.coordinator_pb2 import OfferReleaseResponse
 
 TARGET = Target("t", "sha256:" + "a" * 64, "sha256:" + "b" * 64)
 SIGNER = Signer.generate()
@@ -54,7 +53,7 @@ class Device:
         self.files = files
         self.folder = ReleaseFolder.open(folder, TARGET.weights_hash)
         self.drafts = DraftManager(Pool(NGRAM))
-        self.offer = ReleaseOffer(0)
+        self.offer = OfferReleaseResponse(serial=0)
         self.asked = 0
         self.unusable: set[str] = set()
         """Digests of files that cannot be loaded."""
@@ -70,7 +69,7 @@ class Device:
             raise ModelRefused("it broke")
         return Pool(digest)
 
-    async def _ask(self, *_: str) -> ReleaseOffer:
+    async def _ask(self, *_: str) -> OfferReleaseResponse:
         self.asked += 1
         return self.offer
 
@@ -89,7 +88,9 @@ class Device:
             size=len(data),
             quantization="Q8_0",
         )
-        self.offer = ReleaseOffer(self.offer.serial + 1, sign(manifest, SIGNER), canary, self.files.url)
+        self.offer = OfferReleaseResponse(
+            serial=self.offer.serial + 1, manifest=sign(manifest, SIGNER), canary=canary, base_url=self.files.url
+        )
         if announce:
             self.follower.notice(self.offer.serial)
         return digest
@@ -160,7 +161,7 @@ async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: 
     device.publish(1)
     await until(lambda: device.in_use == good)
     await device.takes(3, canary=True)
-    device.offer = ReleaseOffer(device.offer.serial + 1)  # nothing is offered any more
+    device.offer = OfferReleaseResponse(serial=device.offer.serial + 1)  # nothing is offered any more
     device.follower.notice(device.offer.serial)
     await until(lambda: device.in_use == good)
     assert device.folder.state.floor == 1 and not device.refusals.by_kind
@@ -171,7 +172,8 @@ async def test_a_canary_is_left_although_what_is_offered_instead_was_refused_her
     await until(lambda: device.refusals.by_kind["unusable"])
     refused = device.offer
     await device.takes(2, canary=True)
-    device.offer = dataclasses.replace(refused, serial=device.offer.serial + 1)
+    refused.serial = device.offer.serial + 1
+    device.offer = refused
     device.follower.notice(device.offer.serial)
     await until(lambda: device.in_use == NGRAM)
     assert device.refusals.by_kind["remembered"] == 1
@@ -185,10 +187,10 @@ async def test_a_serial_that_nobody_has_or_that_went_back_does_not_make_it_deaf(
     await until(lambda: device.asked >= 3)
     await device.takes(1)
     await until(lambda: device.follower._settled == device.follower._noticed == 1)
-    device.offer = ReleaseOffer(100)
+    device.offer = OfferReleaseResponse(serial=100)
     device.follower.notice(100)
     await until(lambda: device.follower._settled == 100)
-    device.offer = ReleaseOffer(2)
+    device.offer = OfferReleaseResponse(serial=2)
     await device.takes(2)
 
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from cloud_verifier.distill.config import DistillConfig
 from cloud_verifier.distill.data.selection import OTHERS
-from outrider.core.telemetry import drafts_with
 
 if TYPE_CHECKING:
     from cloud_verifier.traffic.passage import Passage
@@ -111,7 +110,7 @@ class TrafficCounter:
         if already >= len(passage):
             return
         self._ends[passage.session_id] = passage.end
-        judged = drafts_with(passage.draft_release.removeprefix("sha256:"), self._incumbent)
+        judged = passage.draft_release.removeprefix("sha256:") == self._incumbent
         proposed = int(np.count_nonzero(passage.proposed_depths[already:])) if judged else None
         name = self._class_name(passage.tenant, passage.traffic_class)
         self._classes.setdefault(name, _ClassCounter(self._window)).add(len(passage) - already, proposed)
