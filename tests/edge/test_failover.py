@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -21,7 +22,6 @@ from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_to_proto
-from outrider.wire.ticket import TICKET_KEY
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 PROMPT = (4, 5, 6)
@@ -84,13 +84,6 @@ async def test_a_broken_stream_is_tried_once_more_and_then_the_standby() -> None
         attaches.append(await route.next())
     assert [(attach.address, attach.epoch) for attach in attaches] == [("h:1", 10), ("h:1", 11), ("h:2", 20)]
     assert attaches[0].limits == LIMITS
-
-
-async def test_a_silent_verifier_is_not_tried_again() -> None:
-    route = GrantRoute([grant("a", "h:1", 10, 19), grant("b", "h:2", 20, 29)], Coordinator().resume, quick())
-    await route.next()
-    route.failed(VerifierSilent("hung"), progressed=True)
-    assert (await route.next()).address == "h:2"
 
 
 async def test_with_no_grant_left_the_coordinator_is_asked_until_it_answers() -> None:
@@ -217,15 +210,9 @@ async def test_when_the_standby_dies_too_the_coordinator_names_another(pair: Pai
     assert pair.first.opens[-1].attach.epoch >= 300
 
 
-async def test_appends_follow_open_at_once_where_a_ticket_tells_the_limits(pair: Pair) -> None:
-    assert await pair.run() == continuation(PROMPT, 250)
-    assert pair.statistics.attaches == 1
-    assert pair.first.metadata[0][TICKET_KEY] == ticket()
-
-
 async def test_random_kills_lose_nothing_and_double_nothing() -> None:
-    """Sessions meet both ways to die, at random points, ten times over."""
-    for round_ in range(10):
+    """Sessions meet both ways to die, at several points."""
+    for round_ in range(10 if os.environ.get("OUTRIDER_NIGHTLY") else 4):
         async with opened_pair(step_s=0.002, tokens=120) as made:
             reading = asyncio.create_task(made.run())
             await made.until(1 + (37 * round_) % 90)
