@@ -82,11 +82,8 @@ class VerifierConfig(BaseSettings):
     in bfloat16 may overflow in it."""
     device: str = "cpu"
     """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
-    attention: Literal["auto", "sdpa", "exact", "triton"] = "auto"
-    """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere. exact: a token's logits have the same
-    bits in every batch, tree and chunk, at some cost in time; for one thread, and not for a mixture of experts. It was
-    shown on a CPU with AMX, and there with AVX-512 alone, and is refused on a GPU, and if the numerics check finds a
-    different bit in steps of up to `token_budget` rows."""
+    attention: Literal["auto", "sdpa", "triton"] = "auto"
+    """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere."""
     compile: bool = False
     """Whether torch compiles the target's layers at the start: on a CPU with attention sdpa, on CUDA with
     triton. That takes up to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of
@@ -220,8 +217,6 @@ class VerifierConfig(BaseSettings):
 
     def _check_engine(self) -> None:
         """Raise ValueError for settings that the engine does not have."""
-        if self.allow_lossy_rules and self.attention == "exact":
-            raise ValueError("allow_lossy_rules goes without attention exact: give another attention, or leave it out")
         for name in ("engine_args", "engine_python"):
             if self.engine == "torch" and getattr(self, name):
                 raise ValueError(f"{name} is for vLLM: give engine vllm, or leave it out")

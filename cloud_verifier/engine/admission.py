@@ -29,8 +29,6 @@ def check_attach(
     held = longest_session(limits, executor)
     if tokens > held:
         raise BadRequest.bound(field, got, f"at most {held}, what the verifier can hold")
-    if attach.sampling.lossy and executor.capabilities.exact:
-        raise BadRequest.bound("acceptance_rule", attach.sampling.rule, "coupled on a verifier with exact bits")
     if attach.sampling.lossy and not allow_lossy_rules:
         allowed = "coupled: the operator of this verifier does not allow lossy rules (its setting allow_lossy_rules)"
         raise BadRequest.bound("acceptance_rule", attach.sampling.rule, allowed)

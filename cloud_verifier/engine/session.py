@@ -50,14 +50,11 @@ class Capabilities:
     """The most positions of a session, prompt and output together."""
     vocabulary: int
     """V, the number of logits of a row."""
-    exact: bool = False
-    """Whether a token's logits have the same bits in every batch."""
 
     def __str__(self) -> str:
         shape = "trees" if self.trees else "chains"
-        bits = "exact bits" if self.exact else "bits that depend on the batch"
         nodes = counted(self.nodes_per_step, "node")
-        return f"a step takes {shape} of up to {nodes}, with {bits}; a session has up to {self.max_sequence} tokens"
+        return f"a step takes {shape} of up to {nodes}; a session has up to {self.max_sequence} tokens"
 
 
 class DeviceTiming:

@@ -85,13 +85,13 @@ def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> N
         progress(compile_if_faster(model))
     progress("numerics check: token trees against plain sequences")
     try:
-        check_numerics(model, rows=config.token_budget)
+        check_numerics(model)
     except ModelRefused as error:
         if not model.compiled:
             raise
         model.uncompile()
         progress(f"the target is not compiled after all: {error}")
-        check_numerics(model, rows=config.token_budget)
+        check_numerics(model)
 
 
 def _heads(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[ServerSource]:

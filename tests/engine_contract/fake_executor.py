@@ -27,7 +27,7 @@ class FakeExecutor:
         self.eos_token_ids = (7,)
         self.cost = StepCost({1: 1e-3})
         self.capabilities = Capabilities(
-            trees=True, nodes_per_step=config.token_budget - 1, max_sequence=2048, vocabulary=VOCABULARY, exact=True
+            trees=True, nodes_per_step=config.token_budget - 1, max_sequence=2048, vocabulary=VOCABULARY
         )
         self._slots = config.kv_slots
         self._reserved: dict[EngineSession, int] = {}

@@ -20,7 +20,6 @@ MIXTURE = "expert"
 """Every mixture of experts in transformers has it in the name or class of some part."""
 
 OTHER_MODEL = "choose a model type that docs/models.md lists as served, or try --engine vllm"
-OTHER_ATTENTION = "use --attention sdpa"
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,14 @@ class UnservedArchitecture:
     """Says why a kind of model is not served.
 
     why: a clause whose subject is the model.
-    instead: what the provider can do.
-    setting: the setting with which the model is not served; empty if it is never served.
     """
 
     why: str
-    instead: str = OTHER_MODEL
-    setting: str = ""
 
     def of(self, label: str, facts: str = "") -> ModelRefused:
         """Return the error for the model called `label`. facts: what was found in it, such as types of layers."""
         found = f" ({facts})" if facts else ""
-        return ModelRefused(f"{label} cannot be served{self.setting}: {self.why}{found}; {self.instead}")
+        return ModelRefused(f"{label} cannot be served: {self.why}{found}; {OTHER_MODEL}")
 
 
 UNKNOWN_TYPE = UnservedArchitecture(
@@ -64,21 +59,6 @@ ALL_LOGITS = UnservedArchitecture("it computes the logits of all tokens where th
 FAILING = UnservedArchitecture("its forward pass fails on a batch as the engine packs it")
 FAILING_TREES = UnservedArchitecture("its forward pass fails on token trees")
 DEVIATING = UnservedArchitecture("its logits for the nodes of a token tree and for plain sequences differ")
-EXACT_MIXTURE = UnservedArchitecture(
-    "it is a mixture of experts, and what its routers compute for a token depends on the tokens beside it",
-    OTHER_ATTENTION,
-    " with exact attention",
-)
-EXACT_BITS = UnservedArchitecture(
-    "some part of it gives a token other bits in a step with other tokens than alone",
-    OTHER_ATTENTION,
-    " with exact attention",
-)
-EXACT_GPU = UnservedArchitecture(
-    "on a GPU a token's bits depend on the tokens beside it: on an H100 one row in eight had other bits than alone",
-    OTHER_ATTENTION,
-    " with exact attention",
-)
 
 
 def check_layers(module: Any, label: str) -> None:
@@ -91,14 +71,6 @@ def check_layers(module: Any, label: str) -> None:
         raise RUNNING_STATE.of(label, facts)
     if kinds:
         raise UNKNOWN_LAYERS.of(label, facts)
-
-
-def check_no_mixture(module: Any, label: str) -> None:
-    """Raise ModelRefused for a mixture of experts: the check may miss experts between which a last bit decides."""
-    for name, part in module.named_modules():
-        kind = type(part).__name__
-        if MIXTURE in f"{name} {kind}".lower():
-            raise EXACT_MIXTURE.of(label, kind)
 
 
 def longest_sequence(config: Any) -> int:

@@ -53,7 +53,6 @@ class TorchExecutor:
             nodes_per_step=config.token_budget - 1,
             max_sequence=model.max_sequence,
             vocabulary=model.vocab_size,
-            exact=model.attention.name == "exact",
         )
         self.pool = KVPool(model.layers, config.kv_slots, dtype=model.torch_dtype, device=model.device)
         self.slots: dict[EngineSession, SessionSlots] = {}

@@ -20,7 +20,6 @@ import torch._dynamo.config
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.pytorch_utils import Conv1D
 
 from cloud_verifier.engine.torch_backend.architecture import (
     ALL_LOGITS,
@@ -33,7 +32,6 @@ from cloud_verifier.engine.torch_backend.architecture import (
     UNKNOWN_TYPE,
     UnservedArchitecture,
     check_layers,
-    check_no_mixture,
     fix_rope,
     longest_sequence,
 )
@@ -41,15 +39,11 @@ from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels import operators
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
-from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
 from cloud_verifier.engine.torch_backend.kernels.linear import (
     LEAST_ROWS,
     PADDED_ROWS,
-    Int8Linear,
-    int8_if_close,
     pack_linears,
-    tile_linears,
 )
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
@@ -62,7 +56,6 @@ ATTENTION = "outrider_slots"
 """The name under which transformers knows our attention; it has no mask interface, so no mask is ever built."""
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "sdpa": SdpaBackend,
-    "exact": ExactBackend,
     "triton": TritonBackend,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,21 +86,14 @@ class TargetModel:
         self.deviation: float | None = None
         self.eos_token_ids = _eos_token_ids(module)
         check_layers(module, self.label)
-        if self.attention.name == "exact":
-            check_no_mixture(module, self.label)
         _install(module, self.label)
         fix_rope(module)
-        triton = self.attention.name == "triton"
-        self._fused = fuse(module, triton=triton) if triton or self.attention.name == "sdpa" else 0
+        self._fused = fuse(module, triton=self.attention.name == "triton")
         self._packed = pack_linears(module)
-        if self.attention.name == "exact":
-            tile_linears(module, Conv1D)
         self.compiled = False
         self.states: torch.Tensor | None = None
         self._seen_states: torch.Tensor | None = None
         """What the output layer read last."""
-        self._int8_output: Int8Linear | None = None
-        """Of proposals, which need not be exact."""
         self._static_states: torch.Tensor | None = None
         """`[W, H]`, to which CUDA graphs copy it."""
         self._most_rows = WIDTHS[-1]
@@ -131,8 +117,7 @@ class TargetModel:
         """Read a model directory. Raises ModelRefused, with the reason, for a model that cannot be served.
 
         dtype: float32, bfloat16 or float16; auto is bfloat16 on CUDA and float32 elsewhere.
-        attention: sdpa, triton for CUDA, or exact for logits whose bits do not depend on the rest of the batch, with
-        one thread; auto is triton on CUDA and sdpa elsewhere.
+        attention: sdpa, or triton for CUDA; auto is triton on CUDA and sdpa elsewhere.
         threads: CPU threads of the whole process; None leaves them unchanged.
         """
         directory = Path(path)
@@ -147,9 +132,6 @@ class TargetModel:
         if attention not in BACKENDS:
             raise ModelRefused(f"attention is {attention}, must be one of {', '.join(BACKENDS)}")
         backend = BACKENDS[attention]()
-        used = torch.get_num_threads() if threads is None else threads
-        if attention == "exact" and used != 1:
-            raise ModelRefused(f"threads is {used}, must be 1 with attention exact: with more no bits were compared")
         if threads is not None:
             torch.set_num_threads(threads)
         on_progress(f"hashing weights: {sum(f.stat().st_size for f in files if f.is_file()) / 1e6:.0f} MB")
@@ -174,14 +156,14 @@ class TargetModel:
 
     @property
     def backend(self) -> str:
-        """Return the kernels that decide on the bits: attention's, and those of replaced layers."""
+        """Return the kernels in use: attention's, and those of replaced layers."""
         replaced = ("+onednn" if self._packed else "") + ("+fused" if self._fused else "")
         replaced += "+compiled" if self.compiled else ""
         return self.attention.name + replaced
 
     @property
     def hardware(self) -> str:
-        """Name of the processor that computes; with dtype and backend it is the numerics class."""
+        """Return the name of the processor that computes."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return _cpu_name()
@@ -191,13 +173,13 @@ class TargetModel:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
-            tile, least = self.attention.row_tile, 1
+            least = 1
             if self._packed:
                 least = PADDED_ROWS if self.compiled else LEAST_ROWS  # a single row would be compiled anew
-            ids, positions = _padded(batch.input_ids, tile, least), _padded(batch.position_ids, tile, least)
+            ids, positions = _padded(batch.input_ids, least), _padded(batch.position_ids, least)
             if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
                 ids, positions = ids.clone(), positions.clone()
-            logits = self._logits(ids, positions, _padded(batch.logit_rows, tile), plan)
+            logits = self._logits(ids, positions, batch.logit_rows, plan)
         if self._seen_states is not None:
             self.states = self._step_states(len(batch.logit_rows))
         return logits[: len(batch.logit_rows)]
@@ -207,8 +189,6 @@ class TargetModel:
 
         They are what the output layer reads: the last layer's output after the last norm.
         """
-        if self.device.type == "cpu" and self.torch_dtype == torch.float32:
-            self._int8_output = int8_if_close(self.module.get_output_embeddings(), int(self.config.hidden_size))
 
         def see(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
             states = self._seen_states = inputs[0].detach().flatten(0, 1)
@@ -227,14 +207,9 @@ class TargetModel:
         return embeddings
 
     def output(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict; in int8 where that is
-        faster."""
-        logits: torch.Tensor
-        if self._int8_output is not None:
-            logits = self._int8_output(states)
-            return logits
+        """Return the output layer's logits `[n, V]` of states `[n, H]` that heads predict."""
         seen = self._seen_states
-        logits = self.module.get_output_embeddings()(states[None])[0]
+        logits: torch.Tensor = self.module.get_output_embeddings()(states[None])[0]
         self._seen_states = seen
         return logits
 
@@ -361,11 +336,11 @@ class TargetModel:
             raise LOST_WINDOW.of(self.label)
 
 
-def _padded(rows: torch.Tensor, tile: int, least: int = 1) -> torch.Tensor:
-    """Repeat the last of `[..., n]`, which routes to no further expert, up to a multiple of `tile` and to `least`."""
+def _padded(rows: torch.Tensor, least: int) -> torch.Tensor:
+    """Repeat the last of `[..., n]`, which routes to no further expert, up to `least`."""
     count = rows.shape[-1]
-    missing = max(count + -count % tile, least) - count if count else 0
-    return torch.cat([rows, rows[..., -1:].expand(*rows.shape[:-1], missing)], dim=-1) if missing else rows
+    missing = least - count if count else 0
+    return torch.cat([rows, rows[..., -1:].expand(*rows.shape[:-1], missing)], dim=-1) if missing > 0 else rows
 
 
 class _Probe:

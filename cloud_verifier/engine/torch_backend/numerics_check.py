@@ -2,21 +2,19 @@
 
 Two sessions are prefilled in chunks of different length within the same passes; then each has a branching tree, a path
 of it is accepted by appending its slots, and the next tree follows slots that are no longer adjacent. Every node's
-logits are compared with those of transformers' own attention over the node's whole path. With exact attention, the bits
-of a sequence in steps of one row and of many rows are compared as well.
+logits are compared with those of transformers' own attention over the node's whole path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from cloud_verifier.engine.torch_backend.architecture import DEVIATING, EXACT_BITS, EXACT_GPU, FAILING_TREES
-from cloud_verifier.engine.torch_backend.batch import Ints, PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kv_pool import KVPool, Slots
+from cloud_verifier.engine.torch_backend.architecture import DEVIATING, FAILING_TREES
+from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import ModelRefused
@@ -34,22 +32,10 @@ PATH = (0, 2, 5, 7)
 PROMPTS = (37, 22)
 CHUNKS = (16, 9)
 TREES = 2
-KNOWN = 52
-"""Tokens before those whose bits are compared; together they are more than a block of keys."""
-COMPARED = 24
-"""Tokens of a sequence whose bits are compared."""
-STEP_ROWS = (20, 40, 64, 128)
-"""Rows of the steps in which bits are compared, besides the most that a step may have: libraries choose kernels by
-size."""
 
 
-def check_numerics(model: TargetModel, *, rows: int = 512, seed: int = 0) -> float:
-    """Return the deviation of the logits, and mark the model as tested. Raises ModelRefused if it is above the bound.
-
-    rows: the most that a step will have.
-    """
-    if model.attention.name == "exact" and model.device.type != "cpu":
-        raise EXACT_GPU.of(model.label, model.hardware)  # the few steps below found no such row in bfloat16
+def check_numerics(model: TargetModel, *, seed: int = 0) -> float:
+    """Return the deviation of the logits, and mark the model as tested. Raises ModelRefused above the bound."""
     rng = np.random.default_rng(seed)
     pool = KVPool(model.layers, 256, dtype=model.torch_dtype, device=model.device)
     sequences = [_Sequence(model, pool, length, rng) for length in PROMPTS]
@@ -59,13 +45,11 @@ def check_numerics(model: TargetModel, *, rows: int = 512, seed: int = 0) -> flo
         raise
     except Exception as error:
         raise FAILING_TREES.of(model.label, f"{type(error).__name__}: {error}") from error
-    exact = model.torch_dtype == torch.float32
-    deviation = float(np.max(by_row) if exact else np.median(by_row))
-    bound = FLOAT32_BOUND if exact else HALF_BOUND * max(1.0, greatest)
+    full = model.torch_dtype == torch.float32
+    deviation = float(np.max(by_row) if full else np.median(by_row))
+    bound = FLOAT32_BOUND if full else HALF_BOUND * max(1.0, greatest)
     if not deviation <= bound:  # also if it is not a number
         raise DEVIATING.of(model.label, f"by {deviation:.2e}, must be at most {bound:.2e} in {model.dtype}")
-    if model.attention.name == "exact":
-        _check_bits(model, rows)
     model.deviation = deviation
     return deviation
 
@@ -86,38 +70,6 @@ def _compare(model: TargetModel, pool: KVPool, sequences: Sequence[_Sequence]) -
                 greatest = max(greatest, float(expected.abs().max()))
             sequence.keep(segment)
     return by_row, greatest
-
-
-def _check_bits(model: TargetModel, most_rows: int) -> None:
-    """Raise ModelRefused unless tokens have the same bits one by one and in steps of several sizes and sessions."""
-    pool = KVPool(model.layers, KNOWN + COMPARED + most_rows, dtype=model.torch_dtype, device=model.device)
-    tokens = np.arange(KNOWN + COMPARED) % model.vocab_size
-    prefix = pool.allocate(KNOWN)
-    _logits(model, pool, [_chain(tokens[:KNOWN], prefix[:0], prefix)])
-    tokens = tokens[KNOWN:]
-    slots = np.concatenate([prefix, pool.allocate(COMPARED)])
-    steps = [_chain(tokens[i : i + 1], slots[: KNOWN + i], slots[KNOWN + i :][:1]) for i in range(COMPARED)]
-    alone = torch.cat([_logits(model, pool, [step]) for step in steps])
-    for rows in sorted({*(size for size in STEP_ROWS if size < most_rows), most_rows}):
-        lengths = [min(COMPARED, rows - first) for first in range(0, rows, COMPARED)]
-        segments = [_chain(tokens[:length], prefix, pool.allocate(length)) for length in lengths]
-        together = torch.split(_logits(model, pool, segments), lengths)
-        if not all(torch.equal(logits, alone[: len(logits)]) for logits in together):
-            raise EXACT_BITS.of(model.label, f"in a step of {rows} rows, in {model.dtype} on {model.hardware}")
-        pool.release(np.concatenate([segment.slots for segment in segments]))
-
-
-def _chain(tokens: Ints, prefix: Slots, slots: Slots) -> Segment:
-    """Return a segment of tokens that follow those of the prefix."""
-    positions, none = len(prefix) + np.arange(len(tokens)), np.empty(0, dtype=np.int64)
-    return Segment(tokens, len(tokens), none, positions, prefix, slots, True)
-
-
-def _logits(model: TargetModel, pool: KVPool, segments: Sequence[Segment]) -> torch.Tensor:
-    """Return the logits `[T, V]` of every row."""
-    batch = PackedBatch.pack(segments, model.device)
-    every_row = torch.arange(batch.input_ids.shape[1], device=model.device)
-    return model.forward(replace(batch, logit_rows=every_row), model.attention.plan(segments, pool))
 
 
 class _Sequence:

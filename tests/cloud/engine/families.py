@@ -27,14 +27,12 @@ class Family:
     shape: what its configuration has besides SHAPE.
     refusal: why it is refused; None if it is served.
     note: what docs/models.md says of a served family.
-    mixture: whether it is a mixture of experts.
     """
 
     model_type: str
     shape: dict[str, Any] = field(default_factory=dict)
     refusal: UnservedArchitecture | None = None
     note: str = ""
-    mixture: bool = False
 
     def make(self) -> Any:
         """Make a random module, with sharper logits than the default initialisation gives."""
@@ -78,7 +76,7 @@ def served(model_type: str, note: str = "", **shape: Any) -> Family:
 
 
 def mixture(model_type: str, note: str = "", **shape: Any) -> Family:
-    return Family(model_type, shape, note=note, mixture=True)
+    return Family(model_type, shape, note=note)
 
 
 def refused(model_type: str, refusal: UnservedArchitecture, **shape: Any) -> Family:

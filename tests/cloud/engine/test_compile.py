@@ -14,11 +14,9 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.torch_backend import executor
 from cloud_verifier.engine.torch_backend.executor import compile_if_faster
 from cloud_verifier.engine.torch_backend.kernels import linear
-from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
 from cloud_verifier.engine_process import torch_target
-from outrider.core.errors import ModelRefused
 
 
 def steps_take(monkeypatch: pytest.MonkeyPatch, *, compiled: float) -> None:
@@ -90,9 +88,3 @@ def test_a_target_whose_compiled_layers_deviate_is_served_without_them(monkeypat
     assert not model.compiled
     assert model.deviation is not None
     assert said[-1].startswith("the target is not compiled after all: tiny (model type llama) cannot be served")
-
-
-def test_exact_attention_is_not_compiled() -> None:
-    model = TargetModel(make_tiny("llama"), name="tiny", backend=ExactBackend())
-    with pytest.raises(ModelRefused, match="cannot be compiled with attention exact on cpu; compile is for a CPU"):
-        compile_if_faster(model)

@@ -11,15 +11,14 @@ from families import FAMILIES, Family
 from rig import Rig, adversary, client, prompt_of, random_tree
 from tiny_targets import Reference
 
-from cloud_verifier.engine.torch_backend.architecture import EXACT_MIXTURE, UnservedArchitecture
-from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
+from cloud_verifier.engine.torch_backend.architecture import OTHER_MODEL, UnservedArchitecture
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import ModelRefused
 from outrider.core.sampling import SamplingParams
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-HEADER = "| family | served | with `--attention exact` | note |"
+HEADER = "| family | served | note |"
 TOKENS = 16
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 SERVED = [name for name, family in FAMILIES.items() if not family.refusal]
@@ -56,12 +55,12 @@ def test_a_served_family_gives_the_tokens_of_transformers_with_trees_and_beside_
     assert rig.engine.counters.accepted > 0
 
 
-def assert_refused(family: Family, refusal: UnservedArchitecture, **options: Any) -> None:
+def assert_refused(family: Family, refusal: UnservedArchitecture) -> None:
     with pytest.raises(ModelRefused) as caught:
-        check_numerics(TargetModel(family.make(), name="m", **options))
+        check_numerics(TargetModel(family.make(), name="m"))
     said = str(caught.value)
-    assert said.startswith(f"m (model type {family.model_type}) cannot be served{refusal.setting}: {refusal.why}")
-    assert said.endswith(f"; {refusal.instead}")
+    assert said.startswith(f"m (model type {family.model_type}) cannot be served: {refusal.why}")
+    assert said.endswith(f"; {OTHER_MODEL}")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -71,20 +70,11 @@ def test_a_family_that_is_not_served_is_refused_in_plain_words(name: str) -> Non
     assert_refused(family, family.refusal)
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_exact_attention_serves_all_but_mixtures_of_experts(name: str) -> None:
-    family = FAMILIES[name]
-    if family.mixture:
-        assert_refused(family, EXACT_MIXTURE, backend=ExactBackend())
-    else:
-        check_numerics(TargetModel(family.make(), name="m", backend=ExactBackend()))
-
-
 def row(name: str, family: Family) -> str:
     """Return the family's row in the table of docs/models.md."""
     if family.refusal:
-        return f"| {name} | no | no | {family.refusal.why} |"
-    return f"| {name} | yes | {'no' if family.mixture else 'yes'} | {family.note} |"
+        return f"| {name} | no | {family.refusal.why} |"
+    return f"| {name} | yes | {family.note} |"
 
 
 def test_the_docs_list_the_families_as_they_are_tested() -> None:

@@ -9,7 +9,6 @@ from torch import nn
 
 from cloud_verifier.engine.torch_backend.kernels import fusion
 from cloud_verifier.engine.torch_backend.kernels import linear as kernels
-from cloud_verifier.engine.torch_backend.kernels.exact_attention import ExactBackend
 from cloud_verifier.engine.torch_backend.kernels.fusion import FusedRMSNorm, ParallelLinear, fuse
 from cloud_verifier.engine.torch_backend.model import TargetModel
 
@@ -124,11 +123,6 @@ def test_a_models_logits_are_those_of_its_own_modules(name: str) -> None:
     assert any(isinstance(part, FusedRMSNorm) for part in module.modules())
     assert model.backend.endswith("+fused")
     torch.testing.assert_close(model.linear_logits(ids[0].tolist()), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_with_exact_attention_nothing_is_fused() -> None:
-    model = TargetModel(FAMILIES["llama"].make(), name="m", backend=ExactBackend())
-    assert not any(isinstance(part, (FusedRMSNorm, ParallelLinear)) for part in model.module.modules())
 
 
 def test_a_product_that_comes_out_different_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

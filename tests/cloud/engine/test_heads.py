@@ -76,9 +76,6 @@ def test_a_step_returns_the_hidden_states_that_transformers_returns(
     assert model.states.shape == (4, HIDDEN)
     assert torch.allclose(model.states, expected, atol=2e-4)
     if kind != "gemma2":  # which softcaps its logits
-        proposed = model.output(model.states)[:, :VOCAB]
-        assert torch.allclose(proposed, logits, atol=0.05 * float(logits.abs().max()))  # in int8, where there is any
-        model._int8_output = None
         assert torch.allclose(model.output(model.states)[:, :VOCAB], logits, atol=2e-3)
 
 

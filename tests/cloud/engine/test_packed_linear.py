@@ -7,7 +7,6 @@ from torch import nn
 from cloud_verifier.engine.torch_backend.kernels import linear as kernels
 from cloud_verifier.engine.torch_backend.kernels.linear import (
     PackedLinear,
-    int8_if_close,
     pack_linears,
     packed_if_equal,
 )
@@ -100,45 +99,3 @@ def test_a_layer_whose_forward_was_replaced_is_left_alone() -> None:
     module[0].forward = lambda x: x  # type: ignore[method-assign]
     assert pack_linears(module) == 1
     assert torch.equal(module[0](_rows(3, 8)), _rows(3, 8))
-
-
-# int8, for what only proposes tokens
-
-needs_int8 = pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="no int8 product here")
-
-
-@needs_int8
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_in_int8_computes_nearly_what_the_layer_did_whatever_the_scale_of_an_output(bias: bool) -> None:
-    linear = nn.Linear(64, 96, bias=bias)
-    with torch.inference_mode():
-        linear.weight[7:9] *= torch.tensor([[0.0], [100.0]])
-        quantized, x = int8_if_close(linear, 64), _rows(33, 64)
-        assert quantized is not None
-        differ, greatest = (quantized(x) - linear(x)).abs().amax(0), linear(x).abs().amax(0)
-        assert (differ <= 0.05 * greatest + 1e-6).all()
-        assert quantized(x[:1]).shape == (1, 96)
-
-
-@needs_int8
-def test_a_layer_that_has_been_packed_can_be_had_in_int8() -> None:
-    linear = nn.Linear(64, 96)
-    quantized = int8_if_close(PackedLinear(linear), 64)
-    assert quantized is not None
-    with torch.inference_mode():
-        x = _rows(4, 64)
-        assert torch.allclose(quantized(x), linear(x), atol=0.05 * float(linear(x).abs().max()))
-
-
-def test_a_layer_stays_in_float32_where_int8_is_refused_or_comes_out_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Squared(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).square()
-
-    assert int8_if_close(Squared(8, 8), 8) is None
-
-    def refuse(*_: object) -> torch.Tensor:
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(torch, "quantize_per_channel", refuse)
-    assert int8_if_close(nn.Linear(8, 8), 8) is None

@@ -194,7 +194,6 @@ def test_auto_is_triton_on_cuda_where_it_is_and_sdpa_elsewhere(monkeypatch: pyte
     monkeypatch.setattr(triton_attention, "find_spec", lambda name: object())
     assert choose("auto", torch.device("cuda", 1)) == "triton"
     assert choose("auto", torch.device("cpu")) == "sdpa"
-    assert choose("exact", torch.device("cuda")) == "exact"
     monkeypatch.setattr(triton_attention, "find_spec", lambda name: None)
     assert choose("auto", torch.device("cuda")) == "sdpa"
 

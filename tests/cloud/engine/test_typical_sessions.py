@@ -6,7 +6,6 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.constraint import Grammars, constraint_of
 from outrider.core.errors import BadRequest
 from outrider.core.processors import TokenCounts, penalise
@@ -138,13 +136,6 @@ def test_it_is_refused_unless_the_operator_allows_it(target: Target) -> None:
         rig.attach("s", client(PROMPT, sampling=SAMPLING["greedy"]))
     assert caught.value.field == "acceptance_rule"
     rig.attach("s", client(PROMPT))
-
-
-def test_it_is_refused_where_bits_are_exact_even_if_it_is_allowed(tiny_directory: Callable[[str], Path]) -> None:
-    model = TargetModel.load(tiny_directory("llama"), attention="exact")
-    check_numerics(model)
-    with pytest.raises(BadRequest, match="coupled on a verifier with exact bits"):
-        Rig(model, ALLOWED).attach("s", client(PROMPT, sampling=SAMPLING["greedy"]))
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])

@@ -64,13 +64,9 @@ class AttentionPlan(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Computes attention over the pool.
-
-    row_tile: forward passes are padded to a multiple of so many rows.
-    """
+    """Computes attention over the pool."""
 
     name: str
-    row_tile: int
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
         """Build the index tensors and masks of one step."""
@@ -80,7 +76,6 @@ class SdpaBackend:
     """Computes attention, as the reference, with torch's scaled_dot_product_attention, on any device."""
 
     name = "sdpa"
-    row_tile = 1
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[object, ...], torch.Tensor] = {}

@@ -6,8 +6,8 @@ is eight operators. On that core one row of it takes 16 to 25 us; here, in four 
 kernel (`triton_norm`): the 145 norms of a Qwen3 of 8B were half of its 2,000 kernels, and with joint products a forward
 pass of 16 rows takes an H100 10 ms instead of 14.
 
-Each replacement is compared with the module that it stands for; one that differs is not used. On a CPU, `exact`
-attention and bfloat16 keep transformers' own operators.
+Each replacement is compared with the module that it stands for; one that differs is not used. On a CPU bfloat16 keeps
+transformers' own norms.
 """
 
 from __future__ import annotations

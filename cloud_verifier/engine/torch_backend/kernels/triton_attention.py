@@ -8,7 +8,7 @@ device.
 Spans and blocks of keys begin at fixed positions, and a row's products have the same shape in every batch. So the
 attention of a row does not depend on other sessions, nor, for prompts and for trees without a branch, on how tokens
 were divided into steps. Logits still may: cuBLAS chooses its kernels, and with them a row's bits, by the number of
-rows. Only `exact` gives the same logits.
+rows.
 
 The kernels were run on an H100 and in triton's interpreter, against `sdpa`, and compiled for sm_80 and sm_90. Triton
 builds its launchers with a C compiler when a kernel is first used.
@@ -46,7 +46,6 @@ class TritonBackend:
     """Serves pools on CUDA, and on a CPU in triton's interpreter (TRITON_INTERPRET=1), for tests."""
 
     name = "triton"
-    row_tile = 1
 
     def __init__(self) -> None:
         """Check that triton can run. Raises ModelRefused if triton is missing, or has no device to run on."""
@@ -55,14 +54,14 @@ class TritonBackend:
         except ImportError as error:
             raise ModelRefused(f"attention triton needs triton: {error}; {INSTALL}") from error
         if not (torch.cuda.is_available() or triton_kernels.INTERPRETED):
-            raise ModelRefused("attention triton needs a CUDA device, and there is none; use sdpa or exact")
+            raise ModelRefused("attention triton needs a CUDA device, and there is none; use sdpa")
         self._launch: Any = triton_kernels
         self._staging = _Staging()
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> TritonPlan:
         device = pool.keys[0].device
         if device.type != "cuda" and not self._launch.INTERPRETED:
-            raise ModelRefused(f"attention triton needs a model on a CUDA device, got {device}; use sdpa or exact")
+            raise ModelRefused(f"attention triton needs a model on a CUDA device, got {device}; use sdpa")
         rows = sum(segment.rows for segment in segments)
         width = step_tables.width_of(rows)
         if device.type == "cuda":
