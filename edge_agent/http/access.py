@@ -19,7 +19,7 @@ from outrider.telemetry import logs, traces
 
 log = logging.getLogger(__name__)
 
-_API_PREFIXES = ("/v1/", "/tokenize", "/detokenize")
+_API_PREFIX = "/v1/"
 """Paths that begin so need the API key, are logged at INFO (others at DEBUG) and are traced."""
 _MAX_PATH = 200
 """Characters of a path that are logged at most."""
@@ -43,7 +43,7 @@ class AccessMiddleware:
             return
         headers = Headers(scope=scope)
         request_id = logs.request_id_from(headers.items()) or secrets.token_hex(16)
-        started, status, is_api = time.monotonic(), 0, scope["path"].startswith(_API_PREFIXES)
+        started, status, is_api = time.monotonic(), 0, scope["path"].startswith(_API_PREFIX)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -85,7 +85,7 @@ class AccessMiddleware:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > max_bytes:
             return _too_large(max_bytes)
-        if key is None or not scope["path"].startswith(_API_PREFIXES) or scope["method"] == "OPTIONS":
+        if key is None or not scope["path"].startswith(_API_PREFIX) or scope["method"] == "OPTIONS":
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), key.encode()):

@@ -28,7 +28,6 @@ from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
 from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
-from edge_agent.http.tokenization import add_tokenizer
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.target.bundle import TargetBundle
 from outrider import __version__
@@ -51,7 +50,6 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     _add_completions(app, client, options)
     add_responses(app, client, options)
     _add_models(app, client)
-    add_tokenizer(app, client)
     _add_state(app, client)
     return app
 

@@ -56,13 +56,6 @@ class TargetBundle:
         """Return the ids of a prompt. Raises BadRequest. Call it on a thread: a long text takes seconds."""
         return self.tokenizer.encode_prompt(self._checked(text))
 
-    def encode_text(self, text: str, *, begun: bool) -> list[int]:
-        """Return the ids of a text, in which control tokens are meant where they are spelt out. Raises BadRequest.
-
-        begun: whether they begin with the BOS token where the target has one. Call it on a thread.
-        """
-        return self.tokenizer.encode(self._checked(text), begun=begun)
-
     def encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> list[int]:
         """Return the ids of messages in the target's template. Call it on a thread: a template is foreign code.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
 
 from outrider.core.constraint import Grammars
 from outrider.core.errors import BadRequest, ModelRefused
@@ -56,12 +55,9 @@ class TargetTokenizer:
                 self._grammars = Grammars(self._data.decode(), vocabulary, eos_token_ids)
             return self._grammars
 
-    def encode(self, text: str, *, begun: bool = False) -> list[int]:
-        """Return the ids of a text in which control tokens are spelt out and meant, as a chat template's.
-
-        begun: whether they begin with the BOS token where the target has one.
-        """
-        return self._ids(self._tokenizer, text, added=begun)
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text in which control tokens are spelt out and meant, as a chat template's."""
+        return self._ids(self._tokenizer, text, added=False)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of a user's text, without a BOS token."""
@@ -70,18 +66,6 @@ class TargetTokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a user's text as a prompt, with the BOS token where the target has one."""
         return self._ids(self._plain, text, added=True)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, control tokens spelt out; ids without a token are nothing."""
-        try:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-        except BaseException as error:
-            _reraise_foreign(error)
-            raise ModelRefused(f"the target's tokenizer fails on these ids: {error}") from error
-
-    def name(self, token: int) -> str:
-        """Return a token as the vocabulary writes it, such as "Ġthe"; "" if it is none."""
-        return self._tokenizer.id_to_token(token) or ""
 
     def _ids(self, tokenizer: object, text: str, *, added: bool) -> list[int]:
         try:
