@@ -45,7 +45,6 @@ LONG = (
     "cloud/test_traffic_verifier.py",
     "core/test_sampling_distribution.py",
     "cloud/engine/test_source_mixtures.py",
-    "edge/test_device_mixture.py",
     "edge/test_generation.py",
     "settings/test_config_check.py",
     "cloud/distill/test_distill_loop.py",

@@ -177,19 +177,6 @@ async def test_a_new_drafts_node_ids_are_not_taken_for_the_old_ones() -> None:
     assert device.paths() == {(10,), (10, 11), (20,), (20, 21)}
 
 
-async def test_a_late_report_of_a_worker_that_was_returned_does_not_count_when_it_is_taken_again() -> None:
-    device = Device()
-    late_report = device.old.manual._report
-    await device.draft.change_to(device.new)
-    await device.new.manual.update(resting=True)
-    await device.draft.change_to(device.old)
-    late_report(DraftUpdate(0, (DraftNode(1, ROOT, 10),), False))
-    await asyncio.sleep(0)
-    assert device.draft.release == "new" and device.paths() == set()
-    await device.old.manual.update(resting=True)
-    assert device.draft.release == "old"
-
-
 async def test_the_new_draft_grows_into_the_room_that_the_old_ones_nodes_leave() -> None:
     device = Device(SessionLimits(nodes=4, depth=4, in_flight=8, run_ahead=8))
     await device.draft.change_to(device.new)
@@ -220,17 +207,6 @@ async def test_a_draft_that_fails_while_it_reads_changes_nothing() -> None:
     assert device.draft.release == "old" and not device.draft.failure
     assert (device.old.in_use, device.new.in_use) == (1, 0)
     assert await device.grow(0, (1, ROOT, 10)) == 1
-
-
-async def test_the_latest_of_several_changes_counts() -> None:
-    device, third = Device(), ManualPool("third")
-    await device.draft.change_to(device.new)
-    await device.draft.change_to(third)
-    assert device.new.in_use == 0
-    await device.draft.change_to(device.old)  # back before anything has taken over
-    assert (device.old.in_use, third.in_use) == (1, 0)
-    await third.manual.update(resting=True)
-    assert device.draft.release == "old"
 
 
 async def test_a_change_that_is_overtaken_while_its_worker_starts_gives_the_worker_back() -> None:

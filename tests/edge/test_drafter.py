@@ -13,7 +13,6 @@ from edge_agent.drafting.growth import DecodeLatency, SpeculationPlan
 from edge_agent.drafting.sources.base import DraftSource, DraftTask, NodeContext, Proposal
 from edge_agent.drafting.sources.ngram import NgramSource
 from outrider.core.acceptance.calibrator import Calibrator
-from outrider.core.errors import BadRequest
 from outrider.core.proposals import CERTAIN
 from outrider.core.tree import ROOT
 from outrider.llama import TreeFull
@@ -334,34 +333,9 @@ def played(made: Drafter, tokens: int) -> float:
     return tokens / steps
 
 
-class Half(ScriptedSource):
-    """Propose the right token at every second position and nothing elsewhere. parity: of those positions."""
-
-    def __init__(self, parity: int) -> None:
-        super().__init__()
-        self._parity = parity
-
-    def _propose(self, sequence: list[int]) -> list[Proposal]:
-        right = target(sequence)
-        return [Proposal(right if len(sequence) % 2 == self._parity else (right + 5) % VOCABULARY, 0, 0.4)]
-
-
-def test_a_second_model_adds_what_the_first_one_does_not_know() -> None:
-    alone = played(drafter(Half(0), max_tokens=10_000), 400)
-    assert played(two(Half(0), Half(1)), 400) > 1.5 * alone
-
-
 def test_a_second_model_that_knows_less_takes_nothing_away() -> None:
     alone = played(drafter(ScriptedSource(0.8), max_tokens=10_000), 400)
     assert played(two(ScriptedSource(0.8), ScriptedSource(0.2)), 400) >= 0.97 * alone
-
-
-def test_a_model_that_drafts_far_deeper_in_a_step_leads() -> None:
-    slow, fast = ScriptedSource(0.9), ScriptedSource(0.9)
-    made = Drafter([model(slow, DecodeLatency(((1, 8e-3), (4, 9e-3)))), model(fast)], Clock())
-    made.begin(DraftTask(PROMPT), PLAN)
-    grown(made)
-    assert fast.decodes > 3 * slow.decodes
 
 
 def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
@@ -369,14 +343,6 @@ def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
     assert spine(grown(made))[:4] == continuation(PROMPT, 4)
     unreadable = two(ScriptedSource(raises_after=0), ScriptedSource(1.0))
     assert spine(grown(unreadable))[:4] == continuation(PROMPT, 4)
-
-
-def test_a_drafter_whose_last_model_fails_says_so() -> None:
-    made = two(ScriptedSource(0.9, raises_after=2), ScriptedSource(1.0, raises_after=3))
-    with pytest.raises(RuntimeError, match="the draft broke"):
-        grown(made)
-    with pytest.raises(RuntimeError, match="the draft broke"):
-        two(ScriptedSource(raises_after=0), ScriptedSource(raises_after=0))
 
 
 class Crowded(ScriptedSource):
@@ -399,50 +365,3 @@ def test_a_model_whose_context_is_full_leaves_the_others_drafting(sources: tuple
             pass
         assert max(item.depth for item in made._ranked()) == PLAN.depth
         assert not made.step()
-
-
-class Breaking(ScriptedSource):
-    """Cost nothing, know nothing, and raise an error in one of the methods."""
-
-    def __init__(self, method: str, error: Exception) -> None:
-        super().__init__()
-        self.method, self.error = method, error
-        self.calls: list[str] = []
-
-    def _called(self, method: str) -> None:
-        self.calls.append(method)
-        if method == self.method:
-            raise self.error
-
-    def begin(self, task: DraftTask) -> None:
-        self._called("begin")
-
-    def advance(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        self._called("advance")
-
-    def expand(self, spots: Sequence[NodeContext]) -> list[list[Proposal]]:
-        self._called("expand")
-        return [[] for _ in spots]
-
-
-@pytest.mark.parametrize("method", ["begin", "advance", "expand"])
-def test_a_free_source_that_fails_is_dropped_for_the_session_and_the_model_goes_on(method: str) -> None:
-    source = Breaking(method, BadRequest("the text breaks its grammar"))
-    made = Drafter([model(ScriptedSource()), free(source), free(NgramSource())], Clock())
-    for session in (1, 2):
-        made.begin(DraftTask(PROMPT), PLAN)
-        made.advance(continuation(PROMPT, 1))
-        sequence = (*PROMPT, *continuation(PROMPT, 1))
-        assert spine(grown(made))[:4] == continuation(sequence, 4)
-        assert source.calls.count(method) == session  # it is asked no more in this session, and again in the next one
-
-
-def test_the_end_of_a_session_lets_free_sources_forget_its_text_and_models_keep_theirs() -> None:
-    repeating, scripted = NgramSource(), ScriptedSource()
-    made = Drafter([model(scripted), free(repeating)], Clock())
-    made.begin(DraftTask((5, 6, 7, 5, 6)), PLAN)
-    at_root = [NodeContext(ROOT, ROOT, -1, 0, ())]
-    assert [one.token for one in repeating.expand(at_root)[0]][:1] == [7]
-    made.end()
-    assert repeating.expand(at_root) == [[]] and not made.step()
-    assert scripted._sequence == [5, 6, 7, 5, 6]

@@ -19,9 +19,9 @@ from edge_agent.session.failover import DirectRoute
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
-from outrider.core.errors import ModelRefused, ProtocolViolation, Unavailable
+from outrider.core.errors import ModelRefused, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import Directive, Finish, SessionLimits
 
 PROMPT = (1, 2, 3)
 
@@ -124,15 +124,6 @@ async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited
         assert run.statistics.evaluated == 0
 
 
-async def test_small_limits_are_kept(channels: Channels) -> None:
-    limits = SessionLimits(nodes=3, depth=2, in_flight=4, run_ahead=4)
-    async with FakeVerifier(Script(target, limits=limits)) as verifier, drafting(ScriptedSource(0.7)) as draft:
-        run = Run(verifier, channels, draft, tokens=80)
-        assert await run.tokens_of() == continuation(PROMPT, 80)
-        assert run.statistics.attaches == 1  # a violation would have ended the stream
-        assert run.statistics.accepted > 0
-
-
 async def test_a_dropped_stream_is_taken_up_where_it_was(channels: Channels) -> None:
     async with FakeVerifier(Script(target, step_s=0.004)) as verifier, drafting(ScriptedSource(0.8, 0.0005)) as draft:
         run = Run(verifier, channels, draft, tokens=300)
@@ -157,16 +148,6 @@ async def test_a_silent_verifier_is_left_and_found_again(channels: Channels) -> 
         assert await reading == continuation(PROMPT, 60)
 
 
-async def test_a_verifier_that_stays_away_is_reported_after_the_budget(channels: Channels) -> None:
-    async with FakeVerifier(Script(target)) as verifier:
-        await verifier.kill()
-        run = Run(verifier, channels, budget_s=0.5)
-        begun = time.monotonic()
-        with pytest.raises(Unavailable):
-            await run.tokens_of()
-        assert time.monotonic() - begun < 3.0
-
-
 async def test_what_cannot_be_mended_is_raised_at_once(verifier: FakeVerifier, channels: Channels) -> None:
     verifier.script.refuse = ModelRefused("not this one")
     with pytest.raises(ModelRefused, match="not this one"):
@@ -181,17 +162,6 @@ async def test_closing_the_iterator_cancels_the_session(channels: Channels) -> N
         assert got == continuation(PROMPT, len(got))
         assert run.session.finish is Finish.CANCELLED
         await eventually(lambda: not verifier.live, 2.0)  # before it has served all tokens
-
-
-async def test_the_end_of_sequence_ends_the_session(channels: Channels) -> None:
-    expected = continuation(PROMPT, 60)
-    end = expected[30]
-    script = Script(target, eos_token_ids=(end,))
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(1.0, 0.0005)) as draft:
-        run = Run(verifier, channels, draft)
-        run.session.end_token_ids = frozenset({end})
-        assert await run.tokens_of() == expected[: expected.index(end) + 1]
-        assert run.session.finish is Finish.EOS
 
 
 async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels: Channels) -> None:
@@ -242,23 +212,3 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         run.driver._pacing.flush = watched  # type: ignore[method-assign]
         assert await run.tokens_of() == continuation(PROMPT, 100)
         assert behind and max(behind) < limits.run_ahead // 2
-
-
-async def test_a_verifier_that_is_too_far_away_to_wait_receives_no_idle(channels: Channels) -> None:
-    """Its Pings tell how far it is; until the first of them it may be near."""
-    script = Script(target, step_s=0.004, rtt_ms=300.0, ping_s=0.02)
-    async with FakeVerifier(script) as verifier, drafting(ScriptedSource(0.0, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=150)
-        idle: list[int] = []
-        poll = run.session.poll
-
-        def watched(*, resting: bool) -> Append | None:
-            append = poll(resting=resting)
-            if append is not None and append.idle:
-                idle.append(append.base)
-            return append
-
-        run.session.poll = watched  # type: ignore[method-assign]
-        assert await run.tokens_of() == continuation(PROMPT, 150)
-        assert run.statistics.drafted > 0
-        assert all(base < 75 for base in idle)

@@ -69,33 +69,6 @@ async def test_after_a_break_what_survived_is_sent_before_the_new_one_is_announc
         assert await reading == continuation(PROMPT, TOKENS)
 
 
-async def test_one_that_takes_over_from_one_that_broke_drafts_again(verifier: FakeVerifier, channels: Channels) -> None:
-    async with (
-        drafting(ScriptedSource(1.0, 0.0005, raises_after=5)) as old,
-        drafting(ScriptedSource(1.0), NEW) as new,
-    ):
-        run = Run(verifier, channels, old, tokens=TOKENS)
-        reading = await begun(run)
-        await eventually(lambda: run.statistics.draft_failure)
-        await run.draft.change_to(new)
-        assert await reading == continuation(PROMPT, TOKENS)
-        assert run.draft.pool is new and (old.returned, new.returned) == (1, 1)
-        assert not run.statistics.draft_failure and not run.statistics.swaps_s
-        assert run.statistics.accepted > TOKENS / 4
-
-
-async def test_it_may_be_decided_that_nobody_drafts_any_more(verifier: FakeVerifier, channels: Channels) -> None:
-    async with drafting(ScriptedSource(1.0), OLD) as old:
-        run = Run(verifier, channels, old, tokens=120)
-        reading = await begun(run)
-        await run.draft.change_to(None)
-        assert old.returned == 1
-        drafted = run.statistics.drafted
-        assert await reading == continuation(PROMPT, 120)
-        assert run.statistics.drafted <= drafted + 64
-        assert [release for _, _, release in verifier.in_use] == [OLD, ""]
-
-
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     swaps=st.lists(st.tuples(st.integers(1, 60), st.floats(0.0, 1.0)), min_size=1, max_size=4),

@@ -45,12 +45,6 @@ def test_a_device_proposes_no_more_children_than_the_target_evaluates(children: 
     assert SpeculationPlan.of(Directive(), SessionLimits(children=children)).siblings == siblings
 
 
-@pytest.mark.parametrize("change", [{"nodes": 0}, {"depth": 0}, {"min_acceptance": 1.0}])
-def test_a_plan_that_allows_nothing_does_not_speculate(change: dict[str, float]) -> None:
-    assert PLAN.speculates
-    assert not replace(PLAN, **change).speculates  # type: ignore[arg-type]
-
-
 def test_where_width_costs_nothing_the_tree_is_best_first() -> None:
     chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), {ROOT}, PLAN, FLAT, 0.05)
     assert [item.node.id for item in chosen] == [1, 2, 3, 4]
@@ -104,12 +98,6 @@ def test_a_device_holds_nodes_no_longer_than_the_draft_wait_and_for_no_more_than
     assert not should_wait(PLAN, [0.9], 0.0, 1e-4, 0.0)
 
 
-def test_widths_are_interpolated_and_extended() -> None:
-    widths = DecodeLatency(((1, 1.0), (4, 2.5), (8, 3.5)))
-    assert [widths.of(w) for w in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.5, 2.5, 3.0, 3.5, 4.0])
-    assert DecodeLatency(((1, 2.0),)).of(3) == 6.0
-
-
 def test_nodes_that_nobody_waits_for_arrive_at_most_a_quarter_of_a_step_before_the_next_step() -> None:
     plan = replace(PLAN, step_s=0.020)
     assert departure_time(plan, 0.001, 10.0, 10.0) == pytest.approx(10.014)
@@ -117,13 +105,6 @@ def test_nodes_that_nobody_waits_for_arrive_at_most_a_quarter_of_a_step_before_t
         arrives = departure_time(plan, rtt_s, 10.0, 10.0) + rtt_s / 2
         begins = 10.0 - rtt_s / 2  # of the step that is under way; others follow one another
         assert 0.0 < plan.step_s - (arrives - begins) % plan.step_s <= 0.005 + 1e-9
-
-
-def test_a_departure_that_is_too_early_is_put_off_by_whole_steps() -> None:
-    plan = replace(PLAN, step_s=0.020)
-    assert departure_time(plan, 0.001, 10.0, 10.009) == pytest.approx(10.014)
-    assert departure_time(plan, 0.001, 10.0, 10.020) == pytest.approx(10.034)
-    assert departure_time(plan, 0.001, 10.0, 10.060) == pytest.approx(10.074)
 
 
 def run(*path_acceptances: float) -> list[RankedNode]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from file_server import Behaviour, FileServer
 
 from edge_agent.drafting.manager import DraftManager
-from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool, LoadedModel
+from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
 from edge_agent.releases.folder import ReleaseFolder
 from edge_agent.releases.follower import OfferFollower, UpdateOptions
 from edge_agent.releases.loader import RefusalLog, ReleaseLoader
@@ -135,16 +134,6 @@ async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(devi
     assert device.folder.state.last_good is None
 
 
-async def test_what_is_not_offered_any_more_when_its_file_is_here_is_not_used(device: Device) -> None:
-    device.files.behaviour = Behaviour(drip_s=0.00001)
-    bad = device.publish(1, canary=True)
-    await until(lambda: device.files.asked)
-    good = device.publish(2, announce=False)  # the device has had no notice yet
-    seen = set[str]()
-    await until(lambda: seen.add(device.in_use) or device.in_use == good, within_s=30.0)
-    assert bad not in seen
-
-
 async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(device: Device) -> None:
     good = await device.takes(1)
     device.publish(2, usable=False)
@@ -249,30 +238,6 @@ async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
     await until(lambda: drafts.pool is not None and drafts.pool.release == new)
     await second.close()
     await drafts.close()
-
-
-async def test_a_model_that_is_loaded_when_nobody_waits_for_it_any_more_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
-
-    class Model:
-        def close(self) -> None:
-            closed.set()
-
-    def load(*_: object) -> LoadedModel:
-        begun.set()
-        go_on.wait()
-        return LoadedModel("x", Model(), 0, "")  # type: ignore[arg-type]
-
-    monkeypatch.setattr("edge_agent.drafting.pool._load", load)
-    loading = asyncio.create_task(DraftPool.load(Path("x"), "x", [], DraftOptions()))
-    await until(begun.is_set)
-    loading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loading
-    go_on.set()
-    assert await asyncio.to_thread(closed.wait, 5.0)
 
 
 async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,32 +136,6 @@ def test_files_that_the_state_does_not_name_are_removed_but_for_a_download_that_
         path.write_bytes(b"x")
     folder.tidy(digest(9))
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
-
-
-class Killed(BaseException):
-    """Stand for the end of the process."""
-
-
-@pytest.mark.parametrize("at", ["fdopen", "fsync", "replace"])
-def test_a_process_that_is_killed_while_it_writes_leaves_the_state_before(
-    folder: ReleaseFolder, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = loaded(installed(1))
-    folder.write(before)
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        if at == "fdopen":
-            half = lambda descriptor, _: (os.write(descriptor, b'{"format":'), os.close(descriptor), killed())  # noqa: E731
-            patched.setattr(os, "fdopen", half)
-        else:
-            patched.setattr(os, at, killed)
-        with pytest.raises(Killed):
-            folder.write(before.take(installed(2)))
-    folder.close()
-    assert ReleaseFolder.open(tmp_path, TARGET).state == before
 
 
 class Device(RuleBasedStateMachine):

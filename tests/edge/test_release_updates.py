@@ -178,20 +178,6 @@ async def test_a_live_session_goes_on_with_the_new_draft_and_loses_nothing(world
     assert {request.in_use for request in world.coordinator.offers} == {world.own}
 
 
-async def test_after_a_new_attach_the_verifier_hears_again_which_draft_it_is(world: World) -> None:
-    async with world.client() as client:
-        stream, running = await begun(client)
-        new = world.publish(1)
-        await until(lambda: stream.statistics.release == new and len(world.verifier.in_use) == 1)
-        world.verifier.drop_streams()
-        await until(lambda: stream.statistics.attaches == 2)
-        world.hurry()
-        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
-        assert [release for _, _, release in world.verifier.in_use] == [new, new]
-        again = await client.generate(PROMPT, max_tokens=30)  # opened with it: nothing to add
-        assert again.statistics.release == new and len(world.verifier.in_use) == 2
-
-
 @pytest.mark.parametrize("through", ["coordinator", "verifier"])
 async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neither_fetched_nor_loaded(
     bare: World, through: str, caplog: pytest.LogCaptureFixture
@@ -215,19 +201,6 @@ async def test_a_device_without_a_release_takes_the_first_signed_one_in_the_midd
         await until(lambda: stream.statistics.release == new)
         bare.hurry()
         assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
-
-
-@pytest.mark.parametrize("draft", [None, "ngram", "file"])
-async def test_a_draft_that_was_chosen_by_hand_is_not_updated(world: World, tiny_gguf: Path, draft: str | None) -> None:
-    world.publish(1)
-    settings = EdgeSettings(release_keys=world.publisher.signer.public_key.hex())
-    chosen = tiny_gguf if draft == "file" else draft
-    async with AsyncClient(
-        coordinator=world.coordinator.address, cache_dir=world.cache, draft=chosen, settings=settings
-    ) as client:
-        await client.generate(PROMPT, max_tokens=20)
-        assert client.updates is None
-    assert not world.coordinator.offers
 
 
 async def test_the_next_start_begins_with_the_release_and_fetches_only_a_damaged_file_again(

@@ -10,15 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_agent.session.adaptive_timeout import MAX_RTT_S
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import VerifierStream
 from outrider.core.errors import Draining
 from outrider.core.protocol.messages import Append
 from outrider.wire.channels import bind, channel, server
-from outrider.wire.codecs import Ping
 from outrider.wire.status import abort
-from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
 STREAMS = 50
@@ -56,22 +53,6 @@ async def test_a_stream_that_ends_while_it_is_written_to_says_why() -> None:
                 assert not talking.done()
                 talking.cancel()
     await leaving.stop(None)
-
-
-async def test_no_round_trip_that_a_verifier_claims_makes_its_silence_last_for_minutes() -> None:
-    async def claims(request: bytes, context: Any) -> None:
-        await context.write(pb.ServerMessage(ping=pb.Ping(nonce=1, rtt_ms=1e6)).SerializeToString())
-        await asyncio.sleep(60.0)
-
-    claiming = server()
-    handlers = {"Session": grpc.stream_stream_rpc_method_handler(claims)}
-    claiming.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.wire.v1.Verifier", handlers),))
-    port = bind(claiming, "127.0.0.1:0")
-    await claiming.start()
-    async with channel(f"127.0.0.1:{port}") as link, VerifierStream(link, 1.0, Statistics()) as stream:
-        assert isinstance(await stream.receive(), Ping)
-        assert stream._allowed_s == 1.0 + MAX_RTT_S
-    await claiming.stop(None)
 
 
 async def talk(stream: VerifierStream) -> None:

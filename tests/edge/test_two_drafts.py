@@ -11,8 +11,7 @@ import pytest
 from fake_verifier import FakeVerifier
 from tiny_gguf import write_tiny_llama
 
-from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.cli import _with_draft
+from edge_agent import AsyncClient
 from edge_agent.drafting.drafter import Drafter
 from edge_agent.drafting.growth import SpeculationPlan
 from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
@@ -112,10 +111,3 @@ async def test_a_draft_that_is_refused_is_left_out(
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=[broken, broken]) as client:
         with pytest.raises(ModelRefused, match=r"broken\.gguf"):
             await client.generate("x", max_tokens=20)
-
-
-async def test_commands_take_several_drafts_and_try_each(tiny_gguf: Path, second_gguf: Path, tmp_path: Path) -> None:
-    given = f"{tiny_gguf},{second_gguf}"
-    assert (await _with_draft(EdgeSettings(draft=given))).draft == given
-    with pytest.raises(ModelRefused, match=r"none\.gguf"):
-        await _with_draft(EdgeSettings(draft=f"{tiny_gguf},{tmp_path / 'none.gguf'}"))
