@@ -56,8 +56,12 @@ class CoordinatorConfig(BaseSettings):
     """A redis://, rediss:// or unix:// URL, or redis+cluster:// or rediss+cluster:// with one node of a Redis Cluster;
     `embedded` starts a server that forgets everything at the end."""
     state_dir: Path = Path(DEFAULT_STATE_DIR)
-    """Folder of the ticket key, of keys and tokens that `outrider up` makes, and of a copy of the draft releases with
-    their history. Coordinators over one Redis may share it or have one each."""
+    """Folder of the ticket key, of tokens that `outrider up` makes, and of a copy of the draft releases with their
+    history."""
+    ticket_key: Path | None = None
+    """PEM file of the Ed25519 key that signs tickets, the same for all coordinators over one Redis. Behind it may stand
+    the key that is to replace it or that it replaces, whose tickets are taken, too. If not set, `ticket-key.pem` in
+    `state_dir`, which a coordinator makes."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` it turns TLS on."""
     tls_key: Path | None = None
@@ -91,11 +95,6 @@ class CoordinatorConfig(BaseSettings):
     average is kept again; live sessions finish."""
     tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
     """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
-    cluster_key: SecretStr | None = None
-    """Secret that all coordinators over one Redis share, by which they know each other's public keys: then a key that
-    somebody else writes to Redis signs no ticket. Several, separated by commas, while one replaces another: the first
-    is used, all are accepted. Without it, that of the file `cluster-key` in `state_dir`, which `outrider up` with its
-    own `--redis` makes; without either every key in Redis is believed."""
 
     lease_ms: int = Field(5_000, ge=100, le=600_000)
     """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
@@ -155,7 +154,7 @@ class CoordinatorConfig(BaseSettings):
     store_timeout_s: float = Field(2.0, gt=0, le=60)
     """Longest wait for one Redis command, in seconds; callers then try another coordinator."""
     watch_interval_s: float = Field(1.0, gt=0, le=60)
-    """Seconds between two checks of Redis, for the health service and the exchange of public keys."""
+    """Seconds between two checks of Redis, for the health service."""
     stop_grace_s: float = Field(3.0, ge=0, le=600)
     """Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
     max_rpcs: int = Field(1_024, ge=1, le=65_536)

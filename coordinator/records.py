@@ -143,8 +143,8 @@ class WindowDecision:
 class Revocation:
     """An order that ends tickets before their time."""
 
-    kind: Literal["session", "api_key", "key"]
-    """What the tickets have in common: their session, the API key that opened it, or the key that signed them."""
+    kind: Literal["session", "api_key"]
+    """What the tickets have in common: their session, or the API key that opened it."""
     name: str
     """Its id."""
     until_unix: float = 0.0

@@ -18,14 +18,13 @@ _Ended = OrderedDict[tuple[str, str], float]
 _REFUSALS: Mapping[str, tuple[type[OutriderError], str]] = {
     "session_id": (Killed, "an operator has ended the session; it is not to be resumed"),
     "api_key_id": (Unauthenticated, "the API key that opened the session was revoked; open a new one with a valid key"),
-    "key_id": (Unauthenticated, "the key that signed the ticket was revoked; open a new session"),
     "closed": (PermissionDenied, "the device has closed the session; open a new one"),
 }
 """What has ended -> the error that refuses the ticket, and its text."""
 
 
 class Revocations:
-    """Knows the sessions, API keys and signing keys whose tickets are valid no longer.
+    """Knows the sessions and API keys whose tickets are valid no longer.
 
     It is lost with the process, whose first report asks for all. Not thread-safe.
     """
@@ -34,7 +33,7 @@ class Revocations:
         self.seen = 0
         """What the next report names as the last revocation that is known."""
         self._revoked: _Ended = OrderedDict()
-        """("session_id", "api_key_id" or "key_id", its id) -> Unix time after which no ticket needs it."""
+        """("session_id" or "api_key_id", its id) -> Unix time after which no ticket needs it."""
         self._closed: _Ended = OrderedDict()
         """("closed", session id) -> the same."""
 

@@ -21,7 +21,6 @@ from coordinator.records import (
     WindowDecision,
 )
 from coordinator.releases.records import CanaryEvidence, LifecycleState, Release, ReleaseAction
-from coordinator.store.keyring import PublicKey
 from outrider.core.errors import BadRequest
 from outrider.wire.bounds import at_most
 from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
@@ -37,7 +36,6 @@ _MOST: Mapping[Literal["max_places", "opens_per_minute", "tokens_per_minute", "m
     "tokens_per_minute": MAX_TOKENS,
     "max_streams": MAX_STREAMS,
 }
-_KEY_ID = re.compile(r"[0-9a-f]{16}")
 _HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
 _VERIFIER_ACTIONS = {
     pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
@@ -112,17 +110,6 @@ def limits_from_proto(limits: pb.TenantLimits) -> dict[str, int]:
             found[name] = getattr(limits, name)
             at_most(f"limits.{name}", found[name], most)
     return found
-
-
-def key_id(given: str) -> str:
-    """Return the id of a coordinator's key. Raises BadRequest."""
-    if not _KEY_ID.fullmatch(given):
-        raise BadRequest.bound("key_id", repr(given[:64]), "the 16 hex digits of `outrider keys list`")
-    return given
-
-
-def key_to_proto(key: PublicKey) -> pb.PublicKey:
-    return pb.PublicKey(**vars(key))  # fields have the same names in both
 
 
 def bounds_from_proto(request: pb.SetWindowBoundsRequest) -> tuple[str, WindowBounds | None]:

@@ -7,9 +7,7 @@ import time
 from collections.abc import Mapping
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import Revocation, SessionStatus, VerifierStatus, WindowBounds, WindowDecision
-from coordinator.store import revocations
-from coordinator.store.keyring import Keyring, PublicKey
+from coordinator.records import SessionStatus, VerifierStatus, WindowBounds, WindowDecision
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from coordinator.store.sessions import SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
@@ -29,9 +27,8 @@ STATUS_VERIFIERS = 1_000
 class AdminHandlers:
     """The calls of operators. It holds no state. Every method raises Unavailable while the store is away."""
 
-    def __init__(self, store: RedisStore, config: CoordinatorConfig, keyring: Keyring) -> None:
+    def __init__(self, store: RedisStore, config: CoordinatorConfig) -> None:
         self.store_name = store.name
-        self._store, self._keyring = store, keyring
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._config = config
         self._started = time.monotonic()
@@ -110,19 +107,6 @@ class AdminHandlers:
             raise _no_session(session_id)
         log.info("session %s on verifier %s was killed by an operator", short_id(session_id), verifier_ids[0])
         return verifier_ids[0]
-
-    async def keys(self) -> tuple[list[PublicKey], bool]:
-        """Return the coordinators' public keys, by id, and whether they need a proof by a cluster key."""
-        return await self._keyring.exchange(self._store, self._config.session_ms), self._keyring.pinned
-
-    async def revoke_key(self, key_id: str) -> PublicKey:
-        """End the tickets that a coordinator's key signed; that coordinator makes another key. Raises NotFound."""
-        if key_id not in {key.key_id for key in (await self.keys())[0]}:
-            raise NotFound(f"no key {key_id}; `outrider keys list` shows them")
-        await revocations.add(self._store, Revocation("key", key_id), keep_ms=self._config.ticket_ms)
-        await self._keyring.revoke(self._store, key_id)
-        log.info("key %s was revoked by an operator", key_id)
-        return next(key for key in (await self.keys())[0] if key.key_id == key_id)
 
     async def windows(self, session_id: str) -> tuple[list[WindowDecision], Mapping[str, WindowBounds], int]:
         """Return the decisions on one session's window, or on all ("") as far as an answer lists them.

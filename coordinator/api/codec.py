@@ -173,7 +173,7 @@ def report_to_proto(
 
 
 def _revocation_to_proto(revocation: Revocation) -> pb.Revocation:
-    field = {"session": "session_id", "api_key": "api_key_id", "key": "key_id"}[revocation.kind]
+    field = {"session": "session_id", "api_key": "api_key_id"}[revocation.kind]
     return pb.Revocation(**{field: revocation.name}, until_unix=revocation.until_unix)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.ticket_key import TicketKeys
 from coordinator.config import CoordinatorConfig
 from coordinator.records import (
     Grant,
@@ -25,7 +26,6 @@ from coordinator.records import (
     WindowDecision,
     WorkloadKey,
 )
-from coordinator.store.keyring import Keyring
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.sessions import Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
@@ -61,11 +61,10 @@ _NO_TARGET = Target("", "", "")
 class Handlers:
     """The calls of devices and verifiers. It holds no state that another coordinator process would miss."""
 
-    def __init__(self, store: RedisStore, keyring: Keyring, config: CoordinatorConfig) -> None:
+    def __init__(self, store: RedisStore, keys: TicketKeys, config: CoordinatorConfig) -> None:
         self.config = config
-        self.keyring = keyring
+        self.keys = keys
         self.counters = CoordinatorCounters(store.counters)
-        self._store = store
         self._verifiers, self._sessions, self._windows = VerifierStore(store), SessionStore(store), WindowStore(store)
         self._draw = random.Random()
         self._deciding = asyncio.Lock()
@@ -102,7 +101,7 @@ class Handlers:
         failed verifiers count. Raises Killed if an operator has ended the session, PermissionDenied if
         its device has closed it, and what `open` and `close` raise.
         """
-        claims = await self._owner(caller.name, session_id, presented)
+        claims = self._owner(caller.name, session_id, presented)
         bound = replace(
             request,
             target=claims.target.name,
@@ -119,7 +118,7 @@ class Handlers:
 
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
-        claims = await self._owner(tenant, session_id, presented)
+        claims = self._owner(tenant, session_id, presented)
         await self._sessions.close(claims, keep_ms=self.config.ticket_ms)
 
     async def targets(self) -> tuple[Target, ...]:
@@ -208,10 +207,6 @@ class Handlers:
         if left:
             log.info("verifier %s left", verifier_id)
 
-    async def exchange_keys(self) -> None:
-        """Publish our public key and learn those of the other coordinators. Raises Unavailable."""
-        await self.keyring.exchange(self._store, self.config.session_ms)
-
     async def _place(self, claims: Claims, request: PlacementRequest) -> OpenedSession:
         """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session.
 
@@ -285,7 +280,7 @@ class Handlers:
 
     def _grant(self, claims: Claims, verifier: VerifierRegistration, first: int, expires_unix: float) -> Grant:
         last = first + self.config.epoch_span - 1
-        signed = self.keyring.signer.sign(
+        signed = self.keys.signer.sign(
             replace(
                 claims,
                 audience=verifier.verifier_id,
@@ -317,14 +312,9 @@ class Handlers:
                 self._priors_read.pop(next(iter(self._priors_read)))
         return found or Prior()
 
-    async def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
+    def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
         """Return the claims of a ticket that proves that `tenant` owns the session."""
-        if (key_id := ticket.ticket_key_id(presented)) not in self.keyring.public_keys:
-            try:  # another coordinator may have published it a moment ago
-                await self.exchange_keys()
-            except Unavailable:
-                log.warning("a ticket names key %s, and the store that might know it cannot be reached", key_id)
-        known, grace_s = self.keyring.public_keys, self.config.resume_grace_s
+        known, grace_s = self.keys.public_keys, self.config.resume_grace_s
         claims = ticket.verify(presented, known, audience=None, now=time.time(), grace_s=grace_s)
         if claims.session_id != session_id:
             named = short_id(claims.session_id)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
+from coordinator.api import ticket_key
 from coordinator.api.admin_handlers import AdminHandlers
 from coordinator.api.authentication import Authenticator
 from coordinator.api.handlers import Handlers
@@ -16,7 +17,6 @@ from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.store.embedded_redis import EmbeddedServer
-from coordinator.store.keyring import Keyring, cluster_keys, load_or_create
 from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore
@@ -32,16 +32,16 @@ log = logging.getLogger("coordinator")
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
     """Run a coordinator until the body ends; yield its address. Raises BadRequest or Unavailable."""
     authenticator = Authenticator(config)  # raises what is wrong before anything starts
-    keyring = Keyring(load_or_create(config.state_dir), cluster_keys(config), config.state_dir)
+    keys = ticket_key.load(config)
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
         store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
-        handlers, admin = Handlers(store, keyring, config), AdminHandlers(store, config, keyring)
+        handlers, admin = Handlers(store, keys, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config, authenticator)
-        watch = StoreWatch(handlers, releases, tenants, embedded)
+        watch = StoreWatch(releases, tenants, embedded)
         server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
         add_services(server, handlers, releases, authenticator, admin, tenants)
         watch.health.add_to(server)
@@ -76,14 +76,11 @@ async def _releases(
 
 
 class StoreWatch:
-    """Watches the store: whether it answers, other coordinators' public keys and tenants, and canaries that are due."""
+    """Watches the store: whether it answers, tenants that others have created, and canaries that are due."""
 
-    def __init__(
-        self, handlers: Handlers, releases: ReleaseHandlers, tenants: TenantKeys, embedded: EmbeddedServer | None
-    ) -> None:
+    def __init__(self, releases: ReleaseHandlers, tenants: TenantKeys, embedded: EmbeddedServer | None) -> None:
         self.health = Health()
         """Serving while the store answers."""
-        self._handlers = handlers
         self._releases = releases
         self._tenants = tenants
         self._embedded = embedded
@@ -103,11 +100,10 @@ class StoreWatch:
                 log.exception("watching the store failed; trying again")
 
     async def once(self) -> None:
-        """Exchange keys, tend releases, and set the health by whether the store answered."""
+        """Look for new tenants, tend releases, and set the health by whether the store answered."""
         try:
             if self._embedded is not None and await asyncio.to_thread(self._embedded.revive):
                 log.error("the embedded Redis server had ended; started an empty one, verifiers will register again")
-            await self._handlers.exchange_keys()
             await self._tenants.watch()
             try:
                 await self._releases.tend()

@@ -136,7 +136,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         return pb.RegisterResponse(
             lease_ms=self.handlers.config.lease_ms,
             report_interval_ms=self.handlers.config.report_interval_ms,
-            public_keys=self.handlers.keyring.public_keys,
+            public_keys=self.handlers.keys.public_keys,
         )
 
     @_rpc
@@ -148,7 +148,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence)
         weights, devices = (reply[0].weights, reply[0].devices) if reply is not None else ("", {})
         serial = await self.releases.sample(weights, sessions if reply is not None else (), devices)
-        return codec.report_to_proto(reply, self.handlers.config.limits, self.handlers.keyring.public_keys, serial)
+        return codec.report_to_proto(reply, self.handlers.config.limits, self.handlers.keys.public_keys, serial)
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:
@@ -222,16 +222,6 @@ class AdminServicer(_Servicer, stubs.AdminServicer):
     async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:
         tenant = await self.tenants.revoke(request.name)
         return pb.RevokeTenantResponse(tenant=admin_codec.tenant_to_proto(tenant))
-
-    @_rpc
-    async def ListKeys(self, request: pb.ListKeysRequest, caller: Caller) -> pb.ListKeysResponse:
-        found, pinned = await self.admin.keys()
-        return pb.ListKeysResponse(keys=map(admin_codec.key_to_proto, found), pinned=pinned)
-
-    @_rpc
-    async def RevokeKey(self, request: pb.RevokeKeyRequest, caller: Caller) -> pb.RevokeKeyResponse:
-        key = await self.admin.revoke_key(admin_codec.key_id(request.key_id))
-        return pb.RevokeKeyResponse(key=admin_codec.key_to_proto(key))
 
     @_rpc
     async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:

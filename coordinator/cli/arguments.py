@@ -37,7 +37,6 @@ _VERBS = {
     "window": "show",
     "releases": "list",
     "tenants": "list",
-    "keys": "list",
 }
 """Verbs that are meant where a noun has none."""
 EPILOG = """\
@@ -45,7 +44,7 @@ exit codes:
   0  done
   1  failed for another reason than those below
   2  a wrong command line, a file that is missing or damaged, or a request that cannot be granted as it is
-  3  no such verifier, session, tenant, key or release
+  3  no such verifier, session, tenant or release
   4  the coordinator, its store, the hub or a process that `up` starts is not there in time, or has no room: try again
   5  the admin token is missing or wrong ($OUTRIDER_ADMIN_TOKEN)
   130, 143  ended by Ctrl-C, by SIGTERM"""
@@ -91,7 +90,6 @@ def parser() -> argparse.ArgumentParser:
     _add_window(_noun(commands, "window", "show, bound or pin how far sessions speculate"))
     _add_releases(_noun(commands, "releases", "list or show draft releases, promote, roll back, pin or publish one"))
     _add_tenants(_noun(commands, "tenants", "create a tenant and its key, set its limits, list tenants, revoke one"))
-    _add_keys(_noun(commands, "keys", "list the keys with which coordinators sign tickets, revoke one"))
     _add_config(_noun(commands, "config", "check the settings of every process, before one starts with them"))
     return made
 
@@ -249,12 +247,6 @@ def _add_tenants(verbs: Any) -> None:
     _add_paging(_query(verbs, "list", "tenants.list_tenants", "list all tenants, by name", watch=True))
     revoked = _query(verbs, "revoke", "tenants.revoke", "let its key open no more sessions; open ones go on")
     revoked.add_argument("tenant", metavar="TENANT", help="name of the tenant")
-
-
-def _add_keys(verbs: Any) -> None:
-    _query(verbs, "list", "keys.list_keys", "list the coordinators' public keys, by id", watch=True)
-    revoked = _query(verbs, "revoke", "keys.revoke", "end the tickets that a key signed; its coordinator makes another")
-    revoked.add_argument("key", metavar="KEY_ID", help="id of the key")
 
 
 def _add_config(verbs: Any) -> None:

@@ -101,12 +101,6 @@ def tenant(t: pb.Tenant) -> Document:
     }
 
 
-def key(k: pb.PublicKey) -> Document:
-    state = "revoked" if k.revoked_unix else "trusted" if k.trusted else "ignored"
-    moments = {"seen": moment(k.seen_unix), "revoked": moment(k.revoked_unix)}
-    return {"key": k.key_id, "state": state, "own": k.own, **moments}
-
-
 def release(r: pb.Release) -> Document:
     manifest, evidence = read_unverified(r.manifest), None
     if r.HasField("evidence"):

@@ -231,10 +231,6 @@ async def _up(options: argparse.Namespace, pair: Sequence[str], file: Path | Non
     made, environment = _tokens(file)
     settings = _coordinator_settings(options.state_dir, file)
     state_dir = Path(settings.raw("state_dir"))
-    if (options.redis or settings.raw("redis")) != EMBEDDED and not settings.raw("cluster_key"):
-        from coordinator.store.keyring import make_cluster_key  # redis, for which help does not wait
-
-        _progress(f"coordinators over one Redis know each other by the key in {make_cluster_key(state_dir)}")
     async with (
         Cluster(on_log=_print_log, start_timeout_s=options.start_timeout_s, environment=environment) as cluster,
         contextlib.AsyncExitStack() as stack,

@@ -19,15 +19,6 @@ TARGETS = PREFIX + "targets"
 """ZSET weights hash of a target -> when a verifier of it has registered last (s of a coordinator's clock). The oldest
 go."""
 
-PUBLIC_KEYS = PREFIX + "public-keys"
-"""ZSET "key id:hex of the raw key" -> last time that a coordinator vouched for it (ms of Redis TIME)."""
-
-PUBLIC_KEY_PROOFS = PREFIX + "public-key-proofs"
-"""HASH "key id:hex of the raw key" -> HMAC by the cluster's key, by which coordinators know each other's keys."""
-
-REVOKED_KEYS = PREFIX + "revoked-keys"
-"""ZSET id of a coordinator's key -> when it was revoked (ms of Redis TIME). Does not expire; the oldest go."""
-
 REVOKED = PREFIX + "revoked"
 """ZSET a Revocation as `written` -> when it was ordered (us of Redis TIME, no two the same). Entries go when the last
 ticket that they end has expired."""

@@ -8,10 +8,10 @@ import grpc
 import pytest
 from peers import Peer
 
+from coordinator.api import ticket_key
 from coordinator.api.server import running
 from coordinator.config import CoordinatorConfig
 from coordinator.store.embedded_redis import EmbeddedServer
-from coordinator.store.keyring import load_or_create
 from outrider.wire import channels
 
 
@@ -50,8 +50,7 @@ async def start(config):
             address = await stack.enter_async_context(running(settings))
             channel = await stack.enter_async_context(channels.channel(address))
             peer = Peer(address, channel)
-            signer = load_or_create(settings.state_dir)
-            peer.public_keys[signer.key_id] = signer.public_key
+            peer.public_keys |= ticket_key.load(settings).public_keys
             return peer
 
         yield start_one

@@ -314,23 +314,6 @@ def test_up_names_the_flag_of_what_is_not_there_before_anything_starts(arguments
     assert capsys.readouterr().err.startswith(f"outrider: {said.format(tmp=tmp_path)}")
 
 
-@pytest.mark.parametrize(("redis", "made"), [("redis://127.0.0.1:1", True), ("embedded", False)])
-def test_up_makes_a_cluster_key_for_a_redis_that_others_may_write_to(redis, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_checked_pair", lambda pair, *_, **__: pair)
-
-    async def start(*_: object) -> None:
-        raise Unavailable("far enough")
-
-    monkeypatch.setattr(Cluster, "_start", start)
-    up = ["up", "--listen", "127.0.0.1:0", "--model", TARGET, "--state-dir", str(tmp_path / "state"), "--redis", redis]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(up)
-    assert ended.value.code == 4
-    path = tmp_path / "state" / "cluster-key"
-    assert path.exists() is made
-    assert not made or path.stat().st_mode & 0o777 == 0o600
-
-
 def test_up_passes_given_tokens_on_and_makes_the_others(monkeypatch):
     made, variables = local._tokens(None)
     assert set(made) == {"admin", "join"}

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -16,10 +15,8 @@ from peers import Peer, until
 from coordinator.api.server import running
 from coordinator.app import main
 from coordinator.store.embedded_redis import EmbeddedServer
-from coordinator.store.keyring import FILE, Keyring, load_or_create
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import Unavailable
 from outrider.wire import channels
-from outrider.wire.ticket import Signer
 
 
 @contextlib.asynccontextmanager
@@ -195,37 +192,6 @@ def test_secrets_in_the_environment_are_not_repeated_in_a_complaint(tmp_path, ca
     monkeypatch.setenv("OUTRIDER_COORDINATOR_TENANT_KEYS", '["hush-hush"]')
     assert main(["--state-dir", str(tmp_path)]) == 2
     assert "hush" not in capsys.readouterr().err
-
-
-def test_the_signing_key_is_made_once_and_for_its_owner_alone(tmp_path):
-    first = load_or_create(tmp_path / "state")
-    assert load_or_create(tmp_path / "state").key_id == first.key_id
-    assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
-    assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
-
-
-def test_a_signing_key_that_others_may_read_is_refused_with_the_way_out(tmp_path):
-    load_or_create(tmp_path)
-    (tmp_path / FILE).chmod(0o644)
-    with pytest.raises(BadRequest, match="chmod 600"):
-        load_or_create(tmp_path)
-
-
-def test_a_damaged_signing_key_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / FILE
-    path.write_bytes(b"garbage")
-    path.chmod(0o600)
-    with pytest.raises(BadRequest, match="PEM"):
-        load_or_create(tmp_path)
-    assert path.read_bytes() == b"garbage"
-
-
-def test_a_keyring_keeps_its_own_key_and_the_latest_of_the_others():
-    ring = Keyring(Signer.generate())
-    ring.learn({f"k{i}": bytes(32) for i in range(500)})
-    assert ring.signer.key_id in ring.public_keys
-    assert "k499" in ring.public_keys
-    assert len(ring.public_keys) <= 64
 
 
 def test_an_embedded_server_leaves_nothing_behind():

@@ -18,7 +18,7 @@ RPCS = {
     "Admin": {
         *("Status", "ListVerifiers", "UpdateVerifier", "ListSessions", "KillSession"),
         *("CreateTenant", "ListTenants", "SetTenantLimits", "RevokeTenant", "ListWindows", "SetWindowBounds"),
-        *("PublishRelease", "ListReleases", "UpdateRelease", "ListKeys", "RevokeKey"),
+        *("PublishRelease", "ListReleases", "UpdateRelease"),
     },
 }
 """Whoever adds an RPC says here which service's credential it takes."""

@@ -172,19 +172,6 @@ async def test_a_forged_ticket_resumes_nothing(coordinator, refused):
     assert isinstance(await refused(coordinator.resume(opened, ticket=bytes(forged))), Unauthenticated)
 
 
-async def test_coordinators_with_keys_of_their_own_honour_one_anothers_tickets(start, tmp_path):
-    one = await start(state_dir=tmp_path / "one")
-    two = await start(state_dir=tmp_path / "two", watch_interval_s=60.0)
-    three = await start(state_dir=tmp_path / "three", watch_interval_s=60.0)  # two has not read its key yet
-    answer = await one.join("v1")
-    assert set(one.public_keys) <= set(answer.public_keys)
-    opened = await three.open()
-    resumed = await two.resume(opened)
-    known = dict((await two.report("v1")).public_keys)
-    assert set(one.public_keys) | set(two.public_keys) | set(three.public_keys) <= set(known)
-    assert grows(ranges(opened, resumed))
-
-
 async def test_an_epoch_that_could_not_be_counted_exactly_is_refused(coordinator, refused):
     await coordinator.join("v1")
     opened = await coordinator.open()

@@ -52,9 +52,9 @@ async def test_a_store_that_has_lost_its_data_tells_all_that_it_knows(coordinato
 async def test_entries_go_when_no_ticket_is_left_to_end(coordinator, store):
     await coordinator.join("v1")
     for name in ("old", "new", "newer"):
-        await revocations.add(store, Revocation("key", name), keep_ms=400)
+        await revocations.add(store, Revocation("session", name), keep_ms=400)
         await asyncio.sleep(0.25)
-    assert revoked(await coordinator.report("v1")) == [("key_id", "new"), ("key_id", "newer")]
+    assert revoked(await coordinator.report("v1")) == [("session_id", "new"), ("session_id", "newer")]
     await asyncio.sleep(0.5)
     assert revoked(await coordinator.report("v1")) == []
 

@@ -282,16 +282,14 @@ class ReportResponse(_message.Message):
     def __init__(self, known: bool = ..., public_keys: _Optional[_Mapping[str, bytes]] = ..., directives: _Optional[_Iterable[_Union[SessionDirective, _Mapping]]] = ..., release_serial: _Optional[int] = ..., drain: bool = ..., closed: _Optional[_Iterable[str]] = ..., revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ..., revocations_seen: _Optional[int] = ..., store_unix: _Optional[float] = ..., contended: bool = ..., exhausted_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Revocation(_message.Message):
-    __slots__ = ("session_id", "api_key_id", "key_id", "until_unix")
+    __slots__ = ("session_id", "api_key_id", "until_unix")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
-    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     api_key_id: str
-    key_id: str
     until_unix: float
-    def __init__(self, session_id: _Optional[str] = ..., api_key_id: _Optional[str] = ..., key_id: _Optional[str] = ..., until_unix: _Optional[float] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., api_key_id: _Optional[str] = ..., until_unix: _Optional[float] = ...) -> None: ...
 
 class SessionDirective(_message.Message):
     __slots__ = ("session_id", "epoch", "directive")
@@ -751,41 +749,3 @@ class UpdateReleaseResponse(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     release: Release
     def __init__(self, release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
-
-class PublicKey(_message.Message):
-    __slots__ = ("key_id", "seen_unix", "revoked_unix", "trusted", "own")
-    KEY_ID_FIELD_NUMBER: _ClassVar[int]
-    SEEN_UNIX_FIELD_NUMBER: _ClassVar[int]
-    REVOKED_UNIX_FIELD_NUMBER: _ClassVar[int]
-    TRUSTED_FIELD_NUMBER: _ClassVar[int]
-    OWN_FIELD_NUMBER: _ClassVar[int]
-    key_id: str
-    seen_unix: float
-    revoked_unix: float
-    trusted: bool
-    own: bool
-    def __init__(self, key_id: _Optional[str] = ..., seen_unix: _Optional[float] = ..., revoked_unix: _Optional[float] = ..., trusted: bool = ..., own: bool = ...) -> None: ...
-
-class ListKeysRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListKeysResponse(_message.Message):
-    __slots__ = ("keys", "pinned")
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
-    keys: _containers.RepeatedCompositeFieldContainer[PublicKey]
-    pinned: bool
-    def __init__(self, keys: _Optional[_Iterable[_Union[PublicKey, _Mapping]]] = ..., pinned: bool = ...) -> None: ...
-
-class RevokeKeyRequest(_message.Message):
-    __slots__ = ("key_id",)
-    KEY_ID_FIELD_NUMBER: _ClassVar[int]
-    key_id: str
-    def __init__(self, key_id: _Optional[str] = ...) -> None: ...
-
-class RevokeKeyResponse(_message.Message):
-    __slots__ = ("key",)
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    key: PublicKey
-    def __init__(self, key: _Optional[_Union[PublicKey, _Mapping]] = ...) -> None: ...

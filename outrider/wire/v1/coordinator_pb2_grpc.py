@@ -509,16 +509,6 @@ class AdminStub(object):
                 request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.SerializeToString,
                 response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.FromString,
                 _registered_method=True)
-        self.ListKeys = channel.unary_unary(
-                '/outrider.wire.v1.Admin/ListKeys',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysResponse.FromString,
-                _registered_method=True)
-        self.RevokeKey = channel.unary_unary(
-                '/outrider.wire.v1.Admin/RevokeKey',
-                request_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyRequest.SerializeToString,
-                response_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyResponse.FromString,
-                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -610,19 +600,6 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListKeys(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RevokeKey(self, request, context):
-        """Tickets that the key signed are valid no longer; its coordinator makes another one.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -695,16 +672,6 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UpdateRelease,
                     request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.FromString,
                     response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.SerializeToString,
-            ),
-            'ListKeys': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListKeys,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysResponse.SerializeToString,
-            ),
-            'RevokeKey': grpc.unary_unary_rpc_method_handler(
-                    servicer.RevokeKey,
-                    request_deserializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyRequest.FromString,
-                    response_serializer=outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1085,60 +1052,6 @@ class Admin(object):
             '/outrider.wire.v1.Admin/UpdateRelease',
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseRequest.SerializeToString,
             outrider_dot_wire_dot_v1_dot_coordinator__pb2.UpdateReleaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListKeys(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/ListKeys',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.ListKeysResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RevokeKey(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/outrider.wire.v1.Admin/RevokeKey',
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyRequest.SerializeToString,
-            outrider_dot_wire_dot_v1_dot_coordinator__pb2.RevokeKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,
