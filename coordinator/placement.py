@@ -49,19 +49,9 @@ def fits(target: Target, request: PlacementRequest) -> bool:
     return not request.target or target.name == request.target
 
 
-def batches(ranked: Sequence[Candidate], fleet: Fleet) -> list[tuple[str, Sequence[Candidate]]]:
-    """Return the batches of candidates that are asked one after another, each with its target's weights hash.
-
-    A target may have been given to verifiers under the name of another one: that of the best candidate goes first.
-    """
-    by_target: dict[str, list[Candidate]] = {}
-    for one in ranked:
-        by_target.setdefault(fleet[one.verifier_id].weights_hash, []).append(one)
-    return [
-        (weights, those[start : start + CANDIDATES_AT_ONCE])
-        for weights, those in by_target.items()
-        for start in range(0, len(those), CANDIDATES_AT_ONCE)
-    ]
+def batches(ranked: Sequence[Candidate]) -> list[Sequence[Candidate]]:
+    """Return the batches of candidates that are asked one after another."""
+    return [ranked[start : start + CANDIDATES_AT_ONCE] for start in range(0, len(ranked), CANDIDATES_AT_ONCE)]
 
 
 def sole_target(fleet: Fleet, wanted: str) -> str:

@@ -116,8 +116,8 @@ class AdminHandlers:
         everything = (await self._windows.decisions(await self._verifiers.ids())).values()
         found = [decision for decision in everything if session_id in ("", decision.session_id)]
         shown = found[: self._config.status_sessions]
-        held = [(decision.verifier_id, decision.session_id) for decision in shown]
-        return shown, await self._windows.bounds(held, session_id), len(found)
+        named = [session_id] if session_id else []
+        return shown, await self._windows.bounds([one.session_id for one in shown] + named), len(found)
 
     async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> None:
         """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""

@@ -246,7 +246,7 @@ class Handlers:
                 refused = error
                 continue
             ranked = placement.candidates(fleet, named, self._draw)
-            placed = await self._sessions.place(claims, named, placement.batches(ranked, fleet), self.config)
+            placed = await self._sessions.place(claims, named, placement.batches(ranked), self.config)
             if not isinstance(placed, int):
                 return self._opened(claims, placed, quiet=not claims.epoch_last and not request.prompt_tokens)
             refused = placement.refusal(fleet, named, placed)

@@ -43,7 +43,7 @@ _LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\w+(?: \d+)?) (?P<
 """A line of `outrider.telemetry.logs` for people."""
 _log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
 """How this command writes lines of its own and those of its children."""
-_STORES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+_STORES = ("redis://", "rediss://", "unix://")
 QUIET_S = 30.0
 """Seconds of loading after which a line says that it goes on."""
 

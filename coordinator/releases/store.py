@@ -128,7 +128,7 @@ class ReleaseStore:
             arguments: list[Any] = [f"{trial.version}:{trial.name}", MIN_POSITIONS, MAX_POSITIONS, NEW_POSITIONS]
             arguments += [IN_STEP, TENANTS, KEEP_SAMPLES_MS, KEEP_SPAN_MS]
             for s, arm in compared[start : start + SESSIONS_AT_ONCE]:
-                touched.append(keys.span(weights, s.session_id))
+                touched.append(keys.span(s.session_id))
                 arguments += [arm, s.draft_release, f"{s.epoch:020d}", s.tenant, s.positions, s.first_accepted]
             taken += int(await self._store.run("release_sample", touched, arguments))
         return taken

@@ -1,10 +1,9 @@
 """Keep what tenants may use and what they use.
 
 What a tenant has opened and generated is an amount each, of which the limit is taken off in a minute: a bucket that
-holds a minute's worth. It may overflow with tokens, which are counted when they have been generated. It is kept apart
-from what belongs to targets, since a tenant's sessions may be of any: a session is counted first, then
-placed (`lua/place.lua`), and counted no longer if it could not be placed. Of a coordinator that dies between, one
-session too many counts, for a minute. Places are counted where they are, at each target.
+holds a minute's worth. It may overflow with tokens, which are counted when they have been generated. A session is
+counted first, then placed (`lua/place.lua`), and counted no longer if it could not be placed. Of a coordinator that
+dies between, one session too many counts, for a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from coordinator.config import TenantLimits
-from coordinator.store import keys, targets
+from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded, Unavailable
 
@@ -111,16 +110,6 @@ async def limits_of(store: RedisStore, tenants: Sequence[str], defaults: TenantL
     return {name: limits_from(record, defaults) for name, record in zip(tenants, records, strict=True)}
 
 
-async def places(store: RedisStore, tenants: Sequence[str], at: Sequence[str]) -> dict[str, int]:
-    """Return how many places each tenant has at these targets, by their weights hashes. Raises Unavailable."""
-    if not (tenants and at):
-        return dict.fromkeys(tenants, 0)
-    now = f"({int(1000 * await store.now_unix())}"
-    commands = [("ZCOUNT", keys.tenant_places(weights, name), now, "+inf") for name in tenants for weights in at]
-    counts, each = await store.call("tenant_places", commands), len(at)
-    return {name: sum(map(int, counts[i * each : (i + 1) * each])) for i, name in enumerate(tenants)}
-
-
 async def find(
     store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
 ) -> dict[str, tuple[TenantLimits, dict[str, float]]]:
@@ -130,11 +119,13 @@ async def find(
     there is none.
     """
     limits = await limits_of(store, tenants, defaults)
-    held = await places(store, tenants, await targets.known(store))
+    now = f"({int(1000 * await store.now_unix())}"
+    commands = [("ZCOUNT", keys.tenant_places(name), now, "+inf") for name in tenants]
+    places = await store.call("tenant_places", commands)
     uses = await asyncio.gather(*(_use(store, name, limits[name]) for name in tenants))
     return {
-        name: (limits[name], {"places": held[name], "opens": float(use[0]), "tokens": float(use[1])})
-        for name, use in zip(tenants, uses, strict=True)
+        name: (limits[name], {"places": held, "opens": float(use[0]), "tokens": float(use[1])})
+        for name, held, use in zip(tenants, places, uses, strict=True)
     }
 
 

@@ -27,17 +27,10 @@ except ImportError as error:
 
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
-from outrider.wire.ticket import Target
 
 SCRIPTS = Path(__file__).parent / "lua"
-PRELUDE = ""
-"""Stands before each script. With the line `#!lua` Redis refuses keys of several slots also on a single node."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
-CLUSTER_CONNECTIONS = 512
-"""The same to each node of a cluster, where further calls fail and do not wait."""
-CLUSTER = "+cluster://"
-"""What follows `redis` or `rediss` in the URL of a cluster."""
 BATCH = 32
 """Calls whose commands are sent together."""
 SESSIONS_AT_ONCE = 256
@@ -46,10 +39,7 @@ _AWAY = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
-    exceptions.ClusterDownError,
     exceptions.OutOfMemoryError,
-    exceptions.RedisClusterException,  # no node of the cluster is reached, or none has the slot
-    exceptions.ClusterError,  # a slot is being moved for longer than the client tries again
 )
 _AWAY_REPLIES = ("LOADING", "MASTERDOWN", "OOM", "BUSY", "NOREPLICAS", "MISCONF")
 _IN_PIPELINE = "of pipeline caused error: "
@@ -78,21 +68,16 @@ class RedisStore:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""
         self.name = without_credentials(url)
         self.counters = StoreCounters()
-        self.targets: dict[str, Target] = {}
-        """The verifiers' targets by their ids, as they were read last (coordinator.store.targets)."""
         try:
             self._redis = _client(url, timeout_s)
         except ValueError as error:
             raise BadRequest(
-                f"redis is {self.name!r}, must be redis://, rediss:// or unix://, or redis{CLUSTER} or rediss{CLUSTER}"
-                " for a cluster",
-                field="redis",
+                f"redis is {self.name!r}, must be a redis://, rediss:// or unix:// URL", field="redis"
             ) from error
         self._scripts: dict[str, Any] = {
-            path.stem: self._redis.register_script(PRELUDE + path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
+            path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
-        # A cluster's client sends each command to the node that has its keys.
-        self._batches = None if CLUSTER in url else _CommandBatches(self._redis)
+        self._batches = _CommandBatches(self._redis)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -102,8 +87,6 @@ class RedisStore:
         """Run a script of the folder `lua` and return its reply. Raises Unavailable."""
         with self._counted(script):
             code = self._scripts[script]
-            if self._batches is None:
-                return await code(keys=list(keys), args=list(arguments))
             called = code.sha, len(keys), *keys, *arguments
             try:
                 return (await self._batches.send([("EVALSHA", *called)]))[0]
@@ -115,12 +98,7 @@ class RedisStore:
         if not commands:
             return []
         with self._counted(operation):
-            if self._batches is not None:
-                return await self._batches.send(commands)
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute())
+            return await self._batches.send(commands)
 
     async def now_unix(self) -> float:
         """Return the time by Redis' clock, in seconds. Raises Unavailable."""
@@ -213,13 +191,10 @@ class _CommandBatches:
 
 
 def _client(url: str, timeout_s: float) -> Any:
-    """Return a client, of a Redis Cluster if the URL says so. Raises ValueError."""
+    """Return a client. Raises ValueError."""
     options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     options["decode_responses"] = True
     options["retry"] = Retry(NoBackoff(), 1, (exceptions.ConnectionError,))  # a pooled connection may be stale
-    scheme, cluster, rest = url.partition(CLUSTER)
-    if cluster:
-        return aioredis.RedisCluster.from_url(f"{scheme}://{rest}", max_connections=CLUSTER_CONNECTIONS, **options)
     pool = aioredis.BlockingConnectionPool.from_url
     return aioredis.Redis.from_pool(pool(url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **options))
 

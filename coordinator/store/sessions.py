@@ -17,7 +17,7 @@ from coordinator.records import (
     WindowDecision,
     WorkloadKey,
 )
-from coordinator.store import keys, quotas, redis_codec, revocations, targets
+from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
@@ -47,7 +47,7 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[tuple[str, Sequence[Candidate]]],
+        among: Sequence[Sequence[Candidate]],
         config: CoordinatorConfig,
     ) -> Placement | int:
         """Place a session, name a standby and use up two ranges of epochs, in one step.
@@ -56,26 +56,27 @@ class SessionStore:
         its tenant may not have another one now.
 
         Return how many of the candidates are alive if none of them has room. claims: every epoch of the placement is
-        greater than their last one. among: weights hash of a target, and verifiers of it in the order of
-        placement.candidates, of each batch that is asked after another.
+        greater than their last one. among: verifiers in the order of placement.candidates, of each batch that is asked
+        after another.
         """
         if not claims.api_key_id:
-            return await self._place(claims, request, among, config, TenantLimits(), {}, quotas.RUNNING_MS)
-        tenant, first = claims.tenant, among[0][0] if among else ""
-        commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), _waiting(first)]
-        if claims.epoch_last and request.weights:
-            commands += [("HMGET", keys.session(request.weights[0], claims.session_id), "live", "moves"), ("TIME",)]
+            return await self._place(claims, request, among, config, TenantLimits(), (), quotas.RUNNING_MS)
+        tenant = claims.tenant
+        waiting = ("ZREVRANGE", keys.waiting(request.target), 0, quotas.MOST_WAITING - 1)
+        commands: list[tuple[Any, ...]] = [("HMGET", keys.TENANT_LIMITS, tenant), waiting]
+        if claims.epoch_last:
+            commands += [("HMGET", keys.session(claims.session_id), "live", "moves"), ("TIME",)]
         [own], names, *moved = await self._store.call("placing", commands)
-        limits, waiting = quotas.limits_from(own, config.tenant_limits), {first: names}
+        limits, ahead = quotas.limits_from(own, config.tenant_limits), [name for name in names if name != tenant]
         if moved:  # a session that a verifier has reported a moment ago is not opened, but moves
             (live, moves), (now_s, _) = moved
             moves_on = int(moves or 0) < quotas.MOST_MOVES
             if moves_on and 1000 * int(now_s) - int(live or 0) < quotas.RUNNING_MS:
-                return await self._place(claims, request, among, config, limits, waiting, quotas.RUNNING_MS)
+                return await self._place(claims, request, among, config, limits, ahead, quotas.RUNNING_MS)
         await quotas.count_open(self._store, tenant, limits)
         placed: Placement | int = 0
         try:
-            placed = await self._place(claims, request, among, config, limits, waiting, 0)
+            placed = await self._place(claims, request, among, config, limits, ahead, 0)
             return placed
         finally:
             if isinstance(placed, int):
@@ -85,126 +86,84 @@ class SessionStore:
         self,
         claims: Claims,
         request: PlacementRequest,
-        among: Sequence[tuple[str, Sequence[Candidate]]],
+        among: Sequence[Sequence[Candidate]],
         config: CoordinatorConfig,
         limits: TenantLimits,
-        waiting: dict[str, list[str]],
+        waiting: Sequence[str],
         running_ms: int,
     ) -> Placement | int:
         """Place the session.
 
-        waiting: tenants that have asked for a place last, by target, as far as they are read. running_ms: time after
-        its last report in which the session moves, and does not begin.
+        waiting: other tenants that have asked for a place at the target last. running_ms: time after its last report in
+        which the session moves, and does not begin.
         """
-        alive = 0
-        for number, (weights, those) in enumerate(among):
-            last = not any(weights == other for other, _ in among[number + 1 :])
-            if claims.api_key_id and weights not in waiting:
-                [waiting[weights]] = await self._store.call("waiting", [_waiting(weights)])
-            ahead = [name for name in waiting.get(weights, ()) if name != claims.tenant]
-            placed = await self._place_at(
-                claims, request, weights, those, config, limits, ahead, running_ms=running_ms, last=last
-            )
-            if not isinstance(placed, int):
-                return placed
-            alive += placed
-        return alive
-
-    async def _place_at(
-        self,
-        claims: Claims,
-        request: PlacementRequest,
-        weights: str,
-        among: Sequence[Candidate],
-        config: CoordinatorConfig,
-        limits: TenantLimits,
-        waiting: Sequence[str],
-        *,
-        running_ms: int,
-        last: bool,
-    ) -> Placement | int:
-        """Place the session on a verifier of one target; last: whether no others of it are asked after these."""
         session_id, tenant, shares = claims.session_id, claims.tenant, claims.api_key_id != ""
-        elsewhere = 0
-        if limits.max_places:
-            others = [other for other in await targets.known(self._store) if other != weights]
-            elsewhere = (await quotas.places(self._store, [tenant], others))[tenant]
-        touched = [keys.session(weights, session_id), keys.waiting(weights)]
-        touched += [keys.tenant_places(weights, name) for name in (tenant, *waiting)]
-        tokenizer = request.weights[1] if request.weights else ""
-        name = "" if request.weights else request.target  # weights bind, names may change
-        arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
-        arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, tokenizer, weights]
-        arguments += [request.draft, request.traffic]
-        arguments += [int(shares), limits.max_places, elsewhere, running_ms, int(last), quotas.WAIT_MS]
-        arguments += [request.device_id, len(waiting), *waiting]
-        for verifier_id, failed in among:
-            touched += [key(weights, verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
-            arguments += [verifier_id, int(failed)]
-        reply = await self._store.run("place", touched, arguments)
-        if not reply[0]:
+        alive = 0
+        for number, those in enumerate(among, 1):
+            touched = [keys.session(session_id), keys.waiting(request.target)]
+            touched += [keys.tenant_places(name) for name in (tenant, *waiting)]
+            name = "" if request.weights else request.target  # weights bind, names may change
+            arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
+            arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, *(request.weights or ("", ""))]
+            arguments += [request.draft, request.traffic, int(shares), limits.max_places, running_ms]
+            arguments += [int(number == len(among)), quotas.WAIT_MS, request.device_id, len(waiting), *waiting]
+            for verifier_id, failed in those:
+                touched += [key(verifier_id) for key in (keys.verifier, keys.placements, keys.cordon)]
+                arguments += [verifier_id, int(failed)]
+            reply = await self._store.run("place", touched, arguments)
+            if reply[0]:
+                return _placement(reply, limits)
             if reply[1] == -3:
                 raise quotas.refusal(tenant, *reply[2:])
             if reply[1] == -2:
                 raise PermissionDenied(f"the device has closed session {short_id(session_id)}; open a new one")
             if reply[1] == -1:
                 raise Killed(f"an operator has ended session {short_id(session_id)}; it cannot be resumed")
-            return int(reply[1])
-        epoch, primary, record, standby, standby_record, ends = reply
-        streams = [limit for limit in (limits.max_streams, limits.max_places) if limit]
-        return Placement(
-            int(epoch),
-            redis_codec.registration_from_reply(primary, record),
-            redis_codec.registration_from_reply(standby, standby_record) if standby else None,
-            min(streams, default=0),  # no more streams than places
-            int(ends) / 1000,
-        )
+            alive += int(reply[1])
+        return alive
 
     async def close(self, claims: Claims, *, keep_ms: int) -> None:
         """Forget a session and free its place on the verifier that its ticket names and on those that may serve it.
 
         keep_ms: milliseconds for which one of its tickets may be valid: nobody uses them any more.
         """
-        weights, session_id = claims.target.weights_hash, claims.session_id
-        command = ("HMGET", keys.session(weights, session_id), "verifier", "reporter")
-        [placed] = await self._store.call("session", [command])
-        await self._end(weights, session_id, claims.tenant, {claims.audience, *placed} - {"", None}, "closed", keep_ms)
+        placed = await self.verifiers_of(claims.session_id)
+        await self._end(claims.session_id, claims.tenant, {claims.audience, *placed} - {""}, "closed", keep_ms)
 
     async def kill(self, session_id: str, *, keep_ms: int, ticket_ms: int) -> tuple[str, ...]:
         """End a session for good and free its place. Return the verifiers that may have served it, () if unknown.
 
         keep_ms, ticket_ms: milliseconds for which one of its tickets proves ownership, and lets a device attach.
         """
-        weights, verifier_ids = await targets.of_session(self._store, session_id)
+        verifier_ids = await self.verifiers_of(session_id)
         if verifier_ids:
-            [tenant] = await self._store.call("session", [("HGET", keys.session(weights, session_id), "tenant")])
+            [tenant] = await self._store.call("session", [("HGET", keys.session(session_id), "tenant")])
             await revocations.add(self._store, Revocation("session", session_id), keep_ms=ticket_ms)
-            await self._end(weights, session_id, tenant or "", verifier_ids, "killed", keep_ms)
+            await self._end(session_id, tenant or "", verifier_ids, "killed", keep_ms)
         return verifier_ids
 
-    async def _end(
-        self, weights: str, session_id: str, tenant: str, verifier_ids: Iterable[str], how: str, keep_ms: int
-    ) -> None:
-        touched = [keys.session(weights, session_id), keys.tenant_places(weights, tenant)]
+    async def _end(self, session_id: str, tenant: str, verifier_ids: Iterable[str], how: str, keep_ms: int) -> None:
+        touched = [keys.session(session_id), keys.tenant_places(tenant)]
         for name in verifier_ids:
-            touched += [keys.placements(weights, name), keys.telemetry(weights, name)]
+            touched += [keys.placements(name), keys.telemetry(name)]
         await self._store.run("close", touched, [session_id, how, keep_ms])
 
     async def verifiers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the verifiers that may serve a session: the one that reports it, then the one of its placement."""
-        return (await targets.of_session(self._store, session_id))[1]
+        command = ("HMGET", keys.session(session_id), "reporter", "verifier")
+        [names] = await self._store.call("session", [command])
+        return tuple(dict.fromkeys(name for name in names if name))
 
     async def held_by(self, verifier_id: str) -> list[str]:
         """Return the ids of all sessions that hold a place on the verifier, in order."""
-        weights = await targets.of_verifier(self._store, verifier_id)
-        [held] = await self._store.call("placements", [("ZRANGE", keys.placements(weights, verifier_id), 0, -1)])
+        [held] = await self._store.call("placements", [("ZRANGE", keys.placements(verifier_id), 0, -1)])
         return sorted(map(str, held))
 
     async def held(self, verifier_ids: Sequence[str], most: int) -> tuple[list[tuple[str, str]], int]:
         """Return (verifier id, session id) of `most` sessions at most that hold a place, and how many there are."""
         commands: list[tuple[Any, ...]] = []
         for verifier_id in verifier_ids:
-            key = keys.placements(await targets.of_verifier(self._store, verifier_id), verifier_id)
+            key = keys.placements(verifier_id)
             commands += [("ZRANGE", key, 0, most - 1), ("ZCARD", key)]
         replies = await self._store.call("placements", commands)
         found = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
@@ -212,23 +171,22 @@ class SessionStore:
 
     async def find(self, held: Iterable[tuple[str, str]]) -> list[SessionStatus]:
         """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
-        asked = [(v, s, await targets.of_verifier(self._store, v)) for v, s in held]
+        asked = list(held)
         commands: list[tuple[Any, ...]] = []
-        for verifier_id, session_id, weights in asked:
-            commands += [("HGET", keys.telemetry(weights, verifier_id), session_id)]
-            commands += [("HGETALL", keys.session(weights, session_id))]
+        for verifier_id, session_id in asked:
+            commands += [("HGET", keys.telemetry(verifier_id), session_id), ("HGETALL", keys.session(session_id))]
         replies = await self._store.call("sessions", commands)
         found = list(zip(asked, replies[::2], replies[1::2], strict=True))
         elsewhere = {  # on the verifier that has reported them last, if that still does
-            (verifier_id, session_id): keys.telemetry(weights, placed["reporter"])
-            for (verifier_id, session_id, weights), _, placed in found
+            (verifier_id, session_id): keys.telemetry(placed["reporter"])
+            for (verifier_id, session_id), _, placed in found
             if placed.get("reporter", verifier_id) != verifier_id
         }
         kept = await self._store.call("sessions", [("HEXISTS", key, name) for (_, name), key in elsewhere.items()])
         gone = {one for one, reported in zip(elsewhere, kept, strict=True) if reported}
         return [
             redis_codec.session_status(session_id, verifier_id, reported, placed)
-            for (verifier_id, session_id, _), reported, placed in found
+            for (verifier_id, session_id), reported, placed in found
             if (verifier_id, session_id) not in gone
         ]
 
@@ -241,8 +199,7 @@ class WindowStore:
 
     async def decisions(self, verifier_ids: Sequence[str]) -> dict[str, WindowDecision]:
         """Return the last decision on each session of these verifiers, by session id."""
-        at = [(await targets.of_verifier(self._store, name), name) for name in verifier_ids]
-        commands = [("GET", keys.windows(*one)) for one in at]
+        commands = [("GET", keys.windows(verifier_id)) for verifier_id in verifier_ids]
         replies = await self._store.call("windows", commands)
         return {
             decision.session_id: decision
@@ -252,27 +209,23 @@ class WindowStore:
 
     async def set_decisions(self, verifier_id: str, made: Iterable[WindowDecision], *, keep_ms: int) -> None:
         """Replace the decisions on a verifier's sessions."""
-        key = keys.windows(await targets.of_verifier(self._store, verifier_id), verifier_id)
+        key = keys.windows(verifier_id)
         await self._store.call("set_decisions", [("SET", key, redis_codec.decisions_to_json(made), "PX", keep_ms)])
 
-    async def bounds(self, held: Iterable[tuple[str, str]], session_id: str = "") -> dict[str, WindowBounds]:
-        """Return the bounds that operators have set by session id; those of "" are for all others.
-
-        held: (verifier id, session id) of those whose own bounds are asked for. session_id: another one.
-        """
-        asked = {name: await targets.of_verifier(self._store, verifier_id) for verifier_id, name in held}
-        if session_id and session_id not in asked:
-            asked[session_id] = (await targets.of_session(self._store, session_id))[0]
-        commands = [("GET", keys.BOUNDS), *(("HGET", keys.session(at, name), "bounds") for name, at in asked.items())]
+    async def bounds(self, session_ids: Iterable[str]) -> dict[str, WindowBounds]:
+        """Return the bounds that operators have set, of these sessions by id; those of "" are for all others."""
+        asked = list(dict.fromkeys(session_ids))
+        commands = [("GET", keys.BOUNDS), *(("HGET", keys.session(name), "bounds") for name in asked)]
         return redis_codec.bounds_from(zip(("", *asked), await self._store.call("bounds", commands), strict=True))
 
     async def set_bounds(self, session_id: str, bounds: WindowBounds | None) -> bool:
         """Set the bounds of a session's window, kept as long as its record, or those of all others (""); None removes
         them. Return False if there is no such session."""
-        weights = (await targets.of_session(self._store, session_id))[0] if session_id else ""
-        if session_id and not weights:
-            return False
-        where = [keys.session(weights, session_id), "bounds"] if session_id else [keys.BOUNDS]
+        if session_id:
+            [known] = await self._store.call("session", [("HMGET", keys.session(session_id), "reporter", "verifier")])
+            if not any(known):
+                return False
+        where = [keys.session(session_id), "bounds"] if session_id else [keys.BOUNDS]
         how = ("HSET", "HDEL") if session_id else ("SET", "DEL")
         written = [] if bounds is None else [redis_codec.bounds_to_json(bounds)]
         await self._store.call("set_bounds", [(how[bounds is None], *where, *written)])
@@ -285,6 +238,14 @@ class WindowStore:
         return {key: redis_codec.prior_from(record) for key, record in zip(asked, replies, strict=True) if record}
 
 
-def _waiting(weights: str) -> tuple[Any, ...]:
-    """Return the command that reads which tenants asked last for a place at a target, if they still wait or not."""
-    return ("ZREVRANGE", keys.waiting(weights), 0, quotas.MOST_WAITING - 1)
+def _placement(reply: Sequence[Any], limits: TenantLimits) -> Placement:
+    """Decode the reply of place.lua."""
+    epoch, primary, record, standby, standby_record, ends = reply
+    streams = [limit for limit in (limits.max_streams, limits.max_places) if limit]
+    return Placement(
+        int(epoch),
+        redis_codec.registration_from_reply(primary, record),
+        redis_codec.registration_from_reply(standby, standby_record) if standby else None,
+        min(streams, default=0),  # no more streams than places
+        int(ends) / 1000,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
-from coordinator.store import keys, quotas, redis_codec, revocations, targets
+from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.ticket import Target
@@ -31,22 +31,17 @@ class VerifierStore:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
+        self._fleet: dict[str, Target] = {}
+        """The verifiers' targets by their ids, as they were read or registered last."""
 
     async def register(self, registration: VerifierRegistration, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
-        name, weights = registration.verifier_id, registration.target.weights_hash
-        known = (await targets.verifiers(self._store)).get(name)
-        before = known.weights_hash if known else weights
-        ended = before != weights and await self._store.run("deregister", _lease_keys(before, name), [name, ""])
-        fields, identity = (
-            redis_codec.registration_fields(registration),
-            redis_codec.target_to_json(registration.target),
-        )
-        arguments = [name, registration.instance, lease_ms, identity, *fields]
-        replaced = await self._store.run("register", _lease_keys(weights, name), arguments)
-        await targets.add(self._store, weights)
-        self._store.targets[name] = registration.target
-        return bool(replaced or ended)
+        name = registration.verifier_id
+        identity = redis_codec.target_to_json(registration.target)
+        arguments = [name, registration.instance, lease_ms, identity, *redis_codec.registration_fields(registration)]
+        replaced = await self._store.run("register", _lease_keys(name), arguments)
+        self._fleet[name] = registration.target
+        return bool(replaced)
 
     async def report(
         self,
@@ -65,15 +60,16 @@ class VerifierStore:
         tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once; 0: it counts as it
         is. seen: the last revocation that the verifier knows.
         """
-        if not (weights := await targets.of_verifier(self._store, verifier_id)):
+        target = self._fleet.get(verifier_id) or (await self.fleet()).get(verifier_id)
+        if target is None:
             return None
         batch = sequence if tokens else 0
-        report = self._renewed(weights, verifier_id, instance, verifier, sessions, batch, config)
+        report = self._renewed(target.name, verifier_id, instance, verifier, sessions, batch, config)
         arguments = [seen, revocations.AT_ONCE, quotas.MOST_EXHAUSTED, *tokens]
         touched = [keys.REVOKED, keys.EXHAUSTED, keys.BOUNDS, keys.TENANT_LIMITS]
         reply, news = await asyncio.gather(report, self._store.run("news", touched, arguments))
         if not reply[0]:
-            self._store.targets.pop(verifier_id, None)  # it may have another target by now
+            self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
         _, drain, fresh, contended, now_ms, facts = reply
         written_revocations, exhausted, default_bounds, limits = news
@@ -86,7 +82,7 @@ class VerifierStore:
         known = list(zip(sessions, json.loads(facts), strict=True))
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
-        await self._record(weights, verifier_id, live, workloads, config.lease_ms)
+        await self._record(verifier_id, live, workloads, config.lease_ms)
         revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
         own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
         return ReportReply(
@@ -100,12 +96,12 @@ class VerifierStore:
             exhausted=exhausted,
             devices=redis_codec.devices(known),
             bounds=redis_codec.bounds_from(own_bounds),
-            weights=weights,
+            weights=target.weights_hash,
         )
 
     async def _renewed(
         self,
-        weights: str,
+        target: str,
         verifier_id: str,
         instance: int,
         verifier: VerifierTelemetry,
@@ -113,23 +109,22 @@ class VerifierStore:
         batch: int,
         config: CoordinatorConfig,
     ) -> list[Any]:
-        """Return the reply of report.lua. batch: number of the batch of tokens; 0 for none."""
+        """Return the reply of report.lua. target: its name. batch: number of the batch of tokens; 0 for none."""
         fields = redis_codec.verifier_telemetry_fields(verifier)
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
         arguments = [verifier_id, instance, config.lease_ms, config.session_ms, RENEW_MS, batch, quotas.USE_MS]
         epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
         told = json.dumps([[one.session_id for one in sessions], epochs, of])
         arguments += [len(fields), len(tenants), *fields, *tenants, told]
-        touched = [*_lease_keys(weights, verifier_id)[:3], keys.cordon(weights, verifier_id)]
-        touched += [keys.telemetry(weights, verifier_id), keys.waiting(weights), keys.counted(weights, verifier_id)]
-        touched += [keys.tenant_places(weights, name) for name in tenants]
-        touched += [keys.session(weights, one.session_id) for one in sessions]
+        touched = [*_lease_keys(verifier_id)[:3], keys.cordon(verifier_id), keys.telemetry(verifier_id)]
+        touched += [keys.waiting(target), keys.counted(verifier_id)]
+        touched += [keys.tenant_places(name) for name in tenants]
+        touched += [keys.session(one.session_id) for one in sessions]
         reply: list[Any] = await self._store.run("report", touched, arguments)
         return reply
 
     async def _record(
         self,
-        weights: str,
         verifier_id: str,
         sessions: Sequence[SessionTelemetry],
         workloads: Mapping[str, WorkloadKey],
@@ -148,53 +143,50 @@ class VerifierStore:
                 told = [s.session_id, f"{s.epoch:020d}", message, s.committed, history, s.draft_ms, s.nodes_per_level]
                 written.append([*told, number])
             arguments = [2 * lease_ms, REPORTED_POSITIONS, PRIOR_POSITIONS, PRIOR_MS, json.dumps(written)]
-            touched = [keys.telemetry(weights, verifier_id), *map(keys.prior, priors)]
+            touched = [keys.telemetry(verifier_id), *map(keys.prior, priors)]
             await self._store.run("record_telemetry", touched, arguments)
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
-        weights = await targets.of_verifier(self._store, verifier_id)
-        return bool(await self._store.run("deregister", _lease_keys(weights, verifier_id), [verifier_id, instance]))
+        return bool(await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
 
     async def fleet(self) -> dict[str, Target]:
         """Return the target of each verifier with a valid lease, by id, in order."""
-        return await targets.verifiers(self._store)
+        lines = sorted((await self._store.run("live_verifiers", [keys.FLEET, keys.IDENTITIES], [])).splitlines())
+        found = [line.partition(" ") for line in lines]
+        self._fleet = {name: redis_codec.target_from_json(written) for name, _, written in found}
+        return self._fleet
 
     async def ids(self) -> list[str]:
         """Return the ids of all verifiers with a valid lease, in order."""
-        return [*await targets.verifiers(self._store)]
+        return [*await self.fleet()]
 
     async def find(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
         """Return the verifiers of these ids that have a valid lease; None asks for all."""
-        fleet = await targets.verifiers(self._store)
-        asked = [(fleet[name].weights_hash, name) for name in (fleet if ids is None else ids) if name in fleet]
+        fleet = await self.fleet()
+        asked = [name for name in (fleet if ids is None else ids) if name in fleet]
         commands = [
             command
             for one in asked
             for command in (
-                ("HGETALL", keys.verifier(*one)),
-                ("PTTL", keys.verifier(*one)),
-                ("EXISTS", keys.cordon(*one)),
+                ("HGETALL", keys.verifier(one)),
+                ("PTTL", keys.verifier(one)),
+                ("EXISTS", keys.cordon(one)),
             )
         ]
         replies = await self._store.call("verifiers", commands)
         found = zip(asked, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
             redis_codec.verifier_status(verifier_id, record, ttl_ms, cordon)
-            for (_, verifier_id), record, ttl_ms, cordon in found
+            for verifier_id, record, ttl_ms, cordon in found
             if record
         ]
 
     async def update(self, verifier_id: str, action: str, *, keep_ms: int) -> bool:
         """Cordon, uncordon or drain a verifier (`action`). Return False if no verifier or cordon has this id."""
-        registered = (await targets.verifiers(self._store)).get(verifier_id)
-        done = False
-        for weights in [registered.weights_hash] if registered else await targets.known(self._store):
-            touched = [keys.verifier(weights, verifier_id), keys.cordon(weights, verifier_id)]
-            done |= bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
-        return done
+        touched = [keys.verifier(verifier_id), keys.cordon(verifier_id)]
+        return bool(await self._store.run("update_verifier", touched, [action, keep_ms]))
 
 
-def _lease_keys(weights: str, verifier_id: str) -> list[str]:
-    of_verifier = [keys.verifier(weights, verifier_id), keys.placements(weights, verifier_id)]
-    return [*of_verifier, keys.fleet(weights), keys.identities(weights)]
+def _lease_keys(verifier_id: str) -> list[str]:
+    return [keys.verifier(verifier_id), keys.placements(verifier_id), keys.FLEET, keys.IDENTITIES]

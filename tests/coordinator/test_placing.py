@@ -216,18 +216,9 @@ def test_batches_hold_every_candidate_once(count):
     fleet = dict(verifier(f"v{i}") for i in range(count))
     ranked = placement.candidates(fleet, PlacementRequest(), random.Random())
     assert len(ranked) == count
-    batches = placement.batches(ranked, fleet)
-    assert [one for _, those in batches for one in those] == ranked
-    assert all(0 < len(names) <= placement.CANDIDATES_AT_ONCE for _, names in batches)
-
-
-def test_a_batch_has_verifiers_of_one_target_and_that_of_the_best_candidate_comes_first():
-    fleet = dict(verifier(f"v{i}", weights_hash=f"w{i % 2}") for i in range(80))
-    ranked = placement.candidates(fleet, PlacementRequest(), random.Random(3))
-    batches = placement.batches(ranked, fleet)
-    assert batches[0][0] == fleet[ranked[0].verifier_id].weights_hash
-    assert [weights for weights, _ in batches] == [batches[0][0]] * 2 + [batches[-1][0]] * 2
-    assert all(fleet[one.verifier_id].weights_hash == weights for weights, those in batches for one in those)
+    batches = placement.batches(ranked)
+    assert [one for those in batches for one in those] == ranked
+    assert all(0 < len(names) <= placement.CANDIDATES_AT_ONCE for names in batches)
 
 
 async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):

@@ -444,7 +444,7 @@ async def test_what_redis_keeps_of_a_session_without_a_device_expires_within_a_m
     await coordinator.join("v1")
     tenants = Tenants(coordinator, redis)
     opened = await tenants.open("acme")
-    key = keys.session("sha256:w", opened.session_id)
+    key = keys.session(opened.session_id)
     assert 0 < tenants.store.pttl(key) <= 60_000
     await coordinator.report("v1", [SessionTelemetry(session_id=opened.session_id, tenant="acme")])
     assert tenants.store.pttl(key) > 3_600_000
@@ -509,7 +509,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         async def opens(i: int) -> bool:
             claims = claims_of(i, f"s{next(number)}")
             try:
-                among = [("w", [Candidate("v1", False)])]
+                among = [[Candidate("v1", False)]]
                 placed = await sessions.place(claims, PlacementRequest(target="demo"), among, config)
             except Overloaded:
                 return False
@@ -531,7 +531,7 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         while len(held[0]) < appetites[0] and await opens(0):
             pass
         for _ in range(8 * capacity):
-            server.delete(keys.waiting("w"))  # so much time has passed
+            server.delete(keys.waiting("demo"))  # so much time has passed
             waiting.clear()
             await all_ask()
             if live := [(i, name) for i, names in enumerate(held) for name in names]:
