@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from scripted import tokenizer_json
 from edge_agent import AsyncClient, EdgeSettings
 from edge_agent.cli import main
 from edge_agent.target.tokenizer import TargetTokenizer
-from outrider.core.errors import BadRequest, ModelRefused, VocabularyMismatch
+from outrider.core.errors import BadRequest, ModelRefused
 from outrider.telemetry.logs import JsonFormatter
 
 
@@ -170,19 +168,6 @@ async def test_artifacts_are_fetched_once_and_a_broken_download_is_resumed(
     assert len(offsets) == 4 and sorted(offsets)[:3] == [0, 0, 0] and max(offsets) == 2000
 
 
-async def test_a_draft_of_another_vocabulary_is_refused(script: Script, tmp_path: Path) -> None:
-    data = json.loads(tokenizer_json())
-    vocab = data["model"]["vocab"]
-    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-    other = json.dumps(data).encode()
-    async with (
-        FakeVerifier(replace(script, tokenizer_json=other)) as verifier,
-        AsyncClient(verifier=verifier.address, cache_dir=tmp_path) as made,
-    ):
-        with pytest.raises(VocabularyMismatch, match="differ"):
-            await made.generate("x")
-
-
 @pytest.mark.parametrize(("prompt", "max_tokens"), [("abc " * 120, 80)])
 async def test_a_text_that_outgrows_the_drafts_context_goes_on_by_n_grams_and_is_counted(
     verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: str, max_tokens: int
@@ -244,25 +229,6 @@ def test_the_command_line_prints_text_and_statistics(
     out, err = capfd.readouterr()
     assert out.startswith(TEXT[:20])
     assert "tokens/s" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["generate", "x", "--verifier", "nonsense"], 2, "HOST:PORT"),
-        (["generate", "x", "--verifier", "127.0.0.1:1"], 1, "outrider-edge:"),
-        (["generate", "x", "--verifier", "127.0.0.1:1", "--draft", "/no/such"], 2, "GGUF"),
-        (["generate", "x", "--verifier", "example.org:1"], 2, "TLS"),
-    ],
-)
-def test_the_command_lines_errors_are_readable(
-    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == code
-    err = capsys.readouterr().err
-    assert said in err and "Traceback" not in err
 
 
 def test_a_device_imports_neither_torch_nor_the_other_applications() -> None:

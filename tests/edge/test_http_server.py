@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +19,7 @@ from openai import (
 )
 from reciter import TEXT
 
-from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http.options import ServeOptions
-from edge_agent.http.serve import serving
+from edge_agent import AsyncClient
 from outrider.core.errors import Killed, Overloaded
 
 LOCAL = "127.0.0.1:0"
@@ -193,20 +190,6 @@ async def test_what_is_no_request_gets_an_error_of_the_same_shape(web: httpx.Asy
     assert problem(await web.get("v1/completions"))["code"] == "method_not_allowed"
     too_long = await web.post("v1/completions", json={"prompt": "x" * 9000})
     assert problem(too_long)["code"] == "context_length_exceeded"
-
-
-async def test_a_request_that_takes_too_long_gets_the_servers_own_bound(
-    verifier: FakeVerifier, tmp_path: Path, edge_settings: EdgeSettings
-) -> None:
-    async with (
-        AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=edge_settings, timeout=0.4) as client,
-        serving(client, ServeOptions(LOCAL)) as url,
-        httpx.AsyncClient(base_url=url) as web,
-    ):
-        await client.prepare()
-        answer = await web.post("v1/completions", json={"prompt": "x", "max_tokens": 4_000})
-        assert (answer.status_code, problem(answer)["code"]) == (504, "timeout")
-        assert "0.4 s" in problem(answer)["message"] and "--timeout" in problem(answer)["message"]
 
 
 async def test_a_cluster_without_room_is_429_and_says_when_to_come_back(

@@ -84,14 +84,6 @@ async def test_points_stand_in_the_outlines_order_below_their_titles(client: Asy
     assert {one.seed for one in requests} == {3}
 
 
-@pytest.mark.parametrize("parallel", [2])
-async def test_no_more_points_are_written_at_once_than_allowed(
-    client: AsyncClient, verifier: Listening, parallel: int
-) -> None:
-    skeleton = await client.skeleton(ASKED, parallel=parallel)
-    assert len(skeleton.points) == 3 and verifier.most == parallel
-
-
 async def test_a_point_that_fails_comes_with_its_error_and_the_others_continue(
     client: AsyncClient, verifier: Listening
 ) -> None:
