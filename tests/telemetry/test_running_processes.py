@@ -205,7 +205,7 @@ async def test_dashboards_alerts_and_documents_name_what_these_processes_export(
     names = names_in("".join([*scrapes, client.metrics.render().decode()]))
     assert {name for expression in expressions() for name in names_used(expression)} <= names
     documented = {name for family in families().values() for name in family.samples}
-    assert {name for name in names if name.startswith(("outrider_", "vllm:", "gen_ai_"))} == documented
+    assert {name for name in names if name.startswith(("outrider_", "vllm:"))} == documented
 
 
 async def test_logs_are_json_about_sessions_and_requests_without_any_text(watched, completions) -> None:
