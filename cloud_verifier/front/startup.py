@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -68,13 +69,15 @@ class StartupService(session_pb2_grpc.VerifierServicer):
         async with aborting(context):
             await self._ready().FetchArtifact(request, context)
 
-    def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        return self.service.Session(requests, context) if self.service is not None else self._refused(context)
-
-    async def _refused(self, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        async with aborting(context):
-            raise self._loading()
-        yield session_pb2.ServerMessage()  # type: ignore[unreachable]  # it makes this a stream
+    async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
+        """Pass the stream on; it is a generator itself, since grpc.aio takes any other function for a blocking one."""
+        if self.service is None:
+            async with aborting(context):
+                raise self._loading()
+        else:
+            async with contextlib.aclosing(self.service.Session(requests, context)) as messages:
+                async for message in messages:
+                    yield message
 
     def _ready(self) -> VerifierService:
         """Return the service. Raises Unavailable while the target loads."""
