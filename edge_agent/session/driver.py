@@ -18,7 +18,7 @@ from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.send_pacing import SendPacing
 from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import SILENCE_S, Received, ReleaseNotice, VerifierSilent, VerifierStream
+from edge_agent.session.stream import SILENCE_S, Received, VerifierSilent, VerifierStream
 from outrider.core.errors import (
     InternalError,
     OutriderError,
@@ -29,6 +29,7 @@ from outrider.core.protocol.messages import MAX_VOCABULARY, Commit, Directive, F
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire.codecs import Open, Opened, Ping
+from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class DriverOptions:
     announced: str = ""
     """The draft release for which the session was opened, as its ticket says."""
     on_release_notice: Callable[[int], None] = lambda _: None
-    """Receives the serial of a ReleaseNotice."""
+    """Receives the serial of the cluster's draft releases, which grows with every change."""
     on_silence: Callable[[grpc.aio.Channel], None] = lambda _: None
     """Receives the channel of an attach that ended with VerifierSilent."""
     timeout: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
@@ -192,7 +193,7 @@ class SessionDriver:
             case Ping():
                 self._statistics.rtt_ms = message.rtt_ms
                 self._pacing.replan(rtt_s=message.rtt_ms / 1000)
-            case ReleaseNotice():
+            case pb.ReleaseNotice():
                 self._options.on_release_notice(message.serial)
 
     def _on_opened(self, opened: Opened) -> None:

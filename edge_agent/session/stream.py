@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
@@ -25,15 +24,7 @@ from outrider.wire.ticket import ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
-
-@dataclass(frozen=True)
-class ReleaseNotice:
-    """The cluster's draft releases have changed; `serial` grows with every change."""
-
-    serial: int
-
-
-Received = Commit | Opened | Directive | Ping | ReleaseNotice | None
+Received = Commit | Opened | Directive | Ping | pb.ReleaseNotice | None
 """A message from the verifier; None for a kind that only newer versions know. A Ping was answered already."""
 
 SILENCE_S = 1.5
@@ -195,7 +186,8 @@ class VerifierStream:
                 self._put(pb.ClientMessage(pong=pb.Pong(nonce=ping.nonce)))
                 return ping
             case "release":
-                return ReleaseNotice(message.release.serial)
+                notice: pb.ReleaseNotice = message.release
+                return notice
         return None
 
     def _check(self, ping: Ping) -> None:

@@ -1,4 +1,4 @@
-"""Serve files over HTTP; truncate, stall, drip, ignore ranges, alter bytes or send too many if asked to."""
+"""Serve files over HTTP; truncate, stall, ignore ranges, alter bytes or send too many if asked to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ class Behaviour:
     """Close the connection after so many bytes of a body, once."""
     stall_after: int = -1
     """Send nothing more after so many bytes of a body."""
-    drip_s: float = 0.0
-    """Send one byte each so many seconds."""
-    drip_headers: bool = False
-    """Drip the headers, too: another line each time, without end."""
     ranges: bool = True
     flip: int = -1
     """Position of a byte that is altered."""
@@ -85,12 +81,6 @@ class FileServer:
             writer.write(f"HTTP/1.1 302 Found\r\nLocation: {how.location}{path}\r\nContent-Length: 0\r\n\r\n".encode())
             await writer.drain()
             return
-        if how.drip_headers:
-            writer.write(b"HTTP/1.1 200 OK\r\n")
-            while True:
-                writer.write(b"x: y\r\n")
-                await writer.drain()
-                await asyncio.sleep(how.drip_s)
         if path not in self.files or how.status:
             status = how.status or 404
             writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
@@ -126,12 +116,6 @@ class FileServer:
             writer.write(body[: how.stall_after])
             await writer.drain()
             await asyncio.sleep(3600)
-        if how.drip_s:
-            for byte in body:
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(how.drip_s)
-            return
         writer.write(body)
         await writer.drain()
 

@@ -82,10 +82,9 @@ async def test_a_server_that_knows_no_ranges_starts_from_the_beginning(
         (Behaviour(extra=b"more", lengths=False), "too long", "beyond the 300000 bytes"),
         (Behaviour(break_after=299_999, lengths=False), "truncated", "299999 of 300000 bytes"),
         (Behaviour(stall_after=5), "truncated", "5 of 300000 bytes"),
-        (Behaviour(drip_s=0.05), "truncated", "too slowly"),
         (Behaviour(status=503), "unreachable", "status 503"),
     ],
-    ids=["altered", "announced too long", "too long", "truncated", "stalled", "dripping", "an error"],
+    ids=["altered", "announced too long", "too long", "truncated", "stalled", "an error"],
 )
 async def test_what_is_not_the_file_is_refused_and_named(
     server: FileServer, downloader: Downloader, tmp_path: Path, behaviour: Behaviour, kind: str, said: str
