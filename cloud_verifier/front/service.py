@@ -43,7 +43,6 @@ from outrider.wire.admission import Metadata
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
-from outrider.wire.writes import write_within
 
 log = logging.getLogger(__name__)
 
@@ -123,28 +122,34 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
-            tenant = _fetching.get()
-            with self._downloads.place(tenant):
-                unread = await self._send(request, context, tenant)
-            if unread is not None:
-                await unread
-                limit_s = self._config.chunk_timeout_s
-                raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
+            tenant, limit_s = _fetching.get(), self._config.fetch_timeout_s
+            end = time.monotonic() + limit_s
+            with contextlib.ExitStack() as held:
+                held.enter_context(self._downloads.place(tenant))
+                for data in self._catalogue.read(request.hash, request.offset):
+                    if time.monotonic() > end:
+                        raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
+                    self._downloads.check(tenant)
+                    await self._write(context, session_pb2.ArtifactChunk(data=data), on_late=held.close)
 
-    async def _send(
-        self, request: session_pb2.FetchArtifactRequest, context: Context, tenant: str
-    ) -> asyncio.Future[None] | None:
-        """Write the chunks of an artifact. Return the write of one that the device does not take in time, else None."""
-        limit_s = self._config.fetch_timeout_s
-        end = time.monotonic() + limit_s
-        for data in self._catalogue.read(request.hash, request.offset):
-            if time.monotonic() > end:
-                raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
-            self._downloads.check(tenant)
-            chunk = session_pb2.ArtifactChunk(data=data)
-            if (unread := await write_within(context, chunk, self._config.chunk_timeout_s)) is not None:
-                return unread
-        return None
+    async def _write(self, context: Context, chunk: session_pb2.ArtifactChunk, on_late: Callable[[], None]) -> None:
+        """Write a chunk. Raises Unavailable if the device does not take it in time, CancelledError if it has gone.
+
+        gRPC ends no call while a write is under way, so `on_late` frees what the call holds when the time is over.
+        """
+        limit_s = self._config.chunk_timeout_s
+        writing = asyncio.ensure_future(context.write(chunk))
+        try:
+            in_time, _ = await asyncio.wait({writing}, timeout=limit_s)
+            if not in_time:
+                on_late()
+            await writing
+        except grpc.aio.InternalError as error:  # "execute_batch" fails for a call that has ended, and for no other
+            raise asyncio.CancelledError("the call has ended") from error
+        finally:
+            writing.cancel()
+        if not in_time:
+            raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
 
     async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
         """Yield what goes to the device."""
