@@ -12,10 +12,8 @@ import pytest
 from cloud_verifier import app
 from cloud_verifier.app import parse
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.front import event_loop
 from cloud_verifier.verifier import VerifierProcess
 from outrider.core.errors import BadRequest, ModelRefused
-from outrider.wire.event_loop import GrpcEventLoop
 
 SECRET = "sesame"
 
@@ -42,23 +40,6 @@ def refusal(kind=BadRequest, **settings) -> str:
 
 async def serve(**settings) -> int:
     return await VerifierProcess(VerifierConfig(**settings)).run(asyncio.Event())
-
-
-@pytest.mark.parametrize("given", [None, "-tcp_rcv_lowat"])
-def test_the_front_runs_with_one_poller_unless_the_environment_names_experiments_of_grpc(monkeypatch, given):
-    seen = []
-
-    async def served(config: VerifierConfig) -> int:
-        seen.append((type(asyncio.get_running_loop()), os.environ[event_loop.GRPC_EXPERIMENTS]))
-        return 5
-
-    monkeypatch.setattr(app, "_serve", served)
-    monkeypatch.setenv(event_loop.GRPC_EXPERIMENTS, "")
-    monkeypatch.delenv(event_loop.GRPC_EXPERIMENTS)
-    if given is not None:
-        monkeypatch.setenv(event_loop.GRPC_EXPERIMENTS, given)
-    assert app._run(parse(["--model", "m"])) == 5
-    assert seen == [(GrpcEventLoop, given or event_loop.ONE_POLLER)]
 
 
 def test_the_join_token_is_never_printed(monkeypatch, complaint):
