@@ -35,15 +35,15 @@ def fenced(session_id: str, epoch: int, live: int) -> Fenced:
     return Fenced(f"epoch of session {short_id(session_id)} is {epoch}, must be greater than {live}, which is live")
 
 
-class EngineLink:
-    """Exchanges messages with the engine process over a socket, and passes its events to the inboxes of the sessions'
-    live epochs."""
+class EngineHost:
+    """Runs the engine process, exchanges messages with it over a socket, and passes its events to the inboxes of the
+    sessions' live epochs."""
 
-    def __init__(self, engine_silence_s: float, on_progress: Callable[[str], None] = lambda text: None) -> None:
-        """engine_silence_s: seconds after which an engine that sends nothing is given up. on_progress: called with how
-        far the loading of the target has come."""
+    def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
+        """on_progress: called with how far the loading of the target has come."""
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
         self._on_progress = on_progress
-        self._silence_s = engine_silence_s
         self._inboxes: dict[str, tuple[int, Inbox]] = {}
         """session id -> its live epoch and the inbox of that epoch's stream"""
         self._writer: asyncio.StreamWriter | None = None
@@ -155,7 +155,7 @@ class EngineLink:
         Its silence is counted in slices in which this process ran: after a suspension of both processes, which may
         last for hours, a healthy engine has time to send an event.
         """
-        limit_s = self._silence_s
+        limit_s = self._config.engine_silence_s
         tick_s = min(TICK_S, limit_s / 4)
         while self._stuck_s < limit_s:
             await asyncio.sleep(tick_s)
@@ -196,40 +196,12 @@ class EngineLink:
         self.fail_all(gone)
         self.ended.set()
 
-    async def close(self) -> None:
-        """Give the connection up. The engine stops the sessions of this front, unless it ends with it."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._pump is not None:
-            await self._pump
-
-    def _kill(self) -> None:
-        """Give up an engine that hangs. Only the process that started it can end it."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-class EngineHost(EngineLink):
-    """Runs the engine process for the verifier's process, which is its first front."""
-
-    def __init__(
-        self,
-        config: VerifierConfig,
-        on_progress: Callable[[str], None] = lambda text: None,
-        listener: socket.socket | None = None,
-    ) -> None:
-        """listener: accepts further fronts' connections to the engine."""
-        super().__init__(config.engine_silence_s, on_progress)
-        self._listener = listener
-        self._config = config
-        self._process: asyncio.subprocess.Process | None = None
-
     async def start(self) -> pb.EngineReady:
         """Start the process, and return once the target has passed its checks. Raises ModelRefused or Unavailable."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await EngineLauncher(self._config).start(theirs, self._listener)
+                self._process = await EngineLauncher(self._config).start(theirs)
         except BaseException:
             ours.close()
             raise

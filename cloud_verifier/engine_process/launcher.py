@@ -66,9 +66,8 @@ class EngineLauncher:
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
 
-    async def start(self, engine_end: socket.socket, listener: socket.socket | None = None) -> Process:
-        """Return the process, which gets `engine_end` and `listener`. Raises ModelRefused if it cannot start."""
-        ends = (engine_end,) if listener is None else (engine_end, listener)
+    async def start(self, engine_end: socket.socket) -> Process:
+        """Return the process, which gets `engine_end`. Raises ModelRefused if it cannot start."""
         # A Ctrl-C reaches the whole process group: the new process must not die of it before it ignores signals.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         python = str(self._config.engine_python or sys.executable)
@@ -77,9 +76,9 @@ class EngineLauncher:
                 python,
                 "-m",
                 self.engine_module,
-                ",".join(str(end.fileno()) for end in ends),
+                str(engine_end.fileno()),
                 self._config.model_dump_json(exclude={"join_token"}),  # every user of the machine may read this
-                pass_fds=[sock.fileno() for sock in ends],
+                pass_fds=[engine_end.fileno()],
                 env=self._vllm_environment() if self._config.engine == "vllm" else None,
             )
         except OSError as error:

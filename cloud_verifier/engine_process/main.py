@@ -1,9 +1,9 @@
 """Run the engine in a process of its own. The front starts it; it is no command for users.
 
-    python -m cloud_verifier.engine_process.main FD[,LISTENER_FD] CONFIG_JSON
+    python -m cloud_verifier.engine_process.main FD CONFIG_JSON
 
-FD is the socket to the front, and at LISTENER_FD further fronts connect. The engine has its own interpreter so that a
-forward pass never waits for the front's event loop, nor the loop for it.
+FD is the socket to the front. The engine has its own interpreter so that a forward pass never waits for the front's
+event loop, nor the loop for it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def main() -> None:
     configure(config.log_format, "engine")
     # Importing torch creates many objects and no garbage; collections would take a tenth of the import.
     gc.disable()
-    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
     try:
-        _run(config, EngineEnd(*sockets))
+        _run(config, EngineEnd(socket.socket(fileno=int(sys.argv[1]))))
     except ConnectionError:
         log.info("the front has gone")
     leave(0)  # freeing a large target piece by piece takes longer than the front waits

@@ -19,7 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
-from cloud_verifier.engine_process.host import EngineLink
+from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.artifacts import Catalogue, Downloads
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
@@ -68,7 +68,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     def __init__(
         self,
         config: VerifierConfig,
-        host: EngineLink,
+        host: EngineHost,
         ready: engine_pb2.EngineReady,
         catalogue: Catalogue,
         *,

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
-from cloud_verifier.engine_process.host import EngineLink
+from cloud_verifier.engine_process.host import EngineHost
 from cloud_verifier.front.counters import FrontCounters, StreamCounters
 from cloud_verifier.front.directives import DirectiveState
 from cloud_verifier.front.heartbeat import Heartbeat
@@ -30,7 +30,7 @@ class SessionStream:
 
     def __init__(
         self,
-        host: EngineLink,
+        host: EngineHost,
         config: VerifierConfig,
         attach: session_pb2.Attach,
         claims: Claims,

@@ -26,6 +26,7 @@ from outrider.core.errors import ModelRefused
 HERE = Path(__file__).parent
 CHECKS = HERE / "triton_checks.py"
 ROOT = HERE.parents[2]
+NIGHTLY = pytest.mark.skipif(not os.environ.get("OUTRIDER_NIGHTLY"), reason="runs with OUTRIDER_NIGHTLY=1")
 SHARED_BYTES = {"80": 101_376, "90": 232_448}
 """Shared memory of a block on the smallest GPU for this capability: sm_86 and 89 run code for sm_80."""
 
@@ -81,9 +82,9 @@ def test_on_a_gpu_or_in_the_interpreter(check: str, outcomes: dict[str, list[tup
 @pytest.mark.parametrize(
     ("groups", "dim", "dtype", "capped", "windowed"),
     [
-        (4, 128, "bfloat16", False, False),
         (2, 256, "float32", True, True),
-        (16, 128, "float16", False, True),
+        pytest.param(4, 128, "bfloat16", False, False, marks=NIGHTLY),
+        pytest.param(16, 128, "float16", False, True, marks=NIGHTLY),
     ],
 )
 def test_the_kernels_compile_for_gpus_and_fit_them(
@@ -100,7 +101,7 @@ def test_the_kernels_compile_for_gpus_and_fit_them(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NIGHTLY)])
 def test_the_kernels_that_choose_tokens_compile_for_gpus(dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     script = str(HERE / "triton_compiles.py")
@@ -146,7 +147,7 @@ def seen_by(table: step_tables.Table, width: int, items: int) -> dict[int, list[
     return seen
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_table_lets_every_row_see_the_keys_that_its_segment_allows(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shapes = [(0, 1, 0), (0, 20, 70), (1030, 1, 33), (510, 40, 0), (7, 2, 1), (600, 3, 64)]
@@ -172,24 +173,6 @@ def test_a_table_lets_every_row_see_the_keys_that_its_segment_allows(seed: int) 
     assert not sections[2, row:].any()
 
 
-def test_a_rows_partial_results_stand_in_order_of_position() -> None:
-    segment = random_segment(1500, 1, 20, np.random.default_rng(0))
-    width = 32
-    table, items = step_tables.build([segment], width, array)
-    fields = table[step_tables.HEADER + 4 * width :][: items * step_tables.FIELDS].reshape(items, -1)
-    first, parts = table[step_tables.HEADER + width :][: 2 * width].reshape(2, width)
-    for row in range(segment.rows):
-        mine = [fields[(first[row] + part * step_tables.TILE) // step_tables.TILE] for part in range(parts[row])]
-        assert all(item[0] <= row < item[0] + item[1] for item in mine)
-        assert [item[6] for item in mine] == [0, 512, 1024]
-        assert first[row] % step_tables.TILE == row - mine[0][0]
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (16, 16), (17, 32), (512, 512), (513, 768), (2049, 2049)])
-def test_rows_are_padded_to_the_next_width(rows: int, width: int) -> None:
-    assert step_tables.width_of(rows) == width
-
-
 def test_auto_is_triton_on_cuda_where_it_is_and_sdpa_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_attention, "find_spec", lambda name: object())
     assert choose("auto", torch.device("cuda", 1)) == "triton"
@@ -202,12 +185,3 @@ def test_auto_is_triton_on_cuda_where_it_is_and_sdpa_elsewhere(monkeypatch: pyte
 def test_triton_without_cuda_is_refused(tiny_directory: Callable[[str], Path]) -> None:
     with pytest.raises(ModelRefused, match="attention triton needs"):
         TargetModel.load(tiny_directory("llama"), attention="triton")
-
-
-@pytest.mark.parametrize("kernels", ["torch_backend.kernels.triton_kernels", "triton_race"])
-def test_the_kernels_are_imported_by_nobody_who_does_not_ask_for_them(kernels: str) -> None:
-    kernels = f"cloud_verifier.engine.{kernels}"
-    ran = in_a_process(
-        "-c", f"import sys, cloud_verifier.engine.torch_backend.executor; print({kernels!r} in sys.modules)"
-    )
-    assert ran.stdout.split() == ["False"], ran.stderr

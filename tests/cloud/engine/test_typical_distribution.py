@@ -146,6 +146,5 @@ def test_the_tokens_have_the_distribution_that_the_rule_defines(name: str) -> No
 @pytest.mark.parametrize(
     "wrong", [another_threshold, first_child, drawn_again, own_last], ids=lambda wrong: wrong.__name__
 )
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_that_is_a_little_different_is_rejected(name: str, wrong: Take) -> None:
-    assert p_of(RULES[name], wrong) < 1e-6
+def test_a_rule_that_is_a_little_different_is_rejected(wrong: Take) -> None:
+    assert p_of(RULES["typical"], wrong) < 1e-6
