@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 
 from cloud_verifier.engine.device_sampling import Chain, DeviceSampler, verify_chains
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.constraint import Constraint
-from outrider.core.errors import BadRequest, InternalError
+from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
 
 pytest.importorskip("hypothesis")
@@ -127,20 +125,6 @@ def test_rows_that_are_certain_on_the_device_are_not_chosen_on_the_host(monkeypa
     assert len(chosen) <= 4
 
 
-def test_a_constraint_that_cannot_be_followed_ends_its_chain_alone() -> None:
-    class Broken(Constraint):
-        def allows(self, token: int, position: int, path: Sequence[int]) -> bool:
-            raise BadRequest("the grammar cannot be followed", field="grammar")
-
-        forced = allowed = allows  # type: ignore[assignment]
-
-    logits, sampling = torch.randn(4, 5_000), SamplingParams(temperature=0.8)
-    constraints = [None, Broken(None, {0}, 9), None, None]
-    chains = [Chain(Sampler(sampling, PROMPT, (), one), 0, at, []) for at, one in enumerate(constraints)]
-    for device in (None, DeviceSampler(stand_in_race)):
-        assert [len(path) for path in verify_chains(logits, chains, device)] == [1, 0, 1, 1]
-
-
 def test_kernels_that_fail_leave_all_rows_to_the_host() -> None:
     logits = torch.randn(4, 50)
     chains = [Chain(Sampler(SamplingParams(temperature=0.8, seed=at), PROMPT), 0, at, []) for at in range(4)]
@@ -162,12 +146,3 @@ def test_penalties_on_the_device_count_the_drafts_on_the_way_to_a_row(temperatur
     expected = [naive(logits, chain) for chain in chains]
     assert [len(path) for path in expected] == [6] * 20
     assert verify_chains(logits, chains, DeviceSampler(stand_in_race)) == expected
-
-
-@pytest.mark.parametrize("way", [{"top_p": 0.4}, {"top_k": 1}, {"min_p": 1.0}], ids=str)
-def test_penalties_that_single_precision_does_not_show_decide_on_the_device_too(way: dict[str, Any]) -> None:
-    params = SamplingParams(temperature=1.0, logit_bias=((1, 1e-8),), seed=4, **way)
-    logits = torch.full((40, 3_000), -60.0)
-    logits[:, :2] = 1.0  # equal but for the bias
-    chains = [Chain(Sampler(params, PROMPT), at, at, []) for at in range(40)]
-    assert verify_chains(logits, chains, DeviceSampler(stand_in_race)) == [[1]] * 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,21 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_builds import CONFIG
-from fake_executor import FakeExecutor
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
-from cloud_verifier.engine.admission import longest_session
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.interface import Committed, SessionRows
+from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.sampling import Sampler
 from outrider.core.errors import BadRequest, Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Finish
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
-from outrider.core.step_cost import StepCost
 from outrider.core.tree import TokenTree
-from outrider.core.verification import Verified
 
 
 def alone(serve: Callable[..., Served], prompt: Sequence[int], sampling: str, **options: object) -> list[int]:
@@ -108,16 +102,6 @@ def test_the_output_ends_at_an_end_token_inside_an_accepted_path(serve: Callable
     assert served.devices["s"].received == expected[: expected.index(end) + 1]
     assert served.commits["s"][-1].finish is Finish.EOS
     assert served.engine.stats().verifier.live_sessions == 0
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 9])
-def test_the_output_has_as_many_tokens_as_were_asked_for(serve: Callable[..., Served], tokens: int) -> None:
-    expected = alone(serve, prompt_of(30), "greedy")
-    served = serve()
-    served.attach("s", device_of(prompt_of(30), ignore_eos=True, max_tokens=tokens), expected)
-    served.run()
-    assert served.devices["s"].received == expected[:tokens]
-    assert served.commits["s"][-1].finish is Finish.LENGTH
 
 
 def test_a_cancelled_session_gets_its_last_commit_and_holds_nothing(serve: Callable[..., Served]) -> None:
@@ -204,11 +188,6 @@ def test_more_sessions_than_fit_are_refused_and_come_later(serve: Callable[..., 
     assert len(served.devices["late"].received) == 4
 
 
-def test_a_session_that_could_never_fit_is_refused_for_good(serve: Callable[..., Served]) -> None:
-    with pytest.raises(BadRequest):
-        serve().attach("long", device_of(prompt_of(100), max_tokens=100_000))
-
-
 def test_a_long_prompt_is_read_in_pieces_while_others_generate(serve: Callable[..., Served]) -> None:
     served = serve()
     served.attach("talks", device_of(prompt_of(4), ignore_eos=True, max_tokens=64))
@@ -279,22 +258,6 @@ def test_a_session_whose_device_sleeps_while_others_take_its_room_goes_on_when_i
     assert [served.devices[f"s{number}"].received for number in range(3)] == expected
 
 
-def test_many_sessions_of_one_long_prompt_find_room_since_they_share_it(serve: Callable[..., Served]) -> None:
-    served = serve(EngineConfig(kv_slots=1_280, token_budget=128, max_sessions=16))
-    prompt = prompt_of(600)  # three would not fit if each had slots of its own
-    served.attach("first", device_of(prompt, ignore_eos=True, max_tokens=4), salt="a")
-    served.run()
-    for number in range(8):
-        served.attach(f"s{number}", device_of(prompt, ignore_eos=True, max_tokens=4), salt="a")
-    with pytest.raises(Overloaded):
-        for number in range(3):
-            served.attach(f"stranger {number}", device_of(prompt, ignore_eos=True, max_tokens=4), salt="b")
-    usage = served.engine._executor.usage
-    assert 0 < usage.reserved <= usage.capacity
-    served.run()
-    assert len({tuple(device.received) for device in served.devices.values()}) == 1
-
-
 def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refused(
     serve: Callable[..., Served],
 ) -> None:
@@ -307,19 +270,6 @@ def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refus
     served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=12), expected)
     served.run()
     assert served.devices["s"].received == expected and len(expected) == 12
-
-
-def test_a_session_is_no_longer_than_what_the_slots_can_hold_beside_its_nodes(serve: Callable[..., Served]) -> None:
-    served = serve(EngineConfig(kv_slots=512, token_budget=128, max_sessions=16))
-    executor = served.engine._executor
-    longest = longest_session(LIMITS, executor)
-    assert longest == executor.usage.capacity - LIMITS.nodes < 512
-    prompt = prompt_of(longest - 4)
-    with pytest.raises(BadRequest, match=f"at most {longest}"):
-        served.attach("longer", device_of(prompt, ignore_eos=True, max_tokens=5))
-    served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=4))
-    served.run()
-    assert len(served.devices["s"].received) == 4
 
 
 def test_typical_acceptance_takes_likely_draft_tokens_at_an_epsilon_of_one_none(
@@ -382,71 +332,6 @@ def test_nobody_begins_with_keys_and_values_of_a_session_that_failed(
     assert served.engine.counters.prefix_tokens == 0
 
 
-def test_draft_tokens_that_the_target_has_not_computed_do_not_count_as_evaluated(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    truth = alone(serve, prompt_of(20), "greedy")
-    observed: list[int] = []
-    monkeypatch.setattr(StepCost, "observe", lambda cost, rows, sessions, seconds: observed.append(rows))
-    served, device, parent = serve(), device_of(prompt_of(20), ignore_eos=True), 0
-    served.attach("early", device, salt="early")
-    for token in truth[:6]:
-        parent = device.add(parent, token)
-    served.turn()
-    evaluated = served.commits["early"][0].evaluated
-    assert observed == [20 + evaluated]
-    assert served.engine.counters.accepted <= served.engine.counters.evaluated == evaluated
-
-
-def test_only_rows_that_the_target_has_computed_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(FakeExecutor):
-        """Has no room for the session `out`."""
-
-        def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
-            results = super().run(rows, lap)
-            return [None if self._out(one) else result for one, result in zip(rows, results, strict=True)]
-
-        def rows_run(self, rows: Sequence[SessionRows]) -> list[int]:
-            return [0 if self._out(one) else one.count for one in rows]
-
-        def keep(self, rows: SessionRows, accepted: Sequence[int]) -> None:
-            if not self._out(rows):
-                super().keep(rows, accepted)
-
-        def _out(self, rows: SessionRows) -> bool:
-            return rows.session.session_id == "out"
-
-    observed = []
-    monkeypatch.setattr(StepCost, "observe", lambda cost, rows, sessions, seconds: observed.append((rows, sessions)))
-    served = Served(Engine(Full(CONFIG), CONFIG))
-    served.attach("out", device_of(prompt_of(20), ignore_eos=True))
-    served.turn()
-    assert observed == [] and served.engine.counters.prefilled == 0
-    served.attach("in", device_of(prompt_of(30), ignore_eos=True, max_tokens=2))
-    served.turn()
-    assert observed == [(30, 1)] and served.engine.counters.prefilled == 29
-
-
-def test_while_a_step_runs_the_engine_tells_how_long_it_should_take() -> None:
-    told: list[float] = []
-
-    class Slower(FakeExecutor):
-        """Takes a tenth of a second for its first step."""
-
-        def run(self, rows: Sequence[SessionRows], lap: Callable[[], None]) -> list[Verified | OutriderError | None]:
-            told.append(served.engine.expected_s)
-            time.sleep(0.0 if len(told) > 1 else 0.1)
-            return super().run(rows, lap)
-
-    executor = Slower(CONFIG)
-    executor.cost = StepCost({1: 1e-3, 32: 0.03})
-    served = Served(Engine(executor, CONFIG))
-    served.attach("s", device_of(prompt_of(30), ignore_eos=True, max_tokens=3))
-    served.run()
-    assert 0.025 < told[0] < 0.035
-    assert 0.1 <= told[1] < 0.5 and told[2] < 0.1
-
-
 PERSON = {
     "type": "object",
     "properties": {
@@ -499,21 +384,6 @@ def test_a_grammar_binds_every_token_and_drafts_change_none(serve: Callable[...,
     assert served.engine.counters.accepted > 0
 
 
-def test_a_constrained_session_goes_on_elsewhere(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.attach("whole", constrained(served, prompt_of(20), "sampled"))
-    served.run()
-    whole = served.devices["whole"].received
-    for cut in range(1, len(whole), 5):
-        served = serve()
-        device = constrained(served, prompt_of(20), "sampled")
-        device.received = whole[:cut]
-        device.tree = TokenTree(cut)
-        served.attach("resumed", device, whole)
-        served.run()
-        assert device.received == whole
-
-
 def test_a_grammar_that_cannot_be_used_is_refused_and_harms_nobody(serve: Callable[..., Served]) -> None:
     served = serve()
     served.attach("other", device_of(prompt_of(9), ignore_eos=True))
@@ -543,18 +413,6 @@ def test_a_grammar_that_exceeds_its_limits_ends_its_session_alone(serve: Callabl
     served.attach("other", device_of(prompt_of(9), ignore_eos=True))
     served.run()
     assert isinstance(served.failures["heavy"].error, OutriderError)
-    assert len(served.devices["other"].received) == 24
-
-
-def test_a_grammar_whose_limits_are_met_in_the_middle_is_the_clients_mistake(serve: Callable[..., Served]) -> None:
-    """An error of the server would be tried again, elsewhere too, and cost its steps every time."""
-    served = serve()
-    long = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar="start: /[ab](x{5000}|y{5000})/"), max_tokens=50)
-    served.attach("long", long)
-    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
-    served.run()
-    error = served.failures["long"].error
-    assert isinstance(error, BadRequest) and "leaves no choice" in str(error)
     assert len(served.devices["other"].received) == 24
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from engine_builds import CONFIG, TARGET, grammars_for
 from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.device_sampling import Chain, DeviceSampler
+from cloud_verifier.engine.device_sampling import DeviceSampler
 from cloud_verifier.engine.engine import Engine
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
@@ -31,10 +31,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
-from cloud_verifier.engine.vllm_backend import load, worker
+from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
 from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
-from cloud_verifier.engine_process import main
 from outrider.core.errors import BadRequest, ModelRefused, Overloaded
 from outrider.core.protocol.device import DeviceSession
 
@@ -198,36 +197,6 @@ def test_a_target_of_this_kind_is_served_and_passes_its_check(kind: str, tmp_pat
     assert serve(made(tmp_path / "target", SERVED[kind]())) == ALL
 
 
-def test_the_files_of_the_index_are_read_though_consolidated_ones_lie_beside_them(tmp_path: Path) -> None:
-    folder = made(tmp_path / "target", SERVED["llama"]())
-    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    save_file({"of.another.name": torch.zeros(1)}, folder / "consolidated.safetensors")
-    assert serve(folder) == ALL
-
-
-def test_a_long_context_of_layers_with_and_without_a_window_fits_into_the_slots(tmp_path: Path) -> None:
-    """Of Gemma 3's layers five in six have a window; a block of the cache belongs to one kind alone."""
-    shape = SHAPE | {"max_position_embeddings": 131_072, "num_hidden_layers": 6}
-    config = EngineConfig(kv_slots=1_024, token_budget=128, max_sessions=16)
-    core = load.engine_core(
-        made(tmp_path / "target", transformers.Gemma3TextConfig(**shape, sliding_window=64)),
-        config,
-        dtype="float32",
-        nodes=8,
-    )
-    try:
-        executor = VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
-        assert executor.capabilities.max_sequence == 1_024 <= executor.usage.capacity
-        assert load.check_outputs(executor, config, half=False) == ALL
-        served = Served(Engine(executor, config))
-        served.attach("longest", device_of(prompt_of(1_000), ignore_eos=True, max_tokens=24))
-        served.run()
-        assert len(served.devices["longest"].received) == 24
-    finally:
-        core.shutdown()
-
-
 def test_a_context_that_does_not_fit_is_refused_with_what_to_set(tmp_path: Path) -> None:
     folder = made(tmp_path / "target", SERVED["llama"]())
     few = {"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": 1 << 28}
@@ -301,10 +270,6 @@ def test_tokens_that_are_chosen_on_the_device_are_those_of_the_host(
         assert chosen[1] < chosen[0] // 4  # of few rows
     finally:
         core.shutdown()
-
-
-def test_a_target_in_bfloat16_is_served(tmp_path: Path) -> None:
-    assert serve(made(tmp_path / "target", SERVED["llama"]()), dtype="bfloat16") > ALL // 2  # ties end a comparison
 
 
 def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
@@ -382,67 +347,3 @@ def test_arguments_that_are_outriders_are_refused_with_the_reason(tmp_path: Path
     for name, reason in load.OURS.items():
         with pytest.raises(BadRequest, match=reason):
             load.engine_core(tmp_path, CONFIG, nodes=8, further={name: 1})
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", '"x"'])
-def test_further_arguments_that_are_no_json_object_are_refused(text: str) -> None:
-    with pytest.raises(BadRequest, match="engine_args"):
-        load.parsed(text)
-
-
-def test_a_folder_that_vllm_cannot_load_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="vLLM does not serve"):
-        load.engine_core(tmp_path, CONFIG, nodes=8)
-
-
-def test_only_the_rows_of_sessions_that_ask_for_log_probabilities_pay_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    top_logprobs = worker.top_logprobs
-
-    def counted(values: torch.Tensor, top: int) -> Any:
-        counts.append(len(values))
-        return top_logprobs(values, top)
-
-    monkeypatch.setattr(worker, "top_logprobs", counted)
-    core = load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8)
-    try:
-        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
-        served = Served(Engine(executor, CONFIG))
-        for name in ("plain", "too"):
-            served.attach(name, device_of(prompt_of(20), max_tokens=8, ignore_eos=True))
-        served.attach("asks", device_of(prompt_of(30), max_tokens=8, ignore_eos=True, logprobs=2))
-        served.run()
-        assert counts == [1] * 8
-        assert all(commit.logprobs for commit in served.commits["asks"])
-    finally:
-        core.shutdown()
-
-
-def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "version", lambda name: "0.33.1")
-    with pytest.raises(ModelRefused, match=r"has vllm 0\.33\.1, and outrider works with 0\.32"):
-        main._check_vllm()
-
-
-def test_a_target_of_which_no_step_computes_anything_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load.PlannedScheduler, "_reserve_prefill_lookahead", lambda *_: 0)
-    with pytest.raises(ModelRefused, match="no token in 200 steps"):
-        serve(made(tmp_path / "target", SERVED["llama"]()))
-
-
-def test_a_sampler_that_depends_on_drafts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check notices what it is for: here a draft token is accepted whatever the target's own is."""
-    paths = CoupledSampling._paths
-
-    def believes(sampling: CoupledSampling, logits: torch.Tensor, chains: Sequence[Chain]) -> list[list[int]]:
-        last = [replace(chain, row=chain.row + len(chain.drafts), drafts=()) for chain in chains]
-        found = paths(sampling, logits, last)
-        return [[*chain.drafts, *path] for chain, path in zip(chains, found, strict=True)]
-
-    monkeypatch.setattr(CoupledSampling, "_paths", believes)
-    with pytest.raises(ModelRefused, match="has another token at position"):
-        serve(made(tmp_path / "target", SERVED["llama"]()))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-from rig import LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_of
+from rig import LIMITS, Rig, attach_of, client, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.stats import POSITIONS, STATES, EngineCounters
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.loop import counters_to_proto
 from outrider.core.protocol.messages import Directive
@@ -57,56 +54,6 @@ def test_a_resumed_sessions_first_commit_is_no_first_token(llama: TargetModel, r
         rig.engine.step()
     assert rig.engine.counters.first_token_s.total == 0
     assert rig.engine.counters.token_s.total == 7
-
-
-def test_parts_and_rows_are_of_every_step_prompts_too(llama: TargetModel) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=1024, max_sessions=16, token_budget=16))
-    rig.attach("s", client(prompt_of(40), nothing, max_tokens=4, ignore_eos=True))
-    rig.run()
-    counters = rig.engine.counters
-    assert counters.step_s.total == counters.rows.total == counters.steps
-    assert counters.rows.sum == 40 + 3  # the prompt, and each token but the last
-    inside = sum(seconds for part, seconds in counters.part_s.items() if part != "between")
-    assert counters.step_s.sum == pytest.approx(inside)
-
-
-def test_sessions_are_counted_by_what_they_wait_for(llama: TargetModel) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=1024, max_sessions=16, token_budget=16))
-    rig.engine.start("new", attach_of(prompt_of(40)), LIMITS, Directive())
-    assert rig.engine.stats().states == {**dict.fromkeys(STATES, 0), "queued": 1}
-    rig.engine.step()
-    assert rig.engine.stats().states["prefill"] == 1
-    while not rig.engine.counters.committed:
-        rig.engine.step()
-    assert rig.engine.stats().states["decode"] == 1
-    tight = replace(LIMITS, run_ahead=1)
-    rig.engine.start("stalled", attach_of(prompt_of(5), max_tokens=8), tight, Directive())
-    for _ in range(4):
-        rig.engine.step()
-    assert rig.engine.stats().states["stalled"] == 1
-
-
-def test_nodes_that_came_too_late_are_still_counted_when_their_session_has_ended(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    rig.engine.start("s", attach_of(prompt_of(5), max_tokens=12, ignore_eos=True), LIMITS, Directive(draft_wait_ms=0))
-    for _ in range(3):
-        rig.engine.step()
-    said = rig.engine.counters.committed
-    assert said >= 2
-    rig.engine.append("s", nodes(1, 2, 3, base=0))
-    during = rig.engine.stats().dead
-    assert during >= 2
-    rig.engine.stop("s")
-    assert rig.engine.stats().dead == during
-    rig.engine.start("t", attach_of(prompt_of(6)), LIMITS, Directive())
-    assert rig.engine.stats().dead == during
-
-
-def test_what_lies_beyond_the_last_position_is_in_the_sum_alone() -> None:
-    counters = EngineCounters(0.0)
-    counters.count_nodes(POSITIONS + 9, POSITIONS + 9)
-    counters.count_nodes(1, 1)
-    assert counters.accepted_by_position == [2] + [1] * (POSITIONS - 1)
 
 
 def test_the_message_to_the_front_has_all_counters(llama: TargetModel) -> None:

@@ -26,24 +26,18 @@ from tiny_targets import VOCAB, Reference
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
 from cloud_verifier.engine.torch_backend import executor
-from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
+from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import (
     BadRequest,
-    Fenced,
     InternalError,
-    ModelRefused,
-    OutriderError,
     Overloaded,
-    ProtocolViolation,
     Unavailable,
 )
-from outrider.core.protocol.messages import Append, Cancel, Finish
+from outrider.core.protocol.messages import Cancel, Finish
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
-from outrider.core.verification import TreeBatch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -66,48 +60,6 @@ def running(rig: Rig, reference: Plain, name: str = "s", tokens: int = 40, turns
     return one, expected
 
 
-def test_cancel_sends_the_last_commit_and_frees_the_slots_at_once(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, _ = running(rig, reference)
-    rig.engine.cancel("s", Cancel(one.device.epoch))
-    assert rig.slots == (0, 0)
-    assert rig.engine.next_deadline() == float("-inf")
-    (event,) = rig.engine.step()
-    assert isinstance(event, Committed)
-    assert (event.commit.finish, event.commit.tokens) == (Finish.CANCELLED, ())
-
-
-def test_a_cancel_of_another_epoch_is_ignored(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, expected = running(rig, reference)
-    rig.engine.cancel("s", Cancel(7))
-    rig.run()
-    assert one.device.received == expected
-
-
-def test_stop_frees_the_slots_at_once_without_an_event(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    running(rig, reference)
-    rig.engine.stop("s")
-    assert rig.slots == (0, 0)
-    assert rig.engine.step() == []
-    assert rig.engine.stats().sessions == {}
-
-
-def test_a_session_goes_on_with_the_same_tokens_on_a_fresh_engine(llama: TargetModel, reference: Plain) -> None:
-    for params in (SamplingParams(), SamplingParams(temperature=0.9, frequency_penalty=0.3, seed=9)):
-        prompt = prompt_of(14)
-        expected = reference("llama").generate(prompt, 40, params, ignore_eos=True)
-        one = client(prompt, perfect(expected), max_tokens=40, sampling=params, ignore_eos=True)
-        for _ in range(20):
-            rig = Rig(llama)
-            rig.attach("s", one)
-            rig.turn()
-            rig.turn()
-        rig.run()
-        assert one.device.received == expected
-
-
 def test_an_attach_in_a_greater_epoch_keeps_the_pool_and_sends_what_is_missing(
     llama: TargetModel, reference: Plain
 ) -> None:
@@ -124,19 +76,6 @@ def test_an_attach_in_a_greater_epoch_keeps_the_pool_and_sends_what_is_missing(
     assert rig.engine.counters.prefilled == before
     rig.run()
     assert one.device.received == expected
-    assert rig.slots == (0, 0)
-
-
-def test_an_attach_with_another_prompt_keeps_only_the_common_prefix(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, _ = running(rig, reference)
-    prompt = [*one.device.prompt[:6], 50, 51, 52, 53]
-    other = client(prompt, nothing, max_tokens=10, ignore_eos=True)
-    before = rig.engine.counters.prefilled
-    rig.attach("s", other, epoch=2)
-    rig.run()
-    assert other.device.received == reference("llama").generate(prompt, 10, ignore_eos=True)
-    assert rig.engine.counters.prefilled == before + 3
     assert rig.slots == (0, 0)
 
 
@@ -184,31 +123,6 @@ def test_what_was_committed_for_another_request_is_not_used(llama: TargetModel, 
     assert other.device.received == reference("llama").generate(list(one.device.prompt), 40, params, ignore_eos=True)
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_an_epoch_that_is_not_greater_is_fenced_even_after_the_session_ended(
-    ended: bool, llama: TargetModel, reference: Plain
-) -> None:
-    rig = Rig(llama)
-    one, expected = running(rig, reference)
-    if ended:
-        rig.run()
-    for epoch in (0, 1):
-        with pytest.raises(Fenced, match="must be greater than 1"):
-            rig.engine.start("s", attach_of([1], epoch=epoch), LIMITS, DIRECTIVE)
-    rig.run()
-    assert one.device.received == expected
-
-
-def test_the_oldest_epochs_are_forgotten_first(llama: TargetModel) -> None:
-    engine = engine_over(llama, EngineConfig(kv_slots=512, remembered_sessions=2))
-    for name in "abc":
-        engine.start(name, attach_of([1]), LIMITS, DIRECTIVE)
-        engine.stop(name)
-    with pytest.raises(Fenced):
-        engine.start("c", attach_of([1]), LIMITS, DIRECTIVE)
-    engine.start("a", attach_of([1]), LIMITS, DIRECTIVE)
-
-
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
@@ -235,35 +149,6 @@ def test_a_session_is_admitted_only_if_all_that_it_may_need_is_free(llama: Targe
     rig.run()
     rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
     rig.run()
-    assert rig.slots == (0, 0)
-
-
-def test_no_more_sessions_than_the_maximum_live_at_once(llama: TargetModel) -> None:
-    engine = engine_over(llama, EngineConfig(kv_slots=512, max_sessions=1))
-    engine.start("a", attach_of([1]), LIMITS, DIRECTIVE)
-    with pytest.raises(Overloaded, match="all 1 sessions"):
-        engine.start("b", attach_of([1]), LIMITS, DIRECTIVE)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        nodes(5, 5),
-        nodes(5, first_id=4),
-        nodes(5, base=99),
-    ],
-)
-def test_a_message_that_breaks_the_protocol_ends_its_session_alone(
-    bad: Append, llama: TargetModel, reference: Plain
-) -> None:
-    rig = Rig(llama)
-    neighbour, expected = running(rig, reference)
-    rig.engine.start("bad", attach_of([1, 2]), LIMITS, DIRECTIVE)
-    rig.engine.append("bad", bad)
-    events = rig.turn()
-    assert [type(e.error) for e in events if isinstance(e, Failed)] == [ProtocolViolation]
-    rig.run()
-    assert neighbour.device.received == expected
     assert rig.slots == (0, 0)
 
 
@@ -355,53 +240,6 @@ def test_a_session_whose_rows_the_forward_cannot_take_fails_alone(
     assert rig.slots == (0, 0)
 
 
-def test_a_session_whose_rows_cannot_be_prepared_fails_alone(
-    llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(llama)
-    neighbour, expected = running(rig, reference)
-    victim = client([5, 6], nothing)
-    rig.attach("victim", victim)
-    segment = SessionSlots.segment
-
-    def broken(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
-        made = segment(slots, chain, batch)
-        if slots is rig.executor.slots.get(rig.engine._live.get("victim")):
-            raise ValueError("after its slots were taken")
-        return made
-
-    monkeypatch.setattr(SessionSlots, "segment", broken)
-    events = rig.turn()
-    assert {type(event) for event in events if event.session_id == "s"} == {Committed}
-    assert [type(error) for error in victim.errors] == [InternalError]
-    rig.run()
-    assert neighbour.device.received == expected
-    assert rig.slots == (0, 0)
-
-
-def test_sessions_that_always_have_nodes_are_evaluated_alike_where_not_all_fit(
-    llama: TargetModel, reference: Plain
-) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=2048, token_budget=11, prefill_chunk=11))
-    for i in range(4):
-        prompt = prompt_of(6, i)
-        expected = reference("llama").generate(prompt, 80, ignore_eos=True)
-        rig.attach(f"s{i}", client(prompt, perfect(expected), 80, ignore_eos=True))
-    for _ in range(20):
-        rig.turn()
-    evaluated = [session.evaluated for session in rig.engine.stats().sessions.values()]
-    assert len(evaluated) == 4
-    assert max(evaluated) - min(evaluated) <= 2  # of some thirty; their prompts were not through in the same step
-
-
-def test_a_failure_carries_the_epoch_that_failed_and_not_its_successors(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    rig.engine.start("s", attach_of([1, 2]), LIMITS, DIRECTIVE)
-    rig.engine.append("s", nodes(5, first_id=4))
-    rig.engine.start("s", attach_of([1, 2], epoch=2), LIMITS, DIRECTIVE)
-    assert [event.epoch for event in rig.engine.step() if isinstance(event, Failed)] == [1]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=1)])
 def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
@@ -434,15 +272,6 @@ def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
     assert rig.slots == (0, 0)
 
 
-def test_a_device_that_stops_listening_stops_its_verifier(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    rig.engine.start("s", attach_of([1, 2], max_tokens=200, ignore_eos=True), LIMITS, DIRECTIVE)
-    while (deadline := rig.engine.next_deadline()) is not None:
-        rig.clock.now = max(deadline, rig.clock.now)
-        rig.engine.step()
-    assert rig.engine.counters.committed == LIMITS.run_ahead
-
-
 SLOW = {1: 1.0}
 """Seconds of a step so long that a wait of a few milliseconds pays."""
 
@@ -471,22 +300,6 @@ def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: Ta
     assert rig.engine.step() == []
 
 
-def test_a_device_that_keeps_answering_with_nothing_is_not_waited_for_until_it_drafts_again(llama: TargetModel) -> None:
-    rig = Rig(llama, cost=StepCost(SLOW))
-    rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
-    committed = 0
-    for _ in range(2):
-        (event,) = rig.engine.step()
-        assert isinstance(event, Committed)
-        committed += len(event.commit.tokens)
-        assert rig.engine.step() == []
-        rig.engine.append("s", Append(1, first_id=1, base=committed, idle=True))
-    for _ in range(3):
-        assert len(rig.engine.step()) == 1
-    rig.engine.append("s", Append(1, first_id=1, base=committed, parents=(0,), tokens=(3,)))
-    assert rig.engine.step() == []
-
-
 def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_evaluated(llama: TargetModel) -> None:
     rig = Rig(llama, cost=StepCost(SLOW))
     rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
@@ -499,37 +312,3 @@ def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_eval
     rig.engine.append("s", nodes(3, base=rig.engine.counters.committed))
     assert len(rig.engine.step()) == 1
     assert rig.engine.step() == []
-
-
-def test_a_device_that_was_slow_once_is_waited_for_again(llama: TargetModel) -> None:
-    rig = Rig(llama, cost=StepCost(SLOW))
-    rig.engine.start("s", attach_of([1, 2], max_tokens=64, ignore_eos=True), LIMITS, DIRECTIVE)
-    rig.engine.update("s", rtt_ms=1.0)
-    assert len(rig.engine.step()) == 1
-    rig.clock.now += 0.0045  # of a draft wait of 5 ms: half as much again would be beyond it
-    rig.engine.append("s", nodes(3, base=rig.engine.counters.committed))
-    assert len(rig.engine.step()) == 1
-    assert rig.engine.step() == []
-
-
-def test_an_engine_refuses_a_model_that_was_not_tested(llama: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama, "deviation", None)
-    with pytest.raises(ModelRefused, match="numerics check"):
-        engine_over(llama)
-
-
-@pytest.mark.parametrize("field", ["kv_slots", "token_budget", "prefill_chunk", "max_sessions"])
-def test_a_config_without_room_is_refused(field: str) -> None:
-    with pytest.raises(OutriderError, match=field):
-        EngineConfig(**{field: 0})
-
-
-def test_the_parts_of_a_step_are_timed(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    running(rig, reference)
-    stats = rig.engine.stats()
-    timing_ms = stats.verifier.timing_ms
-    assert list(timing_ms) == ["between", "draft", "plan", "forward", "verify", "commit"]
-    assert min(timing_ms.values()) > 0
-    assert sum(timing_ms.values()) == pytest.approx(stats.verifier.step_ms)
-    assert stats.verifier.tokens_per_s > 0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 from rig import LIMITS, attach_of, engine_over
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.stats import EngineStats
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine_process.ipc import EngineEnd
-from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop, tell_alive
+from cloud_verifier.engine_process.loop import COMPILING_POLL_S, EngineLoop
 from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import Directive
 from outrider.wire import codecs
@@ -59,17 +54,6 @@ def start(epoch: int) -> pb.EngineRequest:
     )
 
 
-@pytest.mark.parametrize("ours_too", [True, False])
-def test_telling_the_front_that_the_process_runs_ends_quietly_with_either_end_of_the_socket(ours_too: bool) -> None:
-    front, engine = socket.socketpair()
-    end = EngineEnd(engine)
-    front.close()
-    if ours_too:
-        engine.close()
-    tell_alive(end, SimpleNamespace(expected_s=0.0))
-    engine.close()
-
-
 def test_a_failure_and_its_successors_start_in_one_batch_keep_their_own_epochs(
     target: Callable[[str], TargetModel],
 ) -> None:
@@ -94,24 +78,6 @@ def test_requests_of_an_old_epoch_leave_its_successor_alone(target: Callable[[st
     goes_on = (2, "commit", session_pb2.FINISH_NONE)
     assert {(event.epoch, event.WhichOneof("kind"), event.commit.finish) for event in sent} == {goes_on}
     assert engine.stats().verifier.live_sessions == 1
-
-
-def test_commits_do_not_wait_for_the_statistics(
-    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
-    end = ScriptedEnd([start(1)])
-    engine = engine_over(target("llama"), EngineConfig(kv_slots=512))
-    sent_before: list[str | None] = []
-
-    def stats() -> EngineStats:
-        sent_before.extend(event.WhichOneof("kind") for event in end.sent)
-        return Engine.stats(engine)
-
-    monkeypatch.setattr(engine, "stats", stats)
-    EngineLoop(engine, end).run()  # type: ignore[arg-type]
-    assert sent_before == ["commit"]
-    assert [event.WhichOneof("kind") for event in end.sent] == ["commit", "stats"]
 
 
 def recorded() -> pb.EngineRequest:
@@ -152,25 +118,6 @@ def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
     EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
     assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
     assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
-
-
-def test_what_cannot_be_sent_to_the_front_is_counted_and_the_loop_goes_on(
-    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> pb.RecordedTokens:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
-    tuned = pb.EngineRequest(
-        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
-    )
-    for broken_part in ("engine_process.loop.recorded_to_proto", "engine.recording.proposed_depths"):
-        end = ScriptedEnd([recorded(), tuned], [], [])
-        with monkeypatch.context() as patch:
-            patch.setattr(f"cloud_verifier.{broken_part}", broken)
-            EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
-        assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
-        assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")][-1] >= 2
 
 
 class SlowGrammars:
@@ -232,36 +179,3 @@ def test_a_start_waits_for_its_grammar_with_all_that_follows_it_and_nobody_else_
     (failure,) = [event for event in end.sent if event.WhichOneof("kind") == "failure"]
     assert (failure.epoch, failure.failure.message) == (1, "the grammar is refused: bad")
     assert engine.stats().verifier.live_sessions == 2
-
-
-def test_a_start_waits_until_the_processes_that_choose_tokens_know_its_grammar_also_the_second_one(
-    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, grammars = engine_over(target("llama"), EngineConfig(kv_slots=512)), SlowGrammars()
-    grammars.compiled.add("good")
-    grammars.may_end.set()
-    engine.grammars = grammars  # type: ignore[assignment]
-    monkeypatch.setattr(engine, "_grammar", lambda grammar: None)
-    asked = list[str]()
-    monkeypatch.setattr(engine, "ready_for", lambda grammar: asked.append(grammar) or len(asked) > 8)
-    batches: list[list[pb.EngineRequest]] = [[constrained("first", 1, "good")], [constrained("second", 1, "good")]]
-    end = ScriptedEnd(*batches, *([] for _ in range(6)))
-    started_at: dict[str, int] = {}
-    begin = engine.start
-
-    def noted(session_id: str, *args: object) -> None:
-        started_at[session_id] = len(asked)
-        begin(session_id, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine, "start", noted)
-    receive = end.receive
-
-    def received(timeout_s: Callable[[], float]) -> Iterator[pb.EngineRequest]:
-        while any(not compiled.done() for compiled, _ in loop._compiling.values()):
-            time.sleep(1e-3)
-        return receive(0.0)
-
-    loop = EngineLoop(engine, end)  # type: ignore[arg-type]
-    monkeypatch.setattr(end, "receive", received)
-    loop.run()
-    assert started_at.keys() == {"first", "second"} and min(started_at.values()) > 8

@@ -12,14 +12,10 @@ from rig import Client, Rig, adversary, client, nothing, perfect, prompt_of, ran
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
-from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.session_slots import SessionSlots
 from outrider.core.errors import InternalError, Overloaded
 from outrider.core.protocol.messages import Cancel
 from outrider.core.sampling import SamplingParams
-from outrider.core.verification import TreeBatch
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -83,17 +79,6 @@ def test_what_a_live_session_has_in_the_cache_is_promised_to_nobody_else(llama: 
     assert rig.slots == (0, 0)
 
 
-def test_sessions_that_compute_the_same_at_once_keep_it_once(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    for name in "ab":
-        rig.attach(name, client(prompt_of(50), max_tokens=30, ignore_eos=True))
-    rig.turn()
-    assert rig.engine.counters.prefilled == 2 * 49
-    assert rig.slots[0] == 50
-    rig.run()
-    assert rig.slots == (0, 0)
-
-
 def test_another_tenant_never_hits(llama: TargetModel) -> None:
     rig = Rig(llama)
     prompt = prompt_of(40)
@@ -110,14 +95,6 @@ def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel
     rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="bolt"), epoch=2)
     rig.run()
     assert rig.engine.counters.prefilled == 2 * 29
-
-
-def test_without_the_cache_nothing_is_kept(llama: TargetModel) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=1024, prefix_cache=False))
-    prompt = prompt_of(40)
-    assert complete(rig, "a", prompt) == complete(rig, "b", prompt)
-    stats, counters = rig.engine.stats(), rig.engine.counters
-    assert (counters.prefix_hits, stats.kv_cached, rig.slots) == (0, 0, (0, 0))
 
 
 def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plain) -> None:
@@ -142,42 +119,6 @@ def test_a_chat_that_rests_makes_room_and_is_computed_again_when_it_returns(llam
         assert rig.slots == (0, 0)
     assert complete(rig, "latest", prompt_of(60, 5), 40) == (said[5], 0)
     assert complete(rig, "oldest", prompt_of(60, 0), 40) == (said[0], 59)
-
-
-def test_a_live_session_whose_device_rests_keeps_what_it_was_promised(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=200))
-    prompt = prompt_of(30)
-    one = client(prompt, max_tokens=60, ignore_eos=True)
-    rig.attach("s", one)
-    while rig.engine.counters.committed < 20:
-        rig.turn()
-    clients, rig.clients = rig.clients, {}  # its device is silent; the engine runs ahead as far as it may, and stops
-    held = [event for _ in range(60) for event in rig.turn()]
-    with pytest.raises(Overloaded):
-        rig.attach("large", client(prompt_of(60, 1), max_tokens=60, ignore_eos=True))
-    for seed in range(4):  # others fill all that is not promised, again and again
-        complete(rig, f"s{seed}", prompt_of(30, seed), 20)
-    rig.clients = clients
-    for event in held:
-        rig.hear(event)
-    rig.run()
-    assert one.device.received == reference("llama").generate(prompt, 60, ignore_eos=True)
-    assert rig.slots == (0, 0)
-
-
-def test_a_refused_epoch_leaves_the_live_one_as_it_was(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=200))
-    rig.attach("other", client(prompt_of(40, 1), max_tokens=30, ignore_eos=True))
-    one = client(prompt_of(30), max_tokens=20, ignore_eos=True)
-    rig.attach("s", one)
-    rig.turn()
-    reserved = rig.slots[1]
-    with pytest.raises(Overloaded):
-        rig.attach("s", client([*prompt_of(30), *prompt_of(60)], max_tokens=60, ignore_eos=True), epoch=2)
-    assert rig.slots[1] == reserved
-    rig.run()
-    assert one.device.received == reference("llama").generate(prompt_of(30), 20, ignore_eos=True)
-    assert rig.slots == (0, 0)
 
 
 @pytest.mark.parametrize("spoilt", ["the forward", "the logits"])
@@ -206,46 +147,6 @@ def test_a_session_that_fails_leaves_nothing_of_that_step(
     monkeypatch.setattr(llama, "forward", forward)
     assert rig.engine.stats().kv_cached == 0
     assert complete(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
-
-
-@pytest.mark.parametrize("where", ["its rows", "the forward"])
-def test_who_fails_alone_takes_nothing_from_those_that_share_its_prefix_and_leaves_nothing(
-    where: str, llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=512))
-    system, odd = prompt_of(60), [50, 51, 52]
-    complete(rig, "first", system)
-    for name, end in (("neighbour", [1, 2]), ("victim", odd), ("twin", [1, 2])):
-        rig.attach(name, client([*system, *end], max_tokens=12, ignore_eos=True))
-    forward, segment = llama.forward, SessionSlots.segment
-
-    def refuses_odd_rows(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
-        logits = forward(batch, plan)
-        if set(odd) <= set(batch.input_ids[0].tolist()):
-            raise RuntimeError("out of memory")
-        return logits
-
-    def has_no_odd_rows(slots: SessionSlots, chain: int, batch: TreeBatch | None) -> Segment:
-        made = segment(slots, chain, batch)
-        if slots is rig.executor.slots.get(rig.engine._live.get("victim")):
-            raise ValueError("after its slots were taken")
-        return made
-
-    with monkeypatch.context() as patch:
-        if where == "its rows":
-            patch.setattr(SessionSlots, "segment", has_no_odd_rows)
-        else:
-            patch.setattr(llama, "forward", refuses_odd_rows)
-        rig.turn()
-    assert [type(error) for error in rig.clients["victim"].errors] == [InternalError]
-    assert rig.slots[0] == 62  # the twins', once
-    rig.run()
-    expected = reference("llama").generate([*system, 1, 2], 12, ignore_eos=True)
-    assert [rig.clients[name].device.received for name in ("neighbour", "twin")] == [expected, expected]
-    assert complete(rig, "again", [*system, *odd])[1] == len(odd) - 1
-    assert rig.slots == (0, 0)
-    pool = rig.executor.pool
-    assert sorted(pool.allocate(pool.slots).tolist()) == list(range(pool.slots))
 
 
 class Crowd:

@@ -28,7 +28,6 @@ from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import ModelRefused
 from outrider.core.proposals import Proposal
 from outrider.core.sampling import SamplingParams
@@ -77,14 +76,6 @@ def test_a_step_returns_the_hidden_states_that_transformers_returns(
     assert torch.allclose(model.states, expected, atol=2e-4)
     if kind != "gemma2":  # which softcaps its logits
         assert torch.allclose(model.output(model.states)[:, :VOCAB], logits, atol=2e-3)
-
-
-def test_states_that_are_kept_change_no_bit_of_the_logits(tiny_directory: Callable[[str], Path]) -> None:
-    plain, keeping = TargetModel.load(tiny_directory("qwen3")), TargetModel.load(tiny_directory("qwen3"))
-    keeping.keep_states()
-    check_numerics(plain)
-    check_numerics(keeping)
-    assert plain.deviation == keeping.deviation
 
 
 # Files
@@ -195,16 +186,3 @@ def test_heads_draft_what_they_are_trained_to_predict(kind: str, window: int) ->
             column = known + number - 1 - offset - (prompt - 1)
             assert column - behind == known - 2 - (prompt - 1)
             assert torch.allclose(logits, module.lm_head(predicted[0, column]), atol=1e-4)
-
-
-def test_a_step_that_was_not_observed_makes_the_heads_begin_anew() -> None:
-    module, heads, text = make_tiny("qwen3"), random_heads("eagle"), prompt_of(30)
-    source = Followed(heads, TinyLayers(module), vocabulary=VOCAB)
-    source.text, source.seen = text, []
-    row = EvaluatedRows([0], 1, hidden=torch.randn(1, HIDDEN))
-    source.observe(session_of(text[:7], 6), row)
-    assert source.propose([asked(session_of(text[:9], 6))]) == {}
-    source.observe(session_of(text[:10], 6), row)
-    assert len(source.propose([asked(session_of(text[:10], 6))])["a"]) == 3
-    source.release("a")
-    assert source.propose([asked(session_of(text[:10], 6))]) == {}

@@ -39,14 +39,3 @@ def test_heads_of_another_target_or_from_nowhere_stop_the_start(
         _heads(config_of(tiny_directory("qwen3"), tmp_path / "other"), model, lambda text: None)
     with pytest.raises(ModelRefused, match="is no file"):
         _heads(config_of(tiny_directory("qwen3"), tmp_path / "nothing"), model, lambda text: None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"engine": "vllm"}, "heads is .*, which engine vllm does not have"),
-    ],
-)
-def test_heads_need_our_own_engine(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=problem):
-        config_of(tmp_path, tmp_path, **changes)

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from rig import LIMITS, Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
-from scipy import stats
-from small_tokenizer import CHARACTERS, tokenizer_json
-from tiny_targets import EOS, VOCAB, Reference
+from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.row_allocation import by_acceptance
-from cloud_verifier.engine.server_draft import overlay
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.ngram import NgramSource
-from cloud_verifier.engine.server_draft.overlay import MOST_FAILURES, Overlay
+from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import Capabilities, EngineSession, PendingNodes
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
-from outrider.core.constraint import Grammars
 from outrider.core.protocol.messages import Append, Attach, Directive
 from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verification import tree_batch_of, verify
-
-
-class FixedCost(StepCost):
-    """Predicts steps of a fixed cost, so that the speed of this machine does not decide which nodes are evaluated."""
-
-    def observe(self, rows: int, sessions: int, seconds: float) -> None:
-        """Learn nothing."""
-
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -159,19 +143,6 @@ def test_a_node_that_both_propose_is_the_devices(target: Target, reference: Plai
     assert counters.server_accepted + session.accepted + session.steps >= 60
 
 
-def test_a_wrong_sibling_is_learned_to_be_worthless_and_loses_its_row(target: Target, reference: Plain) -> None:
-    prompt = prompt_of(12)
-    expected = reference("llama").generate(prompt, 200, ignore_eos=True)
-    cost = StepCost({1: 0.003, 2: 0.0034, 2000: 0.8})
-    cost.observe = lambda rows, sessions, seconds: None  # type: ignore[method-assign]
-    rig = rig_with(target("llama"), Knowing({"s": expected}), allocation=by_acceptance, cost=cost)
-    rig.attach("s", client(prompt, nothing, max_tokens=200, ignore_eos=True))
-    rig.run()
-    evaluated, accepted = rig.engine.counters.sources["knowing"]
-    assert accepted > 140
-    assert evaluated < 1.35 * accepted  # two of each four nodes were wrong
-
-
 def test_no_node_of_the_verifiers_takes_a_row_that_a_devices_is_worth_more_for(
     target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,66 +193,6 @@ def test_a_source_that_fails_is_dropped_and_the_others_go_on(method: str, target
     assert list(rig.engine.counters.sources) == ["knowing"]
 
 
-class Failing(Knowing):
-    """A source that fails in the first few calls."""
-
-    def __init__(self, expected: Mapping[str, Sequence[int]], failures: int) -> None:
-        super().__init__(expected)
-        self.failures, self.calls, self.released = failures, 0, 0
-
-    def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-        self.calls += 1
-        if self.calls <= self.failures:
-            raise RuntimeError("no memory")
-        return super().propose(requests)
-
-    def release(self, session_id: str) -> None:
-        self.released += 1
-
-
-@pytest.mark.parametrize("failures", [1, 2, MOST_FAILURES])
-def test_a_source_that_fails_is_tried_again_after_a_pause_and_given_up_after_some(
-    failures: int, target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overlay, "FAILED_PAUSE", 8)
-    prompt = prompt_of(9)
-    length = 2 + 8 * (2**failures - 1)
-    expected = {"s": reference("llama").generate(prompt, length + 40, ignore_eos=True)}
-    source = Failing(expected, failures)
-    rig = rig_with(target("llama"), source)
-    rig.attach("s", client(prompt, nothing, max_tokens=length + 40, ignore_eos=True))
-    while len(rig.clients["s"].device.received) < length - 1:
-        assert rig.engine.counters.server_accepted == 0
-        rig.turn()
-    rig.run()
-    assert rig.clients["s"].device.received == expected["s"]
-    again = failures < MOST_FAILURES
-    assert (source.calls > failures) == (rig.engine.counters.server_accepted > 20) == again
-    assert source.released == (failures + 1 if again else failures)  # it begins anew after each failure
-
-
-DEAR_BELOW_X = 'start: /[0-9]/ ("x' + "hello wor ld" * 9_000 + '" | "y" /(?s:.)*/)'
-"""A grammar with a second token below which it exceeds its limits; the first one comes with the prompt."""
-
-
-def test_a_path_that_the_target_never_takes_does_not_end_a_session_by_its_grammar(target: Target) -> None:
-    """Below `x` the grammar exceeds its limits, which all sessions of the grammar share."""
-    grammars, x = Grammars(tokenizer_json(), VOCAB, (EOS,)), CHARACTERS.index("x")
-    params = SamplingParams(grammar=DEAR_BELOW_X, logit_bias=((x, -50.0),))
-    received = []
-    for sources in ((), (Knowing({"s": [x] * 40, "t": [x] * 40}),)):
-        rig = Rig(
-            target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay(sources, clock=lambda: 0.0), grammars=grammars
-        )
-        for name in ("s", "t"):
-            rig.attach(name, client(prompt_of(9), nothing, max_tokens=30, ignore_eos=True, sampling=params))
-        rig.run()
-        assert all(one.errors == [] for one in rig.clients.values())
-        received.append([one.device.received for one in rig.clients.values()])
-    assert received[0] == received[1]
-    assert rig.engine.counters.server_evaluated > 0
-
-
 def hear(rig: Rig) -> None:
     """Make a call of the engine, and deliver its commits."""
     for event in rig.engine.step():
@@ -309,50 +220,8 @@ def test_nodes_that_come_while_the_verifier_drafts_are_in_the_same_step(target: 
     assert counters.sources["knowing"][0] > 0
 
 
-def test_what_adds_nothing_to_a_devices_nodes_still_serves_those_who_have_none(
-    target: Target, reference: Plain
-) -> None:
-    class Costly(Knowing):
-        pauses = True
-
-        def __init__(self, expected: Mapping[str, Sequence[int]]) -> None:
-            super().__init__(expected)
-            self.sessions: Counter[str] = Counter()
-
-        def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-            self.sessions.update(one.session.session_id for one in requests)
-            return super().propose(requests)
-
-    prompts = {"drafts": prompt_of(9), "does not": prompt_of(11)}
-    expected = {name: reference("llama").generate(prompt, 150, ignore_eos=True) for name, prompt in prompts.items()}
-    source, ticks = Costly(expected), itertools.count()
-    # A step takes 20 ms and drafting 5: worth it where it brings four tokens, and not where the device has them.
-    rig = Rig(
-        target("llama"),
-        EngineConfig(kv_slots=4096),
-        overlay=Overlay([source], clock=lambda: 5e-3 * next(ticks)),
-        cost=FixedCost({1: 0.02, 65: 0.021}),
-    )
-    for name, draft in (("drafts", perfect(expected["drafts"])), ("does not", nothing)):
-        rig.attach(name, client(prompts[name], draft, max_tokens=150, ignore_eos=True))
-    rig.run()
-    assert all(rig.clients[name].device.received == expected[name] for name in prompts)
-    assert source.sessions["does not"] > 20
-    assert source.sessions["drafts"] < source.sessions["does not"] / 2
-
-
 def asked(session: EngineSession) -> ProposalRequest:
     return ProposalRequest(session, 8, 0.03, NodeAcceptance())
-
-
-@pytest.mark.parametrize("source", [NgramSource])
-def test_text_that_repeats_itself_takes_fewer_steps(source: Callable[[], object], target: Target) -> None:
-    """The tiny target falls into loops when it is greedy, which both find without any model."""
-    rig = rig_with(target("llama"), source())
-    rig.attach("s", client(prompt_of(30), nothing, max_tokens=150, ignore_eos=True))
-    rig.run()
-    assert rig.engine.counters.committed == 150
-    assert rig.engine.counters.steps < 100
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -412,92 +281,4 @@ def test_a_node_is_as_probable_as_the_surest_of_its_sources_says() -> None:
     assert after == {1: pytest.approx(0.98, abs=0.01)}
 
 
-def test_a_target_of_chains_gets_the_best_path_of_the_merged_tree() -> None:
-    _, nodes = pending([5], trees=False)
-    sure = NodeAcceptance()
-    for depth in (1, 2, 3):
-        for _ in range(500):
-            sure.observe(depth, 0, True)
-    nodes.acceptance_of("a", sure)
-    tree, _ = tree_of([8, 9, 3])
-    nodes.offer({"a": (tree, {1: 0, 2: 1, 3: 2})}, DIRECTIVE)
-    chosen = [node for _, node in nodes.best(9, DIRECTIVE)]
-    assert nodes.tree.path(chosen[-1]) == [8, 9, 3]
-    assert len(chosen) == 3
-
-
 # The distribution
-
-
-LOGITS = torch.tensor(np.random.default_rng(3).normal(0.0, 1.2, (5, 5)), dtype=torch.float32)
-"""After each of five tokens."""
-
-
-def generated(seed: int, *sources: str, wrong: bool = False, device: bool = False) -> tuple[int, int]:
-    """Return two tokens of a target of five, to whose batch sources that know the noise add nodes.
-
-    wrong: whether a node is accepted, as no rule may, because a source has proposed it. device: whether a device that
-    knows the noise as well has sent nodes, one of which ends in a token that the target does not take.
-    """
-    from cloud_verifier.engine.sampling import Sampler
-
-    params = SamplingParams(temperature=1.0, seed=seed)
-    protocol = VerifierSession(Attach(1, (1,), max_tokens=2, sampling=params), LIMITS)
-    sampler = Sampler(params, (1,))
-    capabilities = Capabilities(trees=True, nodes_per_step=16, max_sequence=100, vocabulary=5)
-    nodes = PendingNodes(protocol, NodeAcceptance(), capabilities)
-    for source in sources:
-        nodes.acceptance_of(source, NodeAcceptance())
-    tokens: list[int] = []
-    while len(tokens) < 2:
-        last = tokens[-1] if tokens else 1
-        truth = sampler.choose(LOGITS[last], len(tokens), ())
-        favourites = {"for zero": 0, "right": truth, "wrong": (truth + 1) % 5}
-        if device and not tokens:
-            protocol.append(Append(1, 1, 0, (ROOT, ROOT, 1), (truth, (truth + 2) % 5, 3)))
-        trees = {
-            source: tree_of([favourites[source], 2 + number], [(favourites[source] + 1) % 5])
-            for number, source in enumerate(sources)
-        }
-        nodes.offer(trees, DIRECTIVE)
-        batch = tree_batch_of(nodes.tree, {node.id for node in nodes.tree})
-
-        def token_after(row: int, path: Sequence[int], batch=batch, last=last) -> int:
-            after = path[-1] if path else last
-            if wrong and row == 0:
-                return next(token for id_, token in zip(batch.ids, batch.tokens, strict=True) if id_ < ROOT)
-            return sampler.choose(LOGITS[after], batch.position + len(path), path)
-
-        verified = verify(batch, token_after, protocol.ends)
-        nodes.learn(batch, verified)
-        protocol.commit(batch, verified)
-        nodes.withdraw()
-        tokens += verified.tokens
-    return tokens[0], tokens[1]
-
-
-def p_value(pairs: Sequence[tuple[int, int]]) -> float:
-    """Return the p-value of chi-square against the target's joint distribution of two tokens."""
-    p = torch.softmax(LOGITS.double(), dim=1).numpy()
-    expected = np.array([p[1, a] * p[a, b] for a in range(5) for b in range(5)]) * len(pairs)
-    counts = Counter(pairs)
-    observed = np.array([counts[a, b] for a in range(5) for b in range(5)], dtype=float)
-    rare = expected < 5
-    merged = [np.append(values[~rare], values[rare].sum()) for values in (observed, expected)]
-    return float(stats.chisquare(merged[0], merged[1] * merged[0].sum() / merged[1].sum()).pvalue)
-
-
-@pytest.mark.parametrize("device", [False, True], ids=["alone", "beside a device"])
-@pytest.mark.parametrize(
-    "sources",
-    [("right",), ("wrong",), ("for zero",), ("right", "wrong"), ("for zero", "wrong", "right")],
-    ids=", ".join,
-)
-def test_sources_that_know_the_noise_cannot_bias_the_output(sources: Sequence[str], device: bool) -> None:
-    assert p_value([generated(seed, *sources, device=device) for seed in range(2_500)]) > 1e-3
-
-
-@pytest.mark.parametrize("device", [False, True], ids=["alone", "beside a device"])
-@pytest.mark.parametrize("sources", [("wrong",), ("for zero",), ("for zero", "wrong", "right")], ids=", ".join)
-def test_a_rule_that_trusts_a_source_is_rejected_by_the_same_test(sources: Sequence[str], device: bool) -> None:
-    assert p_value([generated(seed, *sources, wrong=True, device=device) for seed in range(2_500)]) < 1e-6

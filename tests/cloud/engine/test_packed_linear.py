@@ -27,12 +27,6 @@ def test_a_packed_layer_computes_what_the_layer_did(rows: int, bias: bool) -> No
         torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=1e-5, rtol=1e-5)
 
 
-def test_leading_dimensions_are_kept() -> None:
-    linear = nn.Linear(64, 96)
-    with torch.inference_mode():
-        assert PackedLinear(linear)(_rows(6, 64).reshape(1, 2, 3, 64)).shape == (1, 2, 3, 96)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     with torch.inference_mode():
@@ -70,32 +64,3 @@ def test_a_layer_that_comes_out_different_stays_as_it_is(monkeypatch: pytest.Mon
     assert pack_linears(module) == 1
     assert module[0] is first
     assert isinstance(module[2], PackedLinear)
-
-
-def test_a_layer_that_onednn_refuses_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(weight: torch.Tensor, rows: int) -> torch.Tensor:
-        raise RuntimeError("no primitive")
-
-    monkeypatch.setattr(kernels, "_pack", refuse)
-    module = nn.Sequential(nn.Linear(8, 8))
-    assert pack_linears(module) == 0
-    assert type(module[0]) is nn.Linear
-
-
-def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_pack", None)
-    assert pack_linears(nn.Sequential(nn.Linear(8, 8))) == 0
-
-
-def test_subclasses_of_linear_are_left_alone() -> None:
-    class Special(nn.Linear):
-        pass
-
-    assert pack_linears(nn.Sequential(Special(8, 8))) == 0
-
-
-def test_a_layer_whose_forward_was_replaced_is_left_alone() -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    module[0].forward = lambda x: x  # type: ignore[method-assign]
-    assert pack_linears(module) == 1
-    assert torch.equal(module[0](_rows(3, 8)), _rows(3, 8))

@@ -153,17 +153,6 @@ def slots_of(cache: PrefixCache, path: list[int], salt: str = "a") -> list[int]:
     return lease.slots.tolist()
 
 
-def test_a_prefix_ends_wherever_two_paths_part() -> None:
-    cache = filled([1, 2, 3, 4])
-    assert slots_of(cache, [1, 2, 9]) == [0, 1]
-    assert slots_of(cache, [1, 2, 3, 4, 5]) == [0, 1, 2, 3]
-    assert slots_of(cache, [2]) == slots_of(cache, []) == []
-
-
-def test_what_was_put_in_under_one_salt_is_not_found_under_another() -> None:
-    assert slots_of(filled([1, 2, 3]), [1, 2, 3], salt="b") == []
-
-
 def test_the_longest_unused_goes_first_and_its_end_before_its_beginning() -> None:
     cache = filled([1, 2, 3], [4, 5], [1, 2, 6])
     assert slots_of(cache, [4, 5]) == [3, 4]  # and now it is the latest
@@ -173,19 +162,3 @@ def test_the_longest_unused_goes_first_and_its_end_before_its_beginning() -> Non
     assert sorted(cache.evict(99).tolist()) == [0, 3, 4]
     assert cache.evict(1).tolist() == []
     assert not cache._top.children  # not even the salt is remembered
-
-
-def test_a_path_that_someone_holds_is_not_evicted() -> None:
-    cache = filled([1, 2, 3])
-    lease = cache.acquire("a", [1, 2])
-    assert cache.evict(9).tolist() == [2]
-    cache.release(lease)
-    assert sorted(cache.evict(9).tolist()) == [0, 1]
-
-
-def test_who_computed_what_another_has_handed_in_gets_its_own_slots_back() -> None:
-    cache = filled([1, 2])
-    ours = np.asarray([7, 8, 9], dtype=np.int32)
-    lease, doubles = cache.publish(cache.no_lease, "a", [1, 2, 3], ours)
-    ours[:] = 0  # a table is written again at once
-    assert (lease.slots.tolist(), doubles.tolist()) == ([0, 1, 9], [7, 8])

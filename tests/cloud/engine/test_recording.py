@@ -11,16 +11,15 @@ import pytest
 import torch
 from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothing, perfect, prompt_of
 from test_engine_lossless import SAMPLING
-from tiny_targets import EOS, VOCAB, Reference
+from tiny_targets import VOCAB, Reference
 
-from cloud_verifier.engine import recording as module
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.recording import LEAST_LOG_PROB, RecordedTokens, Recording, proposed_depths
+from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append, Directive
 from outrider.core.sampling import SamplingParams
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
 
 Target = Callable[[str], TargetModel]
@@ -114,18 +113,6 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
     assert not any(b"".join(one.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
 
 
-def test_draft_tokens_count_where_no_step_had_room_for_them(target: Target, reference: Plain) -> None:
-    expected = reference("llama").generate(PROMPT, 4, ignore_eos=True)
-    rig = Rig(target("llama"), CONFIG)
-    plain_steps = Directive(window_nodes=0, nodes_per_step=0, draft_wait_ms=0)
-    rig.engine.start("s", attach_of(PROMPT, ignore_eos=True), LIMITS, plain_steps, record=True)
-    rig.engine.append("s", nodes(expected[0], 0 if expected[0] else 1))
-    rig.engine.append("s", Append(1, 3, 0, (1,), (expected[1],)))
-    rig.engine.step()
-    [one] = rig.engine.take_recorded()
-    assert (one.tokens, one.proposed_depths) == ((expected[0],), b"\1")
-
-
 def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 30, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
@@ -168,37 +155,6 @@ def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
         assert {one.session_id for one in recorded_tokens} == ({"s"} if record else set())
         commits.append(events)
     assert commits[0] == commits[1]
-
-
-def test_what_nobody_asks_for_is_gone_with_the_next_step(target: Target) -> None:
-    rig = Rig(target("llama"), CONFIG)
-    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
-    for _ in range(5):
-        rig.turn()
-    [one] = rig.engine.take_recorded()
-    assert one.start == 4
-    assert rig.engine.take_recorded() == []
-
-
-def test_steps_that_are_tried_one_by_one_are_recorded_too(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(target("llama"), CONFIG)
-    forward = rig.executor.model.forward
-
-    def only_alone(batch: Any, plan: Any) -> torch.Tensor:
-        if len(batch.segments) > 1:
-            raise RuntimeError("too many")
-        return forward(batch, plan)
-
-    monkeypatch.setattr(rig.executor.model, "forward", only_alone)
-    prompts = {"s": PROMPT, "t": prompt_of(9)}
-    for name, prompt in prompts.items():
-        attach(rig, name, client(prompt, nothing, max_tokens=6, ignore_eos=True))
-    recorded_tokens = run(rig)
-    assert {name: len(tokens_of(of(recorded_tokens, name))) for name in prompts} == {"s": 6, "t": 6}
-    for name, prompt in prompts.items():
-        check(of(recorded_tokens, name), reference("llama"), prompt, rig.clients[name].device.received)
 
 
 def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:
@@ -246,80 +202,3 @@ def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np
         np.concatenate([getattr(one, name) for one in recorded_tokens]) for name in ("top_ids", "top_log_probs")
     )
     return ids, log_probs, np.concatenate([one.tail for one in recorded_tokens])
-
-
-def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
-    ids, log_probs, tail = recorded(torch.tensor([[0.0, 2.0, float("-inf")]]), 8)
-    assert ids.tolist() == [[1, 0, 2]]
-    np.testing.assert_allclose(log_probs, [[-0.126928, -2.126928, LEAST_LOG_PROB]], rtol=1e-5)
-    assert 0.0 <= tail[0] < 1e-6
-
-
-def test_bfloat16_logits_are_summed_in_float32() -> None:
-    logits = torch.randn(3, 5_000, generator=torch.manual_seed(1)).bfloat16()
-    ids, log_probs, tail = recorded(logits, 4)
-    expected = logits.float().log_softmax(-1)
-    np.testing.assert_allclose(log_probs, expected.gather(1, torch.tensor(ids.astype(np.int64))), atol=1e-5)
-    np.testing.assert_allclose(tail, 1.0 - expected.topk(4).values.exp().sum(1), atol=1e-5)
-
-
-def test_depths_end_where_no_node_carries_the_token_and_at_255() -> None:
-    tree = TokenTree()
-    for node in range(1, 301):
-        tree.add(node, node - 1 if node > 1 else ROOT, EOS)
-    assert proposed_depths(tree, [EOS, EOS, EOS + 1, EOS]) == b"\1\2\0\0"
-    assert proposed_depths(tree, [EOS] * 300)[-2:] == b"\xff\xff"
-
-
-def test_what_cannot_be_noted_is_lost_and_its_session_goes_on(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> bytes:
-        raise IndexError("a bug")
-
-    monkeypatch.setattr(module, "proposed_depths", broken)
-    rig = Rig(target("llama"), CONFIG)
-    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
-    assert run(rig) == []
-    assert rig.clients["s"].device.received == reference("llama").generate(PROMPT, 10, ignore_eos=True)
-    assert rig.engine.stats().unrecorded == 10
-
-
-def test_without_memory_for_the_distributions_they_are_lost_and_sessions_go_on(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_room(*_: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no room")
-
-    rig = Rig(target("llama"), CONFIG)
-    attach(rig, "s", client(PROMPT, nothing, max_tokens=10, ignore_eos=True))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "topk", no_room)
-        rig.turn()
-        assert rig.engine.take_recorded() == []
-        rig.turn()
-        assert rig.engine.take_recorded() == []
-    expected = reference("llama").generate(PROMPT, 10, ignore_eos=True)
-    check(run(rig), reference("llama"), PROMPT, expected, first=2)
-    assert rig.engine.stats().unrecorded == 2
-    assert caplog.text.count("cannot be recorded") == 1
-
-
-def test_many_rows_are_looked_at_a_few_at_a_time(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, topk = [], torch.Tensor.topk
-
-    def watching(logits: torch.Tensor, *args: Any, **options: Any) -> Any:
-        sizes.append(len(logits))
-        return topk(logits, *args, **options)
-
-    monkeypatch.setattr(module, "CHUNK_BYTES", 3 * 4 * VOCAB)
-    monkeypatch.setattr(torch.Tensor, "topk", watching)
-    expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
-    rig = Rig(target("llama"), CONFIG)
-    attach(rig, "s", client(PROMPT, perfect(expected), max_tokens=40, ignore_eos=True))
-    recorded_tokens = run(rig)
-    assert max(len(one.tokens) for one in recorded_tokens) > 3
-    assert max(sizes) == 3
-    check(recorded_tokens, reference("llama"), PROMPT, expected)

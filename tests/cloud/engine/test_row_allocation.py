@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from even_allocation import evenly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, at_half_cost, by_acceptance
+from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, by_acceptance
 
 
 def line(base: float, per_node: float) -> CostCurve:
@@ -18,10 +15,6 @@ def line(base: float, per_node: float) -> CostCurve:
 
 
 FREE = line(1.0, 0.0)
-
-
-def test_nodes_that_cost_nothing_are_all_taken() -> None:
-    assert by_acceptance([(0.9, 0.1), (0.01,)], 100, FREE) == ((2, 1), ())
 
 
 def test_a_node_is_taken_while_it_brings_more_than_its_time_commits_otherwise() -> None:
@@ -37,35 +30,8 @@ def test_the_same_node_pays_less_beside_many_sessions() -> None:
     assert by_acceptance([(0.3,), *([()] * 15)], 100, cost) == ((0,) * 16, ())
 
 
-def test_what_the_step_commits_beside_them_makes_nodes_dearer() -> None:
-    cost = line(0.010, 0.0005)
-    assert by_acceptance([(0.3,)], 100, cost) == ((1,), ())
-    assert by_acceptance([(0.3,)], 100, cost, beside=15.0) == ((0,), ())
-
-
 def test_rows_go_to_the_best_nodes_whosever_they_are() -> None:
     assert by_acceptance([(0.9, 0.8, 0.7), (0.6, 0.5), ()], 4, FREE)[0] == (3, 1, 0)
-
-
-def test_whom_the_order_favoured_among_equals_comes_last_next_time() -> None:
-    assert by_acceptance([(0.5, 0.4), (0.5, 0.4), (0.5, 0.4)], 2, FREE) == ((1, 1, 0), (0, 1))
-    assert by_acceptance([(0.5, 0.4), (0.5, 0.4)], 2, FREE) == ((1, 1), ())
-
-
-def test_a_curve_with_a_flat_start_is_used_up_to_where_it_bends() -> None:
-    def bent(nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        return 0.010 + 0.002 * np.maximum(0, nodes - 7)
-
-    assert by_acceptance([(0.2,) * 12], 100, bent) == ((7,), (0,))
-
-
-def test_at_half_the_row_cost_more_is_taken_but_the_plain_step_costs_the_same() -> None:
-    cost = line(0.010, 0.001)
-    assert at_half_cost(by_acceptance)([(0.9, 0.2, 0.15, 0.05)], 100, cost, 0.0) == ((3,), ())
-
-
-def test_evenly_asks_neither_acceptance_nor_cost() -> None:
-    assert evenly([(0.9,) * 6, (0.01,) * 6, ()], 100, line(0.010, 1.0)) == ((6, 6, 0), ())
 
 
 every_session = st.lists(

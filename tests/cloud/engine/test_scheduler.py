@@ -66,18 +66,6 @@ def allocated(*candidates: StepCandidate, now: float = NOW, budget: StepBudget =
     return decision.allocations
 
 
-def test_without_sessions_there_is_nothing_to_wait_for() -> None:
-    assert decide([]) == Wait(None)
-
-
-def test_a_session_whose_device_fell_behind_neither_steps_nor_sets_a_deadline() -> None:
-    assert decide([candidate(nodes=3, may_step=False)]) == Wait(None)
-
-
-def test_a_session_with_nodes_steps_at_once() -> None:
-    assert allocated(candidate(nodes=5)) == (RowAllocation("s", 1, 5),)
-
-
 def test_a_session_without_nodes_waits_until_they_are_expected_then_for_its_draft_wait_and_no_longer() -> None:
     assert decide([candidate()]) == Wait(NOW + 0.002)
     assert decide([candidate()], NOW + 0.004) == Wait(NOW + 0.010)
@@ -96,13 +84,6 @@ def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> No
     assert allocated(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
-def test_what_the_verifier_finds_by_itself_shortens_the_patience_with_devices() -> None:
-    """With a token more in every step, waiting for 2 ms has to bring 0.8 tokens, not 0.4."""
-    assert decide([candidate(gain=0.7)]) == Wait(NOW + 0.002)
-    assert allocated(candidate(gain=0.7, server_gain=1.0)) == (RowAllocation("s", 1, 0),)
-    assert decide([candidate(gain=0.9, server_gain=1.0)]) == Wait(NOW + 0.002)
-
-
 def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
     late = candidate("late", answers_s=0.009, gain=2.0)
     assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
@@ -110,18 +91,6 @@ def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_alo
         RowAllocation("late", 1, 0),
         RowAllocation("ready", 1, 2),
     }
-
-
-@pytest.mark.parametrize("empty", range(9))
-def test_the_more_sessions_of_a_batch_have_nodes_the_less_is_waited_for_the_others(empty: int) -> None:
-    batch = [candidate(f"s{i}", gain=1.0, **({} if i < empty else {"nodes": 4})) for i in range(8)]
-    waits = isinstance(decide(batch), Wait)
-    # 8 rows and 4 nodes of acceptance 0.5 each for those who have some, at 10 ms: twice of that is what 2 ms are worth.
-    assert waits == (empty > 2 * 0.2 * (8 + 2 * (8 - empty)))
-
-
-def test_nobody_waits_while_a_prompt_is_to_be_read() -> None:
-    assert isinstance(decide([candidate(), candidate("new", pending=9)]), StepPlan)
 
 
 def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
@@ -151,21 +120,6 @@ def test_who_stepped_longest_ago_comes_first_when_not_all_fit() -> None:
     assert [own.session_id for own in allocated(*three, budget=budget)] == ["b", "c"]
 
 
-def test_a_lone_prompt_gets_the_whole_budget() -> None:
-    assert allocated(candidate(pending=200)) == (RowAllocation("s", 64, 0),)
-
-
-def test_prompts_share_their_rows_in_order_of_arrival_while_others_generate() -> None:
-    shared = allocated(
-        candidate("first", pending=10), candidate("second", pending=50, nodes=5), candidate("g", nodes=4)
-    )
-    assert set(shared) == {RowAllocation("first", 10, 0), RowAllocation("second", 6, 0), RowAllocation("g", 1, 4)}
-
-
-def test_the_end_of_a_prompt_takes_nodes_along() -> None:
-    assert allocated(candidate(pending=10, nodes=3)) == (RowAllocation("s", 10, 3),)
-
-
 def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     crowd = [candidate(f"s{i}", idle=True) for i in range(100)]
     shared = allocated(candidate("prompt", pending=40), *crowd)
@@ -192,10 +146,6 @@ def test_a_budget_in_which_a_session_would_starve_is_refused(bounds: dict[str, i
     [name] = bounds
     with pytest.raises(BadRequest, match=name):
         EngineConfig(**bounds)
-
-
-def test_prompts_get_no_more_rows_than_there_are() -> None:
-    assert EngineConfig(token_budget=8, prefill_chunk=9).budget == StepBudget(rows=8, prefill_rows=8)
 
 
 @dataclass
@@ -265,30 +215,6 @@ def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
                 del live[name]
 
 
-def test_what_cannot_be_shared_evenly_goes_to_the_first_who_then_stand_behind() -> None:
-    budget = StepBudget(rows=10, prefill_rows=4)  # 4 plain rows, 6 for nodes
-    plan = decide([candidate(name, nodes=6 if name != "c" else 0, idle=True) for name in "abcd"], budget=budget)
-    assert plan == StepPlan(
-        (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 0), RowAllocation("d", 1, 2))
-    )
-    plan = decide([candidate(name, nodes=6) for name in "abcd"], budget=budget)
-    assert plan == StepPlan(
-        (RowAllocation("a", 1, 2), RowAllocation("b", 1, 2), RowAllocation("c", 1, 1), RowAllocation("d", 1, 1)),
-        favoured=("a", "b"),
-    )
-
-
-def test_what_one_does_not_want_goes_to_the_others() -> None:
-    budget = StepBudget(rows=23, prefill_rows=4)  # 20 for nodes
-    wants = {"a": 1, "b": 8, "c": 8, "d": 4}
-    assert [own.nodes for own in allocated(*(candidate(k, nodes=n) for k, n in wants.items()), budget=budget)] == [
-        1,
-        7,
-        7,
-        4,
-    ]
-
-
 @dataclass
 class Crowd:
     """Run sessions over many steps, in the order of service that the engine keeps."""
@@ -318,17 +244,6 @@ class Crowd:
             {own.session_id: self.steps - self.last_steps[own.session_id] for own in plan.allocations}
         )
         return plan
-
-
-def test_many_sessions_that_always_have_nodes_get_alike() -> None:
-    crowd = Crowd([f"s{i}" for i in range(64)], Counter())
-    everyone = dict.fromkeys(crowd.queue, 14)
-    total: Counter[str] = Counter()
-    for _ in range(100):
-        for own in crowd.step(everyone, dict.fromkeys(everyone, 1), StepBudget(rows=200, prefill_rows=50)).allocations:
-            total[own.session_id] += own.nodes
-    assert sum(total.values()) == 100 * (200 - 64)
-    assert max(total.values()) - min(total.values()) <= 1
 
 
 NAMES = [f"s{i}" for i in range(7)]

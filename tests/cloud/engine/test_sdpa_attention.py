@@ -78,15 +78,3 @@ def test_a_prompt_in_blocks_gets_what_it_gets_as_a_whole(
         monkeypatch.setattr(attention, "_BLOCK_ROWS", block)
         found.append(SdpaBackend().plan(sessions, pool).attend(0, query, key, value, scoring).clone())
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-5)
-
-
-def test_rows_that_pad_a_step_change_neither_results_nor_the_pool() -> None:
-    pool = filled_pool()
-    query, key, value = torch.randn(1, HEADS, 4, WIDTH), *torch.randn(2, 1, KV_HEADS, 4, WIDTH)
-    plan = SdpaBackend().plan(segments(pool, ((7, 1, ()),)), pool)
-    expected = plan.attend(0, query[:, :, :1], key[:, :, :1], value[:, :, :1], Scoring(0.35)).clone()
-    before = pool.keys[0].clone()
-    got = plan.attend(0, query, key, value, Scoring(0.35))
-    assert got.shape == (1, 4, HEADS, WIDTH)
-    torch.testing.assert_close(got[:, :1], expected)
-    assert torch.equal(pool.keys[0], before)

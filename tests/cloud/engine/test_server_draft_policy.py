@@ -79,21 +79,3 @@ def test_a_draft_that_has_become_bad_is_stopped_within_a_few_steps() -> None:
     world.drafted(500)
     world.gain = 0.2
     assert world.drafted(60) < 30
-
-
-def reader(gain: float = 1.0, drafting_s: float = 0.002, a_token_s: float = 0.0002) -> DraftPolicy:
-    """Return a policy that knows of 4 sessions how long a token takes to read."""
-    policy = DraftPolicy()
-    for _ in range(30):
-        policy.time.observe_drafting(4, drafting_s)
-        policy.observe_step(4, 8, round(4 * gain))
-        policy.time.observe_reading(100, 100 * a_token_s)
-    return policy
-
-
-def test_a_long_prompt_before_a_short_answer_is_not_read() -> None:
-    """With a step of 20 ms and 4 sessions a token is worth 5 ms; drafting and nodes cost 2.5 ms a session and step."""
-    policy = reader()
-    assert policy.reading_pays(1000, 400, 4, 4, World().cost)  # 200 ms, against 200 steps of 2.5 ms
-    assert not policy.reading_pays(1000, 24, 4, 4, World().cost)  # against 12 of them
-    assert policy.reading_pays(30, 24, 4, 4, World().cost)

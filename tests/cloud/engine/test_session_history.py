@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cloud_verifier.engine.session_history import KEPT_S, SessionHistory
 
 REQUEST = b"request"
@@ -19,24 +17,6 @@ def test_a_forgotten_session_leaves_neither_its_epoch_nor_its_tokens() -> None:
     memory.keep("c", REQUEST, [6, 7, 8, 9, 10])  # in the room that "a" left
     assert memory.kept("b", REQUEST) == [1, 2, 3, 4, 5]
     assert memory.kept("c", REQUEST) == [6, 7, 8, 9, 10]
-
-
-@pytest.mark.parametrize("committed", [[], [1, 2]])
-def test_tokens_are_kept_once_and_for_their_request_alone(committed: list[int]) -> None:
-    memory = SessionHistory(max_sessions=2, max_tokens=2)
-    memory.see("a", 1)
-    for _ in range(3):
-        memory.keep("a", REQUEST, committed)
-    assert memory.kept("a", REQUEST) == committed
-    assert memory.kept("a", b"another") == []
-
-
-def test_the_oldest_tokens_make_room_for_new_ones() -> None:
-    memory = SessionHistory(max_sessions=5, max_tokens=3)
-    memory.keep("a", REQUEST, [1, 2])
-    memory.keep("b", REQUEST, [3, 4])
-    memory.keep("c", REQUEST, [5, 6, 7, 8])
-    assert [memory.kept(name, REQUEST) for name in "abc"] == [[], [3, 4], []]
 
 
 def test_tokens_are_kept_for_some_minutes_and_epochs_for_longer() -> None:

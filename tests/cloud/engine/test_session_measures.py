@@ -64,16 +64,6 @@ def test_a_draft_token_that_was_under_way_when_its_position_was_committed_is_cou
     assert measured(streaming).acceptance_history == bytes([HIT])
 
 
-def test_a_node_proposed_after_its_token_was_received_does_not_count(streaming: Rig) -> None:
-    """A device that repeats the tokens that it received does not count as a good draft."""
-    for _ in range(3):
-        (token,) = committed(streaming)
-        streaming.clock.now += 0.041
-        position = measured(streaming).committed - 1
-        streaming.engine.append("s", Append(1, position + 1, position, (0,), (token,)))
-    assert measured(streaming).acceptance_history == b""
-
-
 def test_a_draft_token_that_is_never_evaluated_is_counted(streaming: Rig) -> None:
     wrong = 1
     streaming.engine.append("s", nodes(wrong, 2))
@@ -91,30 +81,6 @@ def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: 
         base = measured(streaming).committed
         streaming.engine.append("s", Append(1, turn + 1, base, (0,), (5,)))
     assert measured(streaming).draft_ms == pytest.approx(7.0, abs=0.1)
-
-
-def test_levels_that_come_together_share_the_time_and_what_came_before_the_first_token_is_not_drafting(
-    streaming: Rig,
-) -> None:
-    committed(streaming)
-    streaming.clock.now += 0.040 + 0.009
-    base = measured(streaming).committed
-    streaming.engine.append("s", Append(1, 1, base, (0, 1, 2), (5, 6, 7)))
-    assert measured(streaming).draft_ms == pytest.approx(3.0, abs=0.1)
-    rig = Rig(streaming.executor.model)
-    rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
-    rig.engine.update("s", rtt_ms=40.0)
-    rig.clock.now += 0.4
-    rig.engine.append("s", nodes(5))
-    assert measured(rig).draft_ms == 0.0
-
-
-def test_without_a_round_trip_nothing_is_said_of_the_device(target: Target) -> None:
-    rig = Rig(target("llama"))
-    rig.engine.start("s", attach_of(prompt_of(9), ignore_eos=True, max_tokens=64), LIMITS, STREAMING)
-    (token,) = committed(rig)
-    rig.engine.append("s", nodes(token))
-    assert (measured(rig).acceptance_history, measured(rig).draft_ms) == (b"", 0.0)
 
 
 def test_a_tenants_good_nodes_keep_their_acceptance_beside_anothers_rubbish(target: Target, reference: Plain) -> None:

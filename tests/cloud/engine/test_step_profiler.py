@@ -10,7 +10,6 @@ import torch
 from cloud_verifier.engine import step_profiler as profiling
 from cloud_verifier.engine.torch_backend.executor import profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.step_cost import StepCost
 
 
 class Slow:
@@ -63,26 +62,3 @@ def test_on_a_slow_machine_it_keeps_to_its_time_and_prolongs_the_line(
     assert clock.now <= profiling.LIMIT_S + 1.0
     assert max(clock.passes) < 64
     assert cost.seconds(256, 1) == pytest.approx(0.5 + 0.05 * 256, rel=0.05)
-
-
-def test_on_a_very_slow_machine_the_two_smallest_steps_are_still_measured(
-    target: Callable[[str], TargetModel], slowed: Callable[..., Slow]
-) -> None:
-    clock = slowed(20.0, 1.0)
-    cost = profile(target("llama"), 512, clock=clock)
-    assert clock.passes == [1, 2]
-    assert cost.seconds(1, 1) == pytest.approx(21.0)
-
-
-def test_on_this_machine_it_takes_less_than_five_seconds(target: Callable[[str], TargetModel]) -> None:
-    from time import perf_counter
-
-    begun = perf_counter()
-    cost = profile(target("qwen3"), 512)
-    assert perf_counter() - begun < 5.0
-    assert 0.0 < cost.seconds(1, 1) < cost.seconds(512, 1)
-
-
-def test_the_costs_are_described_with_one_row_in_the_singular() -> None:
-    described = profiling.describe(StepCost({1: 0.01, 8: 0.02, 32: 0.04, 128: 0.1}, 0.0))
-    assert described.startswith("a step takes 1 row 10.0 ms, 8 rows 20.0 ms, 32 rows")

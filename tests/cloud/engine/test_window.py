@@ -79,25 +79,6 @@ def test_a_node_outside_comes_in_when_the_root_comes_nearer_and_is_counted_once(
     assert (counts, stats(rig).committed, stats(rig).ignored) == ([2, 2], 6, 5)
 
 
-def test_a_window_made_smaller_ends_nobody_whose_nodes_were_under_way(target: Target, reference: Plain) -> None:
-    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
-    rig = started(target, DIRECTIVE)
-    rig.engine.append("s", chain(*expected[:3]))
-    rig.engine.update("s", directive=replace(DIRECTIVE, window_nodes=2, window_depth=1))
-    rig.engine.append("s", Append(1, first_id=4, base=0, parents=(3, 4), tokens=tuple(expected[3:5])))
-    assert evaluated(rig.engine.step()) == 1
-    assert (stats(rig).committed, stats(rig).ignored) == (2, 4)
-    rig.engine.update("s", directive=DIRECTIVE)
-    assert evaluated(rig.engine.step()) == 3
-    assert stats(rig).committed == 6
-
-
-def test_a_window_without_depth_is_one_without_nodes_and_nothing_is_waited_for(target: Target) -> None:
-    rig = started(target, replace(DIRECTIVE, window_depth=0))
-    for _ in range(5):
-        assert evaluated(rig.engine.step()) == 0
-
-
 def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
     target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,11 +100,3 @@ def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(
     assert max(depths) <= 2
     assert stats(rig).evaluated <= 3 * stats(rig).steps
     assert stats(rig).ignored > 0
-
-
-def test_a_device_within_its_window_has_nothing_ignored(target: Target) -> None:
-    rig = Rig(target("llama"))
-    rig.attach("s", client(PROMPT, random_tree, max_tokens=40, ignore_eos=True))
-    rig.run()
-    assert stats(rig).ignored == 0
-    assert stats(rig).evaluated > 0
