@@ -1,266 +1,114 @@
-"""Measure what the coordinators of a large fleet do: decide about windows, take reports, open and resume sessions.
+"""Measure what coordinators do for a large fleet, what a verifier's front costs, and what a session takes.
 
-Real coordinator processes run over a real Redis, with verifiers that exist only as reports
-(benchmarks.support.fake_verifiers): each reports its sessions every second, with telemetry that goes on from second to
-second. First all sessions are opened. Then reports alone are counted in Redis, and then this process opens and resumes
-sessions beside them, at a fixed rate whatever the answers take; for each that is opened an old one is closed. At last a
-coordinator is killed, and the time runs until every verifier has decisions that were made from a report of later. All
-this is repeated for each number of coordinators. The figures of the last line are the worst of these.
+Coordinators run over one Redis. The verifiers exist only as reports: each reports its sessions every second, as a real
+one does. All sessions are opened first. Then some are opened at a fixed rate, however long the answers take, and an old
+one is closed for each. At last a coordinator is killed, where there are several.
 
-decision_age_p99_s: of the decisions that a verifier has when the next answer comes, so the greatest age that they
-reach. ms_per_session_decision: CPU time of the coordinators' threads that decide. open_p99_ms: from the time at which a
-session was due to be opened. redis_commands_per_report: all that Redis runs, those of scripts included, while there are
-reports alone. lost: sessions that hold no place at the end, and calls that failed at every coordinator. Cores are those
-that each kind of process has used while sessions were opened.
+`open_ms` is from when a session was due to be opened to the answer. `decision_age_s` is the age that a verifier's
+decisions reach until the next ones come, from when the report was sent that they answer. `coordinators_ms` and
+`redis_ms` are CPU time by session and second, with the opening; `up_bytes` and `down_bytes` those of reports and their
+answers by session and second, without HTTP/2's headers. `takeover_s` is the time until every verifier has decisions of
+the coordinators that are left. `lost` counts calls that failed, and sessions that hold no slot in the end.
+`load_busy` is the share of a core that this program takes: near 1 it bounds the figures.
+
+`front` shows a real verifier, throttled to 40 ms a step, whose users draft n-grams: CPU time of its front by session
+and step, and bytes by token on the streams, also with the draft and without any. `redis_bytes` are those of a live
+session, and `log_bytes_per_token` those of a recorded token in the training log.
+
+Caveat: coordinators, Redis, verifiers and devices share two cores here.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
-import itertools
-import json
-import random
-import socket
+import os
 import sys
 import tempfile
 import time
-import urllib.request
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import redis as redis_client
-from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.support import old_harness as harness
-from benchmarks.support import proc
-from benchmarks.support.old_harness import Criterion, quantile, rounded
+from benchmarks.support import harness, proc
+from benchmarks.support.harness import Pair, quantile, rounded, say
+from benchmarks.support.reported_verifiers import Counts, Fleet
+from benchmarks.support.throttled_verifier import environment
+from benchmarks.support.users import SAMPLED, Played, Users, play
 from coordinator.cluster import Child, stand_apart
 from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.wire.channels import channel
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1 import coordinator_pb2_grpc
 
-TENANTS = {name: f"key-of-{name}-0123456789" for name in ("acme", "bobs", "cyan", "dora")}
-CLASSES = ("chat", "code", "mail", "notes")
-DRAFTS = ("draft-1", "draft-2")
-CALL_TIMEOUT_S = 10.0
-OPENING = 32
-"""Sessions that are opened at once at the beginning."""
-TOLD_EVERY_S = 0.25
-"""Time until a verifier reports a session that was placed there, at most: a device needs about so long to attach."""
-TAKEOVER_TIMEOUT_S = 30.0
-MAX_AGE_S, MAX_DECISION_MS, MAX_OPEN_MS, MAX_TAKEOVER_S = 4.0, 0.1, 50.0, 3.0
-SEED = 20_261_126
+SESSIONS_EACH = 50
+"""Sessions of a verifier, on average."""
+TAKEOVER_S = 30.0
+"""Time after which a takeover that has not come never will."""
+STEP_MS = 40.0
+SAMPLE_S = 0.1
 
 
 @dataclass(frozen=True)
-class FleetLoad:
+class Setting:
     """Set how much is measured."""
 
-    coordinators: tuple[int, ...]
-    verifiers: int
-    sessions: int
-    """Sessions of each verifier, on average."""
-    per_s: float
-    """Sessions opened or resumed in a second."""
-    warm_s: float
-    """Time before anything is counted."""
-    quiet_s: float
-    """Time with reports alone."""
-    busy_s: float
+    fleets: tuple[tuple[int, int], ...] = ((1, 1_000), (1, 4_000), (2, 4_000), (4, 4_000))
+    """Coordinators and sessions of each row."""
+    opens_per_s: float = 50.0
+    warm_s: float = 10.0
+    seconds: float = 30.0
+    users: tuple[int, ...] = (1, 16, 48)
+    """At the real verifier."""
+    users_s: float = 15.0
 
 
-FULL = FleetLoad((1, 2, 4), 100, 100, 200.0, 15.0, 20.0, 40.0)
-QUICK = FleetLoad((2,), 20, 50, 100.0, 3.0, 4.0, 6.0)
-SMOKE = FleetLoad((2,), 4, 8, 20.0, 1.0, 1.5, 2.0)
+QUICK = Setting(fleets=((1, 500), (2, 500)), opens_per_s=20.0, warm_s=3.0, seconds=8.0, users=(1, 16), users_s=6.0)
 
 
-class Devices:
-    """Opens, resumes and closes sessions, each at the next coordinator."""
-
-    def __init__(self, coordinators: Sequence[str], tell: Callable[..., Awaitable[Any]]) -> None:
-        self.live: dict[str, tuple[str, pb.OpenSessionResponse]] = {}
-        """Tenant and last grant by session id."""
-        self.open_s: list[float] = []
-        self.resume_s: list[float] = []
-        self.failed: Counter[str] = Counter()
-        """Calls that failed at every coordinator, by the last status."""
-        self._tell = tell
-        self._order: deque[str] = deque()
-        self._added: list[dict[str, Any]] = []
-        self._removed: list[tuple[str, str]] = []
-        self._channels = [channel(address) for address in coordinators]
-        self._stubs = [coordinator_pb2_grpc.CoordinatorStub(one) for one in self._channels]  # type: ignore[no-untyped-call]
-        self._turn = itertools.count()
-        self._rng = random.Random(SEED)
-
-    async def close(self) -> None:
-        for one in self._channels:
-            await one.close()
-
-    async def open(self) -> None:
-        tenant = self._rng.choice(tuple(TENANTS))
-        draft, traffic = self._rng.choice(DRAFTS), self._rng.choice(CLASSES)
-        request = pb.OpenSessionRequest(draft_release=draft, traffic_class=traffic, prompt_tokens=200)
-        opened = await self._call("OpenSession", request, tenant)
-        if opened is None:
-            return
-        self.live[opened.session_id] = tenant, opened
-        self._order.append(opened.session_id)
-        self._place(opened, tenant, draft, traffic)
-
-    async def resume(self) -> None:
-        """Have a session placed anew, as after its verifier failed."""
-        session_id = self._order[self._rng.randrange(len(self._order))]
-        tenant, before = self.live[session_id]
-        request = pb.ResumeSessionRequest(
-            session_id=session_id,
-            ticket=before.primary.ticket,
-            last_epoch=before.primary.epoch_first,
-            failed_verifiers=[before.primary.verifier_id],
-        )
-        resumed = await self._call("ResumeSession", request, tenant, unless_closed=session_id)
-        if resumed is None or session_id not in self.live:
-            return
-        self.live[session_id] = tenant, resumed
-        self._removed.append((before.primary.verifier_id, session_id))
-        self._place(resumed, tenant, DRAFTS[0], CLASSES[0])
-
-    async def end_oldest(self) -> None:
-        session_id = self._order.popleft()
-        tenant, opened = self.live.pop(session_id)
-        self._removed.append((opened.primary.verifier_id, session_id))
-        request = pb.CloseSessionRequest(session_id=session_id, ticket=opened.primary.ticket)
-        await self._call("CloseSession", request, tenant)
-
-    async def tell(self) -> None:
-        """Tell the verifiers which sessions have come and gone."""
-        added, self._added, removed, self._removed = self._added, [], self._removed, []
-        if added or removed:
-            await self._tell(op="sessions", added=added, removed=removed)
-
-    async def load(self, per_s: float, seconds: float) -> None:
-        """Open and resume sessions in turn at a fixed rate, and close as many as are opened."""
-        begun, tasks = time.monotonic(), []
-        for number in range(round(per_s * seconds)):
-            due = begun + number / per_s
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            timed, work = (self.open_s, self.open) if number % 2 else (self.resume_s, self.resume)
-            tasks.append(asyncio.create_task(self._timed(timed, work, due)))
-        await asyncio.gather(*tasks)
-
-    async def _timed(self, timed: list[float], work: Callable[[], Awaitable[None]], due: float) -> None:
-        await work()
-        timed.append(time.monotonic() - due)
-        if timed is self.open_s:
-            await self.end_oldest()
-
-    def _place(self, opened: pb.OpenSessionResponse, tenant: str, draft: str, traffic: str) -> None:
-        at = {"verifier": opened.primary.verifier_id, "session_id": opened.session_id}
-        self._added.append(
-            at | {"epoch": opened.primary.epoch_first, "tenant": tenant, "draft": draft, "traffic": traffic}
-        )
-
-    async def _call(self, method: str, request: Any, tenant: str, *, unless_closed: str = "") -> Any:
-        """Return the answer of the first coordinator that gives one; None if none does, which is counted.
-
-        unless_closed: a session whose call may fail if it has been closed meanwhile.
-        """
-        metadata = (("authorization", f"Bearer {TENANTS[tenant]}"),)
-        turn, status = next(self._turn), ""
-        for attempt in range(2 * len(self._stubs)):
-            stub = self._stubs[(turn + attempt) % len(self._stubs)]
-            try:
-                return await getattr(stub, method)(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
-            except grpc.aio.AioRpcError as error:
-                status = f"{method} {error.code().name}: {error.details()}"
-                if unless_closed and unless_closed not in self.live:
-                    return None
-                await asyncio.sleep(0.05 * attempt)
-        self.failed[status[:200]] += 1
-        return None
+# --- coordinators
 
 
-class Coordinators:
-    """Runs coordinators over one Redis, and reads what they and Redis count."""
+class ControlPlane:
+    """Runs coordinators over one Redis."""
 
-    def __init__(self, redis: EmbeddedServer, children: Sequence[Child], metrics: Sequence[str]) -> None:
-        self.children = list(children)
-        self._metrics = metrics
+    def __init__(self, redis: EmbeddedServer, children: list[Child]) -> None:
+        self.children = children
         self._redis = redis
-        self.client = redis_client.Redis.from_url(redis.url, decode_responses=True)
+        self._client: redis_client.Redis = redis_client.Redis.from_url(redis.url)
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, count: int, scratch: Path) -> AsyncIterator[Coordinators]:
-        keys = {"OUTRIDER_COORDINATOR_TENANT_KEYS": json.dumps(TENANTS)}
+    async def running(cls, count: int, scratch: Path) -> AsyncIterator[ControlPlane]:
         async with contextlib.AsyncExitStack() as stack:
             redis = stack.enter_context(EmbeddedServer())
-            metrics = [f"127.0.0.1:{_free_port()}" for _ in range(count)]
             children = []
-            for number, where in enumerate(metrics):
+            for number in range(count):
                 options = [*harness.LOOPBACK, "--redis", redis.url, "--state-dir", str(scratch / "state")]
-                options += ["--metrics", where, "--tenant-opens-per-minute", "60000", "--log-level", "WARNING"]
-                command = [sys.executable, "-m", "coordinator.app", *options]
-                log = scratch / "logs" / f"coordinator-{count}-{number}.log"
-                child = await Child.start(f"coordinator-{number}", command, log=log, environment=keys)
+                command = [sys.executable, "-m", "coordinator.app", *options, "--log-level", "WARNING"]
+                child = await Child.start(f"coordinator-{number}", command, log=scratch / f"{count}-{number}.log")
                 stack.push_async_callback(child.stop)
                 children.append(child)
-            yield cls(redis, children, metrics)
+            yield cls(redis, children)
 
-    @property
-    def addresses(self) -> list[str]:
-        return [child.address for child in self.children]
-
-    def store_unix(self) -> float:
-        """Return the time by the store's clock."""
-        seconds, micros = self.client.time()
-        return seconds + micros / 1e6
-
-    def cpu_s(self) -> dict[str, float]:
+    def cpu_s(self) -> tuple[float, float]:
         """Return the CPU seconds of all coordinators, and of Redis."""
-        each = [sum(map(proc.cpu_seconds, proc.family(child.pid))) for child in self.children if child.running]
-        return {"coordinators": sum(each), "redis": proc.cpu_seconds(self._redis.pid or 0)}
+        each = (proc.cpu_seconds(pid) for child in self.children for pid in proc.family(child.pid))
+        return sum(each), proc.cpu_seconds(self._redis.pid or 0)
 
-    def redis_counts(self) -> Counter[str]:
-        """Return what Redis has counted: commands, those that coordinators sent, bytes, and microseconds of scripts."""
-        commands = self.client.info("commandstats")
-        own = ("cmdstat_info", "cmdstat_time")
-        stats: Any = self.client.info("stats")
-        scripts = [commands[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in commands]
-        return Counter(
-            {
-                "commands": sum(c["calls"] for name, c in commands.items() if name not in own),
-                "scripts": sum(c["calls"] for c in scripts),
-                "script_us": sum(c["usec"] for c in scripts),
-                "bytes_in": stats["total_net_input_bytes"],
-                "bytes_out": stats["total_net_output_bytes"],
-            }
-        )
-
-    async def decided(self) -> tuple[float, float]:
-        """Return the CPU seconds that the coordinators' decisions took, and how many sessions they were about."""
-        seconds = sessions = 0.0
-        for where in self._metrics:
-            with contextlib.suppress(OSError):  # one was killed
-                text = await asyncio.to_thread(lambda at: urllib.request.urlopen(f"http://{at}/metrics").read(), where)
-                for family in text_string_to_metric_families(text.decode()):
-                    for sample in family.samples:
-                        seconds += sample.value * (sample.name == "outrider_coordinator_decide_seconds_sum")
-                        sessions += sample.value * (sample.name == "outrider_coordinator_window_k_count")
-        return seconds, sessions
+    def redis_bytes(self) -> int:
+        memory: dict[str, int] = self._client.info("memory")
+        return memory["used_memory"]
 
     async def placed(self) -> set[str]:
-        """Return the ids of all sessions that hold a place."""
+        """Return the ids of all sessions that hold a slot."""
         found: set[str] = set()
-        alive = next(child for child in self.children if child.running)
-        async with channel(alive.address) as link:
-            admin = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
+        async with channel(self.children[-1].address) as link:
+            admin: Any = coordinator_pb2_grpc.AdminStub(link)  # type: ignore[no-untyped-call]
             request = pb.ListSessionsRequest(limit=1_000)
             while True:
                 page = await admin.ListSessions(request, timeout=30.0)
@@ -270,176 +118,181 @@ class Coordinators:
                 request.after = page.next
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
-
-
-async def measured(count: int, load: FleetLoad, scratch: Path) -> dict[str, Any]:
-    """Return the figures with so many coordinators."""
+async def fleet_row(count: int, sessions: int, setting: Setting, scratch: Path) -> dict[str, Any]:
+    """Return the row of so many coordinators and sessions."""
     async with contextlib.AsyncExitStack() as stack:
-        coordinators = await stack.enter_async_context(Coordinators.running(count, scratch))
-        options = {
-            "coordinators": coordinators.addresses,
-            "verifiers": load.verifiers,
-            "capacity": 2 * load.sessions,
-            "seed": SEED,
-        }
-        verifiers = await proc.JsonWorker.start("benchmarks.support.fake_verifiers", json.dumps(options))
-        stack.push_async_callback(verifiers.kill)
-        devices = Devices(coordinators.addresses, verifiers.ask)
-        stack.push_async_callback(devices.close)
-        telling = asyncio.create_task(_tell(devices))
-        stack.callback(telling.cancel)
-        opened_s = await _fill(devices, load.verifiers * load.sessions)
-        print(f"{count} coordinators: {len(devices.live)} sessions opened in {opened_s:.1f} s")
-        await asyncio.sleep(load.warm_s)
-
-        before = coordinators.redis_counts()
-        await verifiers.ask(op="measure")
-        await asyncio.sleep(load.quiet_s)
-        quiet, redis = await verifiers.ask(op="measure"), coordinators.redis_counts()
-        per_report = {name: (redis[name] - before[name]) / max(1, quiet["reports"]) for name in redis}
-
-        used, decided, begun = _cpu(coordinators, verifiers), await coordinators.decided(), time.monotonic()
-        await devices.load(load.per_s, load.busy_s)
-        seconds, busy = time.monotonic() - begun, await verifiers.ask(op="measure")
-        now = _cpu(coordinators, verifiers)
-        cores = {name: round((now[name] - used[name]) / seconds, 3) for name in now}
-        decide_s, about = (
-            after - earlier for after, earlier in zip(await coordinators.decided(), decided, strict=True)
-        )
-        takeover_s = await _takeover(coordinators, verifiers) if count > 1 else None
-        await asyncio.sleep(2.0)
-        missing = set(devices.live) - await coordinators.placed()
-        after = await verifiers.ask(op="measure")
-    lost = len(missing) + devices.failed.total()
-    for status, times in devices.failed.items():
-        print(f"  {times} times: {status}")
-    _tell_reports({"quiet": quiet, "busy": busy, "takeover": after}, per_report)
-    print(f"  cores used: {cores}", flush=True)
+        plane = await stack.enter_async_context(ControlPlane.running(count, scratch))
+        verifiers = max(2, sessions // SESSIONS_EACH)
+        addresses = [child.address for child in plane.children]
+        fleet = await stack.enter_async_context(Fleet(addresses, verifiers, 2 * SESSIONS_EACH))
+        empty = plane.redis_bytes()
+        await fleet.fill(sessions)
+        await asyncio.sleep(setting.warm_s)
+        kept = plane.redis_bytes() - empty
+        async with fleet.counted() as counts:
+            used, own_s, begun = plane.cpu_s(), time.process_time(), time.monotonic()
+            await fleet.turn_over(setting.opens_per_s, setting.seconds)
+            seconds, own_s = time.monotonic() - begun, time.process_time() - own_s
+            cpu_s = [after - before for after, before in zip(plane.cpu_s(), used, strict=True)]
+        takeover_s = await takeover(plane, fleet) if count > 1 else None
+        missing = {one.session_id for one in fleet.opened} - await plane.placed()
+    for reason, times in counts.failed.items():
+        say(f"{times} times: {reason}")
+    session_seconds = seconds * len(fleet.opened)
     return {
-        "sessions": len(devices.live),
-        "decision_age_p99_s": rounded(quantile(busy["ages_s"], 0.99), 2),
-        "ms_per_session_decision": round(1e3 * decide_s / about, 3) if about else None,
-        "open_p99_ms": _ms(devices.open_s, 0.99),
-        "open_p50_ms": _ms(devices.open_s, 0.5),
-        "resume_p99_ms": _ms(devices.resume_s, 0.99),
-        "redis_commands_per_report": round(per_report["commands"], 1),
-        "redis_kb_per_report": [round(per_report[way] / 1e3, 1) for way in ("bytes_in", "bytes_out")],
-        "redis_script_ms_per_report": round(per_report["script_us"] / 1e3, 3),
-        "coordinator_cpu": cores["coordinators"],
-        "cores": cores,
-        "takeover_s": rounded(takeover_s, 2),
-        "lost": lost,
+        "coordinators": count,
+        "sessions": len(fleet.opened),
+        "opens_per_s": setting.opens_per_s,
+        **opening(counts),
+        "decision_age_s_p99": rounded(quantile(counts.ages_s, 0.99)),
+        "decided": rounded(counts.directives / max(1, counts.sessions), 3),
+        "coordinators_ms": rounded(1e3 * cpu_s[0] / session_seconds, 3),
+        "redis_ms": rounded(1e3 * cpu_s[1] / session_seconds, 3),
+        "up_bytes": round(counts.bytes_up / max(1, counts.sessions)),
+        "down_bytes": round(counts.bytes_down / max(1, counts.sessions)),
+        "redis_bytes": round(kept / max(1, sessions)),
+        "takeover_s": rounded(takeover_s),
+        "lost": len(missing) + counts.failed.total(),
+        "load_busy": rounded(own_s / seconds),
     }
 
 
-async def _fill(devices: Devices, sessions: int) -> float:
-    """Open so many sessions; return the seconds that it took. Raises RuntimeError if some cannot be opened."""
-    begun, wanted = time.monotonic(), itertools.count()
-
-    async def fill() -> None:
-        while next(wanted) < sessions:
-            await devices.open()
-
-    await asyncio.gather(*(fill() for _ in range(OPENING)))
-    if len(devices.live) < sessions:
-        raise RuntimeError(f"not all sessions could be opened: {dict(devices.failed)}")
-    return time.monotonic() - begun
-
-
-def _tell_reports(parts: dict[str, dict[str, Any]], per_report: dict[str, float]) -> None:
-    """Print what became of the reports in each part of the run, and what one cost Redis in the first of them."""
-    for name, part in parts.items():
-        print(
-            f"  {name}: {part['reports']} reports, p99 of an answer {rounded(quantile(part['answer_s'], 0.99), 3)} s,"
-            f" failed {part['failed'] or 'none'}, {part['unknown']} verifiers unknown; {part['directives']} directives"
-            f" for {part['sessions']} sessions reported; decisions' age p50"
-            f" {rounded(quantile(part['ages_s'], 0.5), 2)} s, p99 {rounded(quantile(part['ages_s'], 0.99), 2)} s"
+def opening(counts: Counts) -> dict[str, Any]:
+    """Return the milliseconds of opening a session."""
+    return {
+        f"open_ms_p{share:.0f}": rounded(
+            None if (found := quantile(counts.open_s, share / 100)) is None else 1e3 * found
         )
-    first = next(iter(parts.values()))
-    print(
-        f"  a report of {first['bytes'] / max(1, first['reports']) / 1e3:.1f} kB costs Redis"
-        f" {per_report['commands']:.1f} commands, of which {per_report['scripts']:.1f} are scripts that take"
-        f" {per_report['script_us'] / 1e3:.2f} ms, {per_report['bytes_in'] / 1e3:.1f} kB in and"
-        f" {per_report['bytes_out'] / 1e3:.1f} kB out"
-    )
+        for share in (50, 99)
+    }
 
 
-async def _tell(devices: Devices) -> None:
-    while True:
-        await devices.tell()
-        await asyncio.sleep(TOLD_EVERY_S)
-
-
-async def _takeover(coordinators: Coordinators, verifiers: proc.JsonWorker) -> float | None:
-    """Kill a coordinator; return the seconds until all have decisions from reports of later, None if some never do."""
-    await coordinators.children[0].kill()
-    killed, since = time.monotonic(), coordinators.store_unix()
+async def takeover(plane: ControlPlane, fleet: Fleet) -> float | None:
+    """Kill a coordinator; return the seconds until the others decide for all verifiers, None if they do not."""
+    await plane.children[0].kill()
+    killed_s = time.monotonic()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(TAKEOVER_TIMEOUT_S):
-            await verifiers.ask(op="decided", since=since)
-            return time.monotonic() - killed
+        async with asyncio.timeout(TAKEOVER_S):
+            await fleet.decided_since(killed_s)
+            return time.monotonic() - killed_s
     return None
 
 
-def _cpu(coordinators: Coordinators, verifiers: proc.JsonWorker) -> dict[str, float]:
-    return {
-        **coordinators.cpu_s(),
-        "fake verifiers": proc.cpu_seconds(verifiers.pid),
-        "devices": time.process_time(),
-    }
+# --- a verifier's front
 
 
-def _ms(seconds: Sequence[float], share: float) -> float | None:
-    found = quantile(seconds, share)
-    return None if found is None else round(1e3 * found, 1)
+async def front_rows(pair: Pair, setting: Setting) -> list[dict[str, Any]]:
+    """Return a row for each number of users who draft n-grams, and for one user with the draft and without any."""
+    rows = []
+    prompts = list(pair.encode(harness.prompts("heldout", 16)).values())
+    options = ("--max-sessions", str(2 * max(setting.users)))
+    async with harness.one_verifier(pair, *options, throttle=environment(STEP_MS)) as cluster:
+        [core] = os.sched_getaffinity(0)
+        verifier = cluster.verifiers[0]
+        for count, draft in (*((users, "ngram") for users in setting.users), (1, "auto"), (1, None)):
+            users = Users(
+                coordinator=cluster.address,
+                verifier=verifier.address,
+                prompts=prompts,
+                count=count,
+                draft=draft,
+                options=SAMPLED | {"max_tokens": 128, "ignore_eos": True},
+                seconds=setting.users_s,
+            )
+            samples: list[tuple[float, float]] = []
+            sampling = asyncio.create_task(sample(verifier.pid, samples))
+            played = await play(users, [core])
+            sampling.cancel()
+            tokens = sum(len(text.tokens) for text in played.texts)
+            row = {
+                "users": count,
+                "draft": draft or "none",
+                "front_us_per_session_step": rounded(front_us(played, samples), 1),
+                "bytes_up_per_token": rounded(sum(text.bytes_up for text in played.texts) / tokens, 1),
+                "bytes_down_per_token": rounded(sum(text.bytes_down for text in played.texts) / tokens, 1),
+                "acceptance_length": rounded(played.acceptance_length),
+                "devices_busy": rounded(played.busy),
+            }
+            say(row)
+            rows.append(row)
+    return rows
 
 
-def result_of(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return the last line: the worst figures over the numbers of coordinators, and those of each."""
-    worst: dict[str, Any] = {"sessions": min(one["sessions"] for one in found.values())}
-    for name in ("decision_age_p99_s", "ms_per_session_decision", "open_p99_ms", "redis_commands_per_report"):
-        values = [one[name] for one in found.values()]
-        worst[name] = None if None in values else max(values)
-    worst["coordinator_cpu"] = max(one["coordinator_cpu"] for one in found.values())
-    several = [one["takeover_s"] for count, one in found.items() if count > 1]
-    worst["takeover_s"] = max(several) if several and None not in several else None
-    worst["lost"] = sum(one["lost"] for one in found.values())
-    return worst | {"by_coordinators": {str(count): one for count, one in found.items()}}
+async def sample(pid: int, samples: list[tuple[float, float]]) -> None:
+    """Add the time and the CPU seconds of a process to `samples` until cancelled."""
+    while True:
+        samples.append((time.monotonic(), proc.cpu_seconds(pid)))
+        await asyncio.sleep(SAMPLE_S)
 
 
-def criteria(result: dict[str, Any]) -> list[Criterion]:
-    """Return what the figures have to be."""
-    return [
-        Criterion.bound("99th percentile of the decisions' age, s", result["decision_age_p99_s"], at_most=MAX_AGE_S),
-        Criterion.bound("CPU per session and decision, ms", result["ms_per_session_decision"], at_most=MAX_DECISION_MS),
-        Criterion.bound("99th percentile of opening, ms", result["open_p99_ms"], at_most=MAX_OPEN_MS),
-        Criterion.bound("takeover, s", result["takeover_s"], at_most=MAX_TAKEOVER_S),
-        Criterion.bound("sessions and calls lost", result["lost"], at_most=0),
-    ]
+def front_us(played: Played, samples: Sequence[tuple[float, float]]) -> float | None:
+    """Return the CPU microseconds by session and step, over the time in which all users generated.
+
+    samples: time and CPU seconds of the front, in order.
+    """
+    deliveries: dict[int, set[float]] = {}
+    for text in played.texts:
+        deliveries.setdefault(text.user, set()).update(text.delivered_s)
+    begin, end = max(map(min, deliveries.values())), min(map(max, deliveries.values()))
+    inside = [(at, cpu_s) for at, cpu_s in samples if begin <= at <= end]
+    if len(inside) < 2:
+        return None
+    (first_at, first_s), (last_at, last_s) = inside[0], inside[-1]
+    steps = sum(first_at < at <= last_at for times in deliveries.values() for at in times)
+    return 1e6 * (last_s - first_s) / steps if steps else None
 
 
-async def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.arguments("control_plane", __doc__)
-    parser.add_argument("--coordinators", type=int, nargs="+", help="numbers of coordinators, instead of the size's")
-    options = parser.parse_args(argv)
-    load: FleetLoad = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
-    found = {}
+async def logged_bytes(pair: Pair, tokens: int, texts: int) -> float:
+    """Return the bytes of the training log by recorded token."""
+    async with harness.cluster() as cluster:
+        log = Path(os.environ["OUTRIDER_EDGE_CACHE_DIR"], "traffic")
+        await cluster.start_coordinator(*harness.LOOPBACK, "--recording-share", "1")
+        models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
+        verifier = await cluster.start_verifier(*models, "--traffic", str(log))
+        prompts = list(pair.encode(harness.prompts("heldout", texts)).values())
+        asked = Users(cluster.address, verifier.address, prompts, warm=0, options=SAMPLED | {"max_tokens": tokens})
+        played = await play(asked, [harness.cores()[1]])
+        await verifier.stop()
+        size = size_of(log)
+    return size / sum(len(text.tokens) for text in played.texts)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def measure(options: argparse.Namespace) -> None:
+    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
+    fleets = [(count, options.sessions or setting.fleets[-1][1]) for count in options.coordinators]
+    rows = []
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         stand_apart(Path(scratch))
-        (Path(scratch) / "logs").mkdir()  # nothing runs yet
-        try:
-            for count in options.coordinators or load.coordinators:
-                found[count] = await measured(count, load, Path(scratch))
-        except BaseException:
-            harness.print_log_ends(Path(scratch, "logs"))
-            raise
-    result = result_of(found)
-    harness.finish(result, criteria(result), options.size)
+        for count, sessions in fleets or setting.fleets:
+            try:
+                rows.append(await fleet_row(count, sessions, setting, Path(scratch)))
+            except Exception:
+                harness.print_log_ends(Path(scratch))
+                raise
+            say(rows[-1])
+    front = await front_rows(pair, setting)
+    log_bytes = await logged_bytes(pair, *((48, 4) if options.quick else (96, 24)))
+    harness.finish(
+        options,
+        f"{SESSIONS_EACH} sessions a simulated verifier, {setting.seconds:.0f} s a row.",
+        rows,
+        front=front,
+        log_bytes_per_token=rounded(log_bytes, 1),
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = harness.arguments("control_plane", __doc__)
+    parser.add_argument("--coordinators", type=int, nargs="+", default=[], metavar="N", help="numbers of coordinators")
+    parser.add_argument("--sessions", type=int, metavar="N", help="sessions of all verifiers together")
+    options = parser.parse_args(argv)
+    harness.main(lambda: measure(options))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -67,6 +67,9 @@ class Text:
     evaluated: int
     """Tokens of the device's draft that the target evaluated."""
     accepted: int
+    bytes_up: int = 0
+    """Bytes of the messages that the device sent, without headers."""
+    bytes_down: int = 0
     whole: bool = True
     """Whether it was not cut off."""
 
@@ -239,6 +242,8 @@ class Process:
             steps=counts.steps,
             evaluated=counts.evaluated,
             accepted=counts.accepted,
+            bytes_up=counts.bytes_up,
+            bytes_down=counts.bytes_down,
             whole=whole,
         )
 
