@@ -25,7 +25,7 @@ from outrider.core.errors import BadRequest, between
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, identifier, label, text
-from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto
+from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto, limits_to_proto
 from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
 from outrider.wire.ticket import MAX_TARGET_TEXT, target_from_proto, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -196,4 +196,5 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
         ticket=grant.ticket,
         epoch_first=grant.epoch_first,
         epoch_last=grant.epoch_last,
+        limits=limits_to_proto(grant.limits),
     )

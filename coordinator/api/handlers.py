@@ -291,7 +291,7 @@ class Handlers:
                 target=verifier.target,
             )
         )
-        return Grant(verifier, signed, first, last)
+        return Grant(verifier, signed, first, last, self.config.limits)
 
     async def _prior(self, workload: WorkloadKey) -> Prior:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""

@@ -34,8 +34,8 @@ from outrider.wire.channels import check_free
 
 EXIT_FAILED = 1
 _NEEDS = {
-    "coordinator": ("redis", "cryptography", "grpc_health", "starlette", "uvicorn"),
-    "verifier": ("torch", "transformers", "safetensors", "cryptography", "grpc_health"),
+    "coordinator": ("redis", "cryptography", "jwt", "grpc_health", "starlette", "uvicorn"),
+    "verifier": ("torch", "transformers", "safetensors", "cryptography", "jwt", "grpc_health"),
     "edge": ("llama_cpp", "tokenizers", "jinja2"),
 }
 """Modules of each extra that its program cannot do without."""

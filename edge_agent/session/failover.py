@@ -12,12 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
-from outrider.core.errors import BadRequest, OutriderError, Unavailable
+from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_from_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -144,7 +142,7 @@ class GrantRoute:
                 epoch = max(self._epoch + 1, grant.epoch_first)
                 if epoch <= grant.epoch_last:
                     self._epoch = epoch
-                    limits = limits_of(grant.ticket)
+                    limits = limits_from_proto(grant.limits) if grant.HasField("limits") else None
                     return AttachTarget(grant.address, epoch, grant.tls, grant.ticket, grant.verifier_id, limits)
                 self._grants.pop(0)
             await self._request_grants()
@@ -180,14 +178,3 @@ class GrantRoute:
             if not self._grants:
                 self._backoff.failed(Unavailable("the coordinator knows no verifier that could take the session over"))
         self._ticket = self._grants[0].ticket
-
-
-def limits_of(ticket: bytes) -> SessionLimits | None:
-    """Return the limits in a ticket's claims, which anyone may read; None for an empty ticket. Raises BadRequest."""
-    if not ticket:
-        return None
-    try:
-        claims = pb.TicketClaims.FromString(pb.SignedTicket.FromString(ticket).claims)
-    except DecodeError as error:
-        raise BadRequest("the coordinator's ticket cannot be read; is it much newer than this client?") from error
-    return limits_from_proto(claims.limits)

@@ -1,7 +1,7 @@
 """Sign and verify tickets: the coordinator's promises to a device, which a verifier can check alone.
 
-Ed25519 over the claims exactly as sent (no re-serialising before the check). `cryptography` is imported only when a
-key is used, so that a device, which carries tickets without reading them, does not need it.
+A ticket is a JSON Web Token, signed with EdDSA (Ed25519), whose audience is one verifier. PyJWT and `cryptography` are
+imported only when a key is used, so that a device, which carries tickets without reading them, does not need them.
 """
 
 from __future__ import annotations
@@ -9,39 +9,54 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from google.protobuf.message import DecodeError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.bounds import text
-from outrider.wire.codecs import MAX_TICKET_BYTES, built, limits_from_proto, limits_to_proto
-from outrider.wire.v1 import coordinator_pb2, session_pb2
+from outrider.wire.codecs import MAX_TICKET_BYTES, built
+from outrider.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+ALGORITHM = "EdDSA"
 TICKET_KEY = "outrider-ticket-bin"
 """Metadata of a call to a verifier: the ticket, so that nothing else of the call is read before it is checked."""
 MAX_KEY_ID = 64
 MAX_TARGET_TEXT = 160
 """Characters in a target's name, in each hash, and in each word about how it is computed."""
 
+MAX_EPOCH = 2**53
+MAX_LIMIT = 65_536
+"""Each of a session's limits."""
+_Text = Annotated[str, Field(max_length=MAX_TARGET_TEXT)]
+_Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+_Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+def _bounded(limits: SessionLimits) -> SessionLimits:
+    """Return limits. Raises ValueError if one is out of bounds."""
+    if not all(0 <= value <= MAX_LIMIT for value in vars(limits).values()):
+        raise ValueError(f"limits must be between 0 and {MAX_LIMIT}")
+    return limits
+
 
 @dataclass(frozen=True)
 class Target:
     """The target that a verifier serves. Equal `weights` mean equal text."""
 
-    name: str
-    weights_hash: str
-    tokenizer_hash: str
-    dtype: str = ""
-    backend: str = ""
-    hardware: str = ""
+    name: _Text
+    weights_hash: _Text
+    tokenizer_hash: _Text
+    dtype: _Text = ""
+    backend: _Text = ""
+    hardware: _Text = ""
 
     @property
     def weights(self) -> tuple[str, str]:
@@ -53,36 +68,39 @@ class Target:
 class Claims:
     """The claims of a ticket whose signature was verified."""
 
-    session_id: str
-    tenant: str
-    audience: str
+    session_id: _Text
+    tenant: _Text
+    audience: _Text
     """Id of the one verifier that may accept it."""
-    epoch_first: int
-    epoch_last: int
-    expires_unix: float
+    epoch_first: _Epoch
+    epoch_last: _Epoch
+    expires_unix: _Seconds
     """Seconds. It is checked when a stream opens; an open stream goes on."""
-    limits: SessionLimits
+    limits: Annotated[SessionLimits, AfterValidator(_bounded)]
     target: Target
-    draft_release: str = ""
+    draft_release: _Text = ""
     """The draft release of the device, as it said when it opened the session; empty if it has none."""
-    traffic_class: str = ""
-    keep_s: float = 0.0
+    traffic_class: _Text = ""
+    keep_s: _Seconds = 0.0
     """Seconds that the traffic log may keep generated tokens; 0 if it may not."""
     keep_prompts: bool = False
     """Whether the traffic log may keep the prompt as long; never if it may keep nothing else."""
-    api_key_id: str = ""
+    api_key_id: _Text = ""
     """Id of the API key that opened or resumed the session; empty if none was needed."""
-    max_streams: int = 0
+    max_streams: Annotated[int, Field(ge=0)] = 0
     """The most streams that its tenant may have at the verifier; 0: any number."""
-    place_until_unix: float = 0.0
+    place_until_unix: _Seconds = 0.0
     """Seconds by the clock of the coordinators' store, until which a place at the verifier is kept for the device to
     attach; 0: none is, as at a standby."""
-    key_id: str = field(default="", compare=False)
-    """Id of the key that signed the ticket, which `verify` fills in."""
 
     def owns(self, epoch: int) -> bool:
         """Return whether the device may attach with this epoch."""
         return self.epoch_first <= epoch <= self.epoch_last
+
+
+_CLAIMS = TypeAdapter(Claims)
+_KEYS = {field.name: field.name for field in fields(Claims)} | {"audience": "aud", "expires_unix": "exp"}
+"""Names of the fields in a token: some are those of RFC 7519."""
 
 
 class Signer:
@@ -142,19 +160,18 @@ class Signer:
         return self._private.sign(message)
 
     def sign(self, claims: Claims) -> bytes:
-        """Return the ticket, a serialised SignedTicket. Raises BadRequest if it is too long."""
-        body = claims_to_bytes(claims)
-        signed = coordinator_pb2.SignedTicket(claims=body, signature=self.signature(body), key_id=self.key_id)
-        ticket = signed.SerializeToString()
-        if len(ticket) > MAX_TICKET_BYTES:
-            raise BadRequest.bound("ticket", f"{len(ticket)} bytes", f"at most {MAX_TICKET_BYTES}")
-        return ticket
+        """Return the ticket. Raises BadRequest if it is too long."""
+        payload = {_KEYS[name]: value for name, value in asdict(claims).items()}
+        token: str = _jwt().encode(payload, self._private, ALGORITHM, {"kid": self.key_id})
+        if len(token) > MAX_TICKET_BYTES:
+            raise BadRequest.bound("ticket", f"{len(token)} bytes", f"at most {MAX_TICKET_BYTES}")
+        return token.encode()
 
 
 def verify(
     ticket: bytes, public_keys: Mapping[str, bytes], *, audience: str | None, now: float, grace_s: float = 0.0
 ) -> Claims:
-    """Return the claims of a genuine ticket.
+    """Return the claims of a genuine ticket, within their bounds.
 
     public_keys: key id -> raw key. audience: the verifier that asks; None accepts any, for the coordinator. now: Unix
     time in seconds. grace_s: seconds after its expiry for which a ticket still counts. The caller still has to compare
@@ -162,20 +179,31 @@ def verify(
 
     Raises Unauthenticated for a ticket that is not genuine or has expired, PermissionDenied for another verifier's.
     """
-    signed = _parse(ticket)
-    _check_signature(signed, public_keys)
-    claims = claims_from_bytes(signed.claims, signed.key_id)
-    if audience is not None and claims.audience != audience:
-        raise PermissionDenied(
-            f"the ticket is for verifier {claims.audience!r}, this is {audience!r}; present it at the address it came"
-            " with"
+    key_id, jwt = ticket_key_id(ticket), _jwt()
+    if key_id not in public_keys:
+        raise Unauthenticated(
+            f"the ticket is signed with key {key_id!r}, which is unknown here; open a new session, and if this repeats,"
+            " give all coordinators the same ticket key"
         )
+    key = _ed25519().Ed25519PublicKey.from_public_bytes(public_keys[key_id])
+    options = {"require": ["exp", "aud"], "verify_exp": False, "verify_aud": audience is not None}  # exp with grace_s
+    try:
+        payload = jwt.decode(ticket, key, [ALGORITHM], audience=audience, options=options)
+        claims = _CLAIMS.validate_python({name: payload[key] for name, key in _KEYS.items() if key in payload})
+    except jwt.InvalidAudienceError as error:
+        raise PermissionDenied(
+            f"the ticket is for another verifier, this is {audience!r}; present it at the address it came with"
+        ) from error
+    except jwt.InvalidSignatureError as error:
+        raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged") from error
+    except (jwt.InvalidTokenError, ValidationError) as error:
+        raise Unauthenticated(f"the ticket's claims cannot be read: {str(error)[:200]}") from error
     late = now - claims.expires_unix - grace_s
     if not late <= 0:
         raise Unauthenticated(
             f"the ticket expired {late:.0f} s ago; resume the session at the coordinator for a new one"
         )
-    return claims
+    return replace(claims, keep_prompts=claims.keep_prompts and claims.keep_s > 0.0)
 
 
 def ticket_metadata(ticket: bytes) -> tuple[tuple[str, bytes], ...]:
@@ -195,7 +223,18 @@ def key_id_of(public_key: bytes) -> str:
 
 def ticket_key_id(ticket: bytes) -> str:
     """Return the id of the key that a ticket names, without checking anything. Raises Unauthenticated."""
-    return _parse(ticket).key_id
+    if not ticket:
+        raise Unauthenticated("no ticket; open a session at the coordinator first")
+    if len(ticket) > MAX_TICKET_BYTES:
+        raise Unauthenticated(f"the ticket is {len(ticket)} bytes, must be at most {MAX_TICKET_BYTES}")
+    jwt = _jwt()
+    try:
+        key_id = jwt.get_unverified_header(ticket).get("kid")
+    except jwt.InvalidTokenError as error:
+        raise Unauthenticated("the ticket is no JSON Web Token; pass on the coordinator's bytes unchanged") from error
+    if not isinstance(key_id, str) or len(key_id) > MAX_KEY_ID:
+        raise Unauthenticated("the ticket names no key")
+    return key_id
 
 
 def target_to_proto(target: Target) -> session_pb2.TargetIdentity:
@@ -208,58 +247,6 @@ def target_from_proto(message: session_pb2.TargetIdentity) -> Target:
     for name, value in vars(target).items():
         text(f"target.{name}", value, 0 if name in ("dtype", "backend", "hardware") else 1, MAX_TARGET_TEXT)
     return target
-
-
-def _parse(ticket: bytes) -> coordinator_pb2.SignedTicket:
-    if not ticket:
-        raise Unauthenticated("no ticket; open a session at the coordinator first")
-    if len(ticket) > MAX_TICKET_BYTES:
-        raise Unauthenticated(f"the ticket is {len(ticket)} bytes, must be at most {MAX_TICKET_BYTES}")
-    try:
-        signed = coordinator_pb2.SignedTicket.FromString(ticket)
-    except DecodeError as error:
-        raise Unauthenticated("the ticket is no SignedTicket; pass on the coordinator's bytes unchanged") from error
-    if len(signed.key_id) > MAX_KEY_ID:
-        raise Unauthenticated(f"the ticket's key_id has {len(signed.key_id)} characters, must be at most {MAX_KEY_ID}")
-    return signed
-
-
-def _check_signature(signed: coordinator_pb2.SignedTicket, public_keys: Mapping[str, bytes]) -> None:
-    key = public_keys.get(signed.key_id)
-    if key is None:
-        raise Unauthenticated(
-            f"the ticket is signed with key {signed.key_id!r}, which is unknown here; open a new session"
-        )
-    if not is_signed(signed.claims, signed.signature, key):
-        raise Unauthenticated("the ticket's signature does not match its claims; it was altered or forged")
-
-
-def claims_to_bytes(claims: Claims) -> bytes:
-    """Return claims as a ticket has them, without a signature."""
-    recording = coordinator_pb2.Recording(keep_s=claims.keep_s, prompts=claims.keep_prompts) if claims.keep_s else None
-    same = {name: value for name, value in vars(claims).items() if name not in ("keep_s", "keep_prompts", "key_id")}
-    converted = {"limits": limits_to_proto(claims.limits), "target": target_to_proto(claims.target)}
-    return coordinator_pb2.TicketClaims(**(same | converted), recording=recording).SerializeToString()
-
-
-def claims_from_bytes(raw: bytes, key_id: str) -> Claims:
-    """Read claims that are signed, or come from a process that has verified them, so that their values need no check.
-
-    key_id: id of the key that signed them.
-    """
-    try:
-        proto = coordinator_pb2.TicketClaims.FromString(raw)
-    except DecodeError as error:
-        raise Unauthenticated("the ticket's claims are no TicketClaims; is the coordinator much newer?") from error
-    return built(
-        Claims,
-        proto,
-        limits=limits_from_proto(proto.limits),
-        target=target_from_proto(proto.target),
-        key_id=key_id,
-        keep_s=max(0.0, proto.recording.keep_s),
-        keep_prompts=proto.recording.keep_s > 0.0 and proto.recording.prompts,
-    )
 
 
 def is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
@@ -285,3 +272,11 @@ def _ed25519() -> ModuleType:
             "tickets need cryptography: pip install 'outrider[verifier]' or 'outrider[coordinator]'"
         ) from error
     return ed25519
+
+
+def _jwt() -> Any:
+    try:
+        import jwt
+    except ImportError as error:
+        raise ImportError("tickets need PyJWT: pip install 'outrider[verifier]' or 'outrider[coordinator]'") from error
+    return jwt

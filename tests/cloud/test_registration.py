@@ -118,7 +118,7 @@ async def test_a_ticket_of_a_registered_key_is_believed(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
         assert (await made.authorise(signer.sign(claims()))).tenant == "acme"
-        with pytest.raises(PermissionDenied, match="v2"):
+        with pytest.raises(PermissionDenied, match="for another verifier"):
             await made.authorise(signer.sign(claims(audience="v2")))
         with pytest.raises(Unauthenticated, match="expired"):
             await made.authorise(signer.sign(claims(expires_in=-60)))

@@ -79,13 +79,12 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _granted(self, session_id: str, among: Sequence[FakeVerifier], epoch: int) -> pb.OpenSessionResponse:
         """Grant a session ten epochs at each verifier."""
-        claims = pb.TicketClaims(session_id=session_id, limits=limits_to_proto(SessionLimits())).SerializeToString()
-        ticket = pb.SignedTicket(claims=claims, signature=b"unchecked", key_id="k").SerializeToString()
         grants = [
             pb.Grant(
                 verifier_id=verifier.verifier_id,
                 address=verifier.address,
-                ticket=ticket,
+                ticket=b"ticket of " + session_id.encode(),
+                limits=limits_to_proto(SessionLimits()),
                 epoch_first=epoch + 10 * i,
                 epoch_last=epoch + 10 * i + 9,
             )

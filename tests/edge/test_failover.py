@@ -13,12 +13,12 @@ from fake_verifier import FakeVerifier, Script
 from scripted import ScriptedPool, ScriptedSource, continuation, target
 
 from edge_agent.session.driver import DriverOptions, SessionDriver
-from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, limits_of, next_attach
+from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, next_attach
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels, VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
-from outrider.core.errors import BadRequest, OutriderError, Unavailable
+from outrider.core.errors import OutriderError, Unavailable
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_to_proto
@@ -28,13 +28,11 @@ PROMPT = (4, 5, 6)
 LIMITS = SessionLimits(nodes=20, depth=10, in_flight=40, run_ahead=16)
 
 
-def ticket(limits: SessionLimits = LIMITS) -> bytes:
-    claims = pb.TicketClaims(session_id="s", limits=limits_to_proto(limits)).SerializeToString()
-    return pb.SignedTicket(claims=claims, signature=b"unchecked", key_id="k").SerializeToString()
-
-
 def grant(name: str, address: str, first: int, last: int) -> pb.Grant:
-    return pb.Grant(verifier_id=name, address=address, ticket=ticket(), epoch_first=first, epoch_last=last)
+    limits = limits_to_proto(LIMITS)
+    return pb.Grant(
+        verifier_id=name, address=address, ticket=b"ticket", limits=limits, epoch_first=first, epoch_last=last
+    )
 
 
 class Coordinator:
@@ -115,11 +113,10 @@ async def test_an_overloaded_verifier_is_left_alone_for_as_long_as_it_asked() ->
     assert time.monotonic() - begun >= 0.3
 
 
-def test_limits_are_read_from_a_ticket_and_a_broken_one_is_refused() -> None:
-    assert limits_of(ticket()) == LIMITS
-    assert limits_of(b"") is None
-    with pytest.raises(BadRequest):
-        limits_of(b"\xff\xff\xff")
+async def test_a_grant_tells_the_limits_and_a_verifier_alone_does_not() -> None:
+    route = GrantRoute((grant("a", "h:1", 10, 19),), Coordinator().resume, quick())
+    assert (await route.next()).limits == LIMITS
+    assert (await DirectRoute("h:1", quick()).next()).limits is None
 
 
 # --- on sockets

@@ -2,13 +2,13 @@
 
 import dataclasses
 
+import jwt
 import pytest
 
 from outrider.core.errors import BadRequest, PermissionDenied, Unauthenticated
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire import ticket
 from outrider.wire.ticket import Claims, Signer, Target
-from outrider.wire.v1 import coordinator_pb2
 
 NOW = 1_800_000_000.0
 CLAIMS = Claims(
@@ -41,32 +41,60 @@ def test_a_ticket_says_what_was_signed(signer, keys):
     assert ticket.verify(signer.sign(CLAIMS), keys, audience="v-1", now=NOW) == CLAIMS
 
 
-@pytest.mark.parametrize("keep_s", [0.0, -1.0, float("nan")])
-def test_what_does_not_say_how_long_it_may_be_kept_may_not_be_recorded(signer, keys, keep_s):
-    silent = dataclasses.replace(CLAIMS, keep_s=keep_s)
-    believed = ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW)
-    assert (believed.keep_s, believed.keep_prompts) == (0.0, False)
+def test_prompts_are_kept_only_where_anything_is(signer, keys):
+    silent = dataclasses.replace(CLAIMS, keep_s=0.0)
+    assert not ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW).keep_prompts
 
 
-def test_what_does_not_say_that_prompts_may_be_kept_does_not_let_them_be(signer, keys):
-    silent = dataclasses.replace(CLAIMS, keep_prompts=False)
-    assert ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW) == silent
-
-
-def test_a_flipped_bit_anywhere_is_noticed(signer, keys):
+def test_a_change_anywhere_is_noticed(signer, keys):
     genuine = signer.sign(CLAIMS)
     for at in range(len(genuine)):
-        altered = genuine[:at] + bytes([genuine[at] ^ 1]) + genuine[at + 1 :]
-        with pytest.raises(Unauthenticated):
-            ticket.verify(altered, keys, audience="v-1", now=NOW)
+        altered = genuine[:at] + (b"B" if genuine[at : at + 1] == b"A" else b"A") + genuine[at + 1 :]
+        if at < len(genuine) - 1:  # the last letter has bits that mean nothing
+            with pytest.raises(Unauthenticated):
+                ticket.verify(altered, keys, audience="v-1", now=NOW)
 
 
 def test_claims_under_another_tickets_signature_are_refused(signer, keys):
-    mine = coordinator_pb2.SignedTicket.FromString(signer.sign(CLAIMS))
-    richer = coordinator_pb2.SignedTicket.FromString(signer.sign(dataclasses.replace(CLAIMS, tenant="other")))
-    mine.claims = richer.claims
+    head, _, signature = signer.sign(CLAIMS).split(b".")
+    richer = signer.sign(dataclasses.replace(CLAIMS, tenant="other")).split(b".")[1]
     with pytest.raises(Unauthenticated, match="altered or forged"):
-        ticket.verify(mine.SerializeToString(), keys, audience="v-1", now=NOW)
+        ticket.verify(b".".join((head, richer, signature)), keys, audience="v-1", now=NOW)
+
+
+@pytest.mark.parametrize("algorithm", ["none", "HS256"])
+def test_no_other_algorithm_is_taken(signer, keys, algorithm):
+    secret = signer.public_key if algorithm == "HS256" else None
+    forged = jwt.encode({"aud": "v-1", "exp": NOW + 60}, secret, algorithm, {"kid": signer.key_id})
+    with pytest.raises(Unauthenticated):
+        ticket.verify(forged.encode(), keys, audience="v-1", now=NOW)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"expires_unix": float("nan")},
+        {"keep_s": -1.0},
+        {"epoch_last": 2**60},
+        {"max_streams": -1},
+        {"tenant": "t" * 161},
+        {"limits": SessionLimits(nodes=70_000)},
+        {"limits": SessionLimits(depth=-1)},
+        {"target": None},
+    ],
+)
+def test_claims_out_of_bounds_are_refused_though_they_are_signed(signer, keys, changed):
+    with pytest.raises(Unauthenticated, match="claims cannot be read"):
+        ticket.verify(signer.sign(dataclasses.replace(CLAIMS, **changed)), keys, audience="v-1", now=NOW)
+
+
+def test_a_ticket_without_audience_or_expiry_is_refused(signer, keys):
+    whole = jwt.decode(signer.sign(CLAIMS), options={"verify_signature": False})
+    for name in ("aud", "exp", "session_id"):
+        payload = {key: value for key, value in whole.items() if key != name}
+        partial = jwt.encode(payload, signer._private, "EdDSA", {"kid": signer.key_id})
+        with pytest.raises(Unauthenticated):
+            ticket.verify(partial.encode(), keys, audience=None, now=NOW)
 
 
 def test_a_ticket_signed_with_an_unknown_key_is_refused_and_its_key_named(keys):
@@ -76,14 +104,14 @@ def test_a_ticket_signed_with_an_unknown_key_is_refused_and_its_key_named(keys):
 
 
 def test_an_unknown_key_under_a_known_key_id_is_refused(signer, keys):
-    forged = coordinator_pb2.SignedTicket.FromString(Signer.generate().sign(CLAIMS))
-    forged.key_id = signer.key_id
+    other = Signer.generate()
+    other.key_id = signer.key_id
     with pytest.raises(Unauthenticated, match="altered or forged"):
-        ticket.verify(forged.SerializeToString(), keys, audience="v-1", now=NOW)
+        ticket.verify(other.sign(CLAIMS), keys, audience="v-1", now=NOW)
 
 
-def test_a_ticket_for_another_verifier_is_refused_and_says_for_which(signer, keys):
-    with pytest.raises(PermissionDenied, match=r"'v-1'.*'v-2'"):
+def test_a_ticket_for_another_verifier_is_refused(signer, keys):
+    with pytest.raises(PermissionDenied, match="for another verifier, this is 'v-2'"):
         ticket.verify(signer.sign(CLAIMS), keys, audience="v-2", now=NOW)
 
 
@@ -103,14 +131,7 @@ def test_grace_forgives_an_expiry_and_ends(signer, keys):
         ticket.verify(late, keys, audience="v-1", now=NOW + 75, grace_s=10)
 
 
-def test_a_ticket_that_never_says_when_it_ends_is_expired(signer, keys):
-    for expires in (0.0, float("nan")):
-        endless = signer.sign(dataclasses.replace(CLAIMS, expires_unix=expires))
-        with pytest.raises(Unauthenticated, match="expired"):
-            ticket.verify(endless, keys, audience="v-1", now=NOW)
-
-
-@pytest.mark.parametrize("junk", [b"", b"\xff" * 40, b"\x0a\xff", b"x" * (ticket.MAX_TICKET_BYTES + 1)])
+@pytest.mark.parametrize("junk", [b"", b"\xff" * 40, b"a.b.c", b"x" * (ticket.MAX_TICKET_BYTES + 1)])
 def test_what_is_no_ticket_is_refused_in_words(keys, junk):
     with pytest.raises(Unauthenticated, match="ticket"):
         ticket.verify(junk, keys, audience="v-1", now=NOW)

@@ -73,20 +73,22 @@ class Prior(_message.Message):
     def __init__(self, first_acceptance: _Optional[float] = ..., sibling_acceptance: _Optional[float] = ..., observations: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last")
+    __slots__ = ("verifier_id", "address", "tls", "ticket", "epoch_first", "epoch_last", "limits")
     VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIRST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LAST_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     verifier_id: str
     address: str
     tls: bool
     ticket: bytes
     epoch_first: int
     epoch_last: int
-    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ...) -> None: ...
+    limits: _session_pb2.SessionLimits
+    def __init__(self, verifier_id: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., ticket: _Optional[bytes] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("session_id", "target", "primary", "standby", "expires_unix", "prior", "release_serial")
@@ -139,56 +141,6 @@ class ListTargetsResponse(_message.Message):
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     targets: _containers.RepeatedCompositeFieldContainer[_session_pb2.TargetIdentity]
     def __init__(self, targets: _Optional[_Iterable[_Union[_session_pb2.TargetIdentity, _Mapping]]] = ...) -> None: ...
-
-class SignedTicket(_message.Message):
-    __slots__ = ("claims", "signature", "key_id")
-    CLAIMS_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    KEY_ID_FIELD_NUMBER: _ClassVar[int]
-    claims: bytes
-    signature: bytes
-    key_id: str
-    def __init__(self, claims: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
-
-class TicketClaims(_message.Message):
-    __slots__ = ("session_id", "tenant", "audience", "epoch_first", "epoch_last", "expires_unix", "limits", "target", "draft_release", "traffic_class", "recording", "api_key_id", "max_streams", "place_until_unix")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    AUDIENCE_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIRST_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_LAST_FIELD_NUMBER: _ClassVar[int]
-    EXPIRES_UNIX_FIELD_NUMBER: _ClassVar[int]
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_RELEASE_FIELD_NUMBER: _ClassVar[int]
-    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
-    RECORDING_FIELD_NUMBER: _ClassVar[int]
-    API_KEY_ID_FIELD_NUMBER: _ClassVar[int]
-    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
-    PLACE_UNTIL_UNIX_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    tenant: str
-    audience: str
-    epoch_first: int
-    epoch_last: int
-    expires_unix: float
-    limits: _session_pb2.SessionLimits
-    target: _session_pb2.TargetIdentity
-    draft_release: str
-    traffic_class: str
-    recording: Recording
-    api_key_id: str
-    max_streams: int
-    place_until_unix: float
-    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., audience: _Optional[str] = ..., epoch_first: _Optional[int] = ..., epoch_last: _Optional[int] = ..., expires_unix: _Optional[float] = ..., limits: _Optional[_Union[_session_pb2.SessionLimits, _Mapping]] = ..., target: _Optional[_Union[_session_pb2.TargetIdentity, _Mapping]] = ..., draft_release: _Optional[str] = ..., traffic_class: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., api_key_id: _Optional[str] = ..., max_streams: _Optional[int] = ..., place_until_unix: _Optional[float] = ...) -> None: ...
-
-class Recording(_message.Message):
-    __slots__ = ("keep_s", "prompts")
-    KEEP_S_FIELD_NUMBER: _ClassVar[int]
-    PROMPTS_FIELD_NUMBER: _ClassVar[int]
-    keep_s: float
-    prompts: bool
-    def __init__(self, keep_s: _Optional[float] = ..., prompts: bool = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("verifier_id", "address", "tls", "target", "capacity_sessions", "instance")
