@@ -15,7 +15,7 @@ from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, pree
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.errors import BadRequest, Fenced, InternalError, OutriderError, Overloaded, ProtocolViolation
+from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Finish
 from outrider.core.sampling import SamplingParams, TypicalAcceptance
@@ -90,18 +90,6 @@ def test_a_later_epoch_takes_over_and_an_earlier_one_is_fenced(serve: Callable[.
         served.engine.start("s", late, LIMITS, DIRECTIVE)
     served.run()
     assert device.received == expected
-
-
-def test_the_output_ends_at_an_end_token_inside_an_accepted_path(serve: Callable[..., Served]) -> None:
-    prompt = prompt_of(12)
-    expected = alone(serve, prompt, "sampled")
-    end = next(token for at, token in enumerate(expected) if at >= 5 and token not in expected[:at])
-    served = serve()
-    served.attach("s", device_of(prompt, "sampled", ignore_eos=True, stop_token_ids=(end,)), expected)
-    served.run()
-    assert served.devices["s"].received == expected[: expected.index(end) + 1]
-    assert served.commits["s"][-1].finish is Finish.EOS
-    assert served.engine.stats().verifier.live_sessions == 0
 
 
 def test_a_cancelled_session_gets_its_last_commit_and_holds_nothing(serve: Callable[..., Served]) -> None:
@@ -402,17 +390,6 @@ def test_a_grammar_that_cannot_be_used_is_refused_and_harms_nobody(serve: Callab
     with pytest.raises(BadRequest, match="serves no grammars"):
         served.attach("bad", constrained(served, prompt_of(5), "greedy"))
     served.run()
-    assert len(served.devices["other"].received) == 24
-
-
-def test_a_grammar_that_exceeds_its_limits_ends_its_session_alone(serve: Callable[..., Served]) -> None:
-    served = serve()
-    many = " | ".join(f'"{number}"' for number in range(1_500))
-    heavy = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar=f"start: {many}"), max_tokens=50)
-    served.attach("heavy", heavy)
-    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
-    served.run()
-    assert isinstance(served.failures["heavy"].error, OutriderError)
     assert len(served.devices["other"].received) == 24
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 import transformers
 from engine_builds import TARGET
 from fake_executor import FakeExecutor, rows_of
-from served_devices import Served, device_of, preemptions, prompt_of
+from served_devices import Served, device_of, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
-from outrider.core.errors import Overloaded
 from outrider.core.protocol.messages import Finish, TokenLogprobs
 
 Serve = Callable[..., Served]
@@ -89,24 +87,3 @@ def test_a_session_that_is_attached_again_is_scored_to_the_end(serve: Serve) -> 
     served.attach("again", again)
     served.run()
     assert again.received == device.received
-
-
-def test_a_prompt_that_loses_its_room_while_it_is_read_is_scored_all_the_same(serve: Serve) -> None:
-    served = serve(EngineConfig(kv_slots=512, token_budget=128, prefill_chunk=1, max_sessions=16))
-    before = preemptions(served)
-    served.attach("grows", device_of(prompt_of(50), ignore_eos=True, max_tokens=400))
-    while not served.devices["grows"].received:
-        served.turn()
-    prompt = prompt_of(300)
-    device = device_of(prompt, ignore_eos=True, max_tokens=3, prompt_logprobs=1)
-    while device.epoch == 0 or not device.finished:
-        if "reads" not in served.devices:
-            with contextlib.suppress(Overloaded):
-                served.attach("reads", device)
-                continue
-            device = device_of(prompt, ignore_eos=True, max_tokens=3, prompt_logprobs=1)
-        served.turn()
-    served.run()
-    assert not served.failures
-    check(device.scored, truth_of(served, prompt), prompt, 1)
-    assert before is None or (preemptions(served) or 0) > before

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,8 @@ import pytest
 
 if "OUTRIDER_REQUIRE_VLLM" not in os.environ:
     pytest.importorskip("vllm", reason="needs vLLM: make test-vllm")
-import stand_in_race
-from engine_builds import CONFIG, TARGET, grammars_for
-from served_devices import SAMPLINGS, Served, device_of, preemptions, prompt_of
+from engine_builds import CONFIG
 
-from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.device_sampling import DeviceSampler
-from cloud_verifier.engine.engine import Engine
-from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)
@@ -33,9 +25,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
-from cloud_verifier.engine.vllm_backend.worker import CoupledSampling
-from outrider.core.errors import BadRequest, ModelRefused, Overloaded
-from outrider.core.protocol.device import DeviceSession
+from outrider.core.errors import BadRequest, ModelRefused
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -210,68 +200,6 @@ def test_a_context_that_does_not_fit_is_refused_with_what_to_set(tmp_path: Path)
         core.shutdown()
 
 
-def test_sessions_of_a_target_with_windows_end_with_their_own_tokens_though_they_do_not_all_fit(tmp_path: Path) -> None:
-    config = EngineConfig(kv_slots=256, token_budget=128, max_sessions=16)
-    folder = made(tmp_path / "target", SERVED["gemma2 with sliding windows"]())
-    core = load.engine_core(folder, config, dtype="float32", nodes=8)
-    try:
-        executor = VllmExecutor(core, config, label="target", eos_token_ids=load.eos_token_ids(core))
-        expected = []
-        for number in range(6):
-            served = Served(Engine(executor, config))
-            served.attach("alone", device_of(prompt_of(100, number), "sampled", ignore_eos=True, max_tokens=100))
-            served.run()
-            expected.append(served.devices["alone"].received)
-        served = Served(Engine(executor, config))
-        before, waiting, at_once = executor.preemptions, list(range(6)), 0
-        while waiting or not all(device.finished for device in served.devices.values()):
-            try:
-                for number in waiting[:]:
-                    device = device_of(prompt_of(100, number), "sampled", ignore_eos=True, max_tokens=100)
-                    served.attach(f"s{number}", device, expected[number])
-                    waiting.remove(number)
-            except Overloaded:
-                assert served.devices, "an empty engine refuses a session"
-            at_once = max(at_once, served.engine.stats().verifier.live_sessions)
-            served.turn()
-        assert not served.failures
-        assert [served.devices[f"s{number}"].received for number in range(6)] == expected
-        assert (preemptions(served) or 0) > before and 1 < at_once < 6
-    finally:
-        core.shutdown()
-
-
-def test_tokens_that_are_chosen_on_the_device_are_those_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core = load.engine_core(made(tmp_path / "target", SERVED["llama"]()), CONFIG, dtype="float32", nodes=8)
-    try:
-        sampling: CoupledSampling = core.model_executor.driver_worker.worker.model_runner._sample
-        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
-        chosen, choose = [0], Sampler.choose
-
-        def counted(*row: Any) -> int:
-            chosen[-1] += 1
-            return choose(*row)
-
-        monkeypatch.setattr(Sampler, "choose", counted)
-        expected: dict[str, list[int]] = {}
-        for device in (None, DeviceSampler(stand_in_race)):
-            sampling._device = device
-            served = Served(Engine(executor, CONFIG))
-            for number, name in enumerate(SAMPLINGS):
-                device_side = device_of(prompt_of(40, number), name, ignore_eos=True, logprobs=2)
-                served.attach(name, device_side, expected.get(name, ()))
-            served.run()
-            found = {name: client.received for name, client in served.devices.items()}
-            assert found == (expected or found)
-            expected = found
-            chosen.append(0)
-        assert chosen[1] < chosen[0] // 4  # of few rows
-    finally:
-        core.shutdown()
-
-
 def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
     folder = made(tmp_path / "target", SERVED["llama"]())
     _quantise(folder)
@@ -280,33 +208,6 @@ def test_a_target_with_quantised_weights_is_served(tmp_path: Path) -> None:
 
 def test_tensor_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:
     assert serve(made(tmp_path / "target", SERVED["llama"]()), tensor_parallel=2) == ALL
-
-
-def test_workers_compile_a_grammar_beside_the_steps_before_its_session_begins() -> None:
-    core = load.engine_core(TARGET, CONFIG, dtype="float32", nodes=8, tensor_parallel=2)
-    try:
-        executor = VllmExecutor(core, CONFIG, label="target", eos_token_ids=load.eos_token_ids(core))
-        core.model_executor.collective_rpc("load_grammars", args=(executor.eos_token_ids,))
-        served = Served(Engine(executor, CONFIG, grammars=grammars_for(executor)))
-        grammar = r"start: /[a-f]{40}/"
-        assert served.engine.grammars is not None
-        served.engine.grammars.compile(grammar)
-        assert not served.engine.ready_for(grammar)  # the workers have not heard of it
-        served.attach("neighbour", device_of(prompt_of(30), ignore_eos=True, max_tokens=200))
-        until = time.monotonic() + 60.0
-        while not served.engine.ready_for(grammar):
-            assert time.monotonic() < until
-            served.turn()
-        params = replace(SAMPLINGS["sampled"], grammar=grammar)
-        served.attach("bound", DeviceSession(prompt_of(5), sampling=params, max_tokens=100))
-        served.run()
-        assert not served.failures and len(served.devices["neighbour"].received) == 200
-        tokenizer = served.engine.grammars.tokenizer
-        ends = set(executor.eos_token_ids)
-        text = tokenizer.decode_str([one for one in served.devices["bound"].received if one not in ends])
-        assert re.fullmatch("[a-f]{40}", text)
-    finally:
-        core.shutdown()
 
 
 def test_pipeline_parallelism_over_two_workers_gives_the_same_tokens(tmp_path: Path) -> None:

@@ -49,15 +49,6 @@ def real_s(own: int, before: Sequence[int], generating: int, budget: StepBudget,
             pending[own_rows.session_id] = max(1, pending[own_rows.session_id] - own_rows.chain)
 
 
-@pytest.mark.parametrize(
-    ("before", "own", "steps"),
-    [([30_000], 64, 17), ([30_000], 1_280, 170), ([30_000], 4_000, 266), ([8_000] * 3, 2_000, 204)],
-)
-def test_who_was_overdue_has_one_chunk_and_waits_as_long_for_the_next(before: list[int], own: int, steps: int) -> None:
-    assert real_s(own, before, 1, BUDGET, FLAT) == pytest.approx(steps)
-    assert first_token_s(own, before, 1, BUDGET, FLAT) == pytest.approx(steps)
-
-
 BUDGETS = st.sampled_from([(16, 4), (64, 8), (64, 16), (64, 64), (128, 32), (512, 128)]).map(lambda b: StepBudget(*b))
 LENGTHS = st.floats(-3.0, 5.0).map(lambda log: 2.0**log)
 """Lengths of prompts in `prefill_rows`: from a part of a chunk to 32 of them."""
@@ -109,22 +100,9 @@ def test_a_newcomer_is_refused_where_long_prompts_would_keep_its_first_token(tar
     assert after.verifier.kv_used == before.verifier.kv_used
 
 
-def test_a_newcomer_that_would_be_a_little_late_comes_again_a_little_later(target: Target) -> None:
-    with pytest.raises(Overloaded) as refusal:
-        engine_of(target, 70).start("newcomer", attach_of(prompt_of(20)), LIMITS, DIRECTIVE)
-    assert refusal.value.retry_after_s == pytest.approx(5.0, abs=0.5)
-
-
 @pytest.mark.parametrize(("before", "own"), [((), 200), ((30,), 20), ((200,), 2)])
 def test_a_newcomer_that_is_soon_served_is_taken(target: Target, before: tuple[int, ...], own: int) -> None:
     """Nothing or little is queued before it, or its own prompt is so short that it has been read once it is overdue."""
     engine = engine_of(target, *before)
     engine.start("newcomer", attach_of(prompt_of(own)), LIMITS, DIRECTIVE)
     assert engine.stats().verifier.live_sessions == 2 + len(before)
-
-
-def test_a_long_prompt_of_its_own_keeps_nobody_out(target: Target) -> None:
-    """It takes 100 s to read by itself, and a little more behind another."""
-    engine = engine_of(target, 30)
-    engine.start("newcomer", attach_of(prompt_of(200)), LIMITS, DIRECTIVE)
-    assert engine.stats().verifier.live_sessions == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rig import Drafter, Rig, client, perfect, prompt_of, random_tree
+from rig import Drafter, Rig, client, perfect, prompt_of
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.row_allocation import by_acceptance
@@ -77,18 +77,3 @@ def test_a_draft_that_turns_good_gets_its_rows_back_though_none_was_evaluated(ta
     assert rig.clients["s"].device.received == expected
     assert before < 20
     assert after.accepted > 50
-
-
-def test_where_rows_cost_nothing_even_poor_nodes_are_taken(target: Target) -> None:
-    rig = Rig(target("llama"), allocation=by_acceptance, cost=_FreeRows())
-    rig.attach("s", client(prompt_of(12), random_tree, max_tokens=60, ignore_eos=True))
-    rig.run()
-    stats = rig.engine.stats().sessions["s"]
-    assert stats.evaluated >= 5 * stats.steps
-
-
-class _FreeRows(ExpensiveRows):
-    """Make a step cost the same however many rows it has."""
-
-    def __init__(self) -> None:
-        StepCost.__init__(self, {1: 0.003})

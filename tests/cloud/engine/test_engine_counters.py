@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import LIMITS, Rig, attach_of, client, nothing, perfect, prompt_of
+from rig import Rig, client, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.loop import counters_to_proto
-from outrider.core.protocol.messages import Directive
 
 Plain = Callable[[str], Reference]
 
@@ -31,29 +30,6 @@ def test_a_perfect_drafts_nodes_are_all_accepted_at_their_positions(llama: Targe
     assert sum(counters.accepted_by_position) == counters.accepted
     assert counters.accepted_by_position[0] == counters.drafts
     assert sorted(counters.accepted_by_position, reverse=True) == counters.accepted_by_position
-
-
-def test_every_token_is_the_first_or_follows_another(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    for seed in range(3):
-        rig.attach(f"s{seed}", client(prompt_of(7, seed), nothing, max_tokens=12, ignore_eos=True))
-    rig.run()
-    counters = rig.engine.counters
-    assert counters.first_token_s.total == 3
-    assert counters.first_token_s.total + counters.token_s.total == counters.committed == 36
-    assert counters.queue_s.total == 3
-    assert counters.drafts == 0
-
-
-def test_a_resumed_sessions_first_commit_is_no_first_token(llama: TargetModel, reference: Plain) -> None:
-    rig, prompt = Rig(llama), prompt_of(9)
-    expected = reference("llama").generate(prompt, 12, ignore_eos=True)
-    before = attach_of(prompt, max_tokens=12, tokens=tuple(expected[:5]), ignore_eos=True)
-    rig.engine.start("s", before, LIMITS, Directive())
-    while rig.engine.stats().verifier.live_sessions:
-        rig.engine.step()
-    assert rig.engine.counters.first_token_s.total == 0
-    assert rig.engine.counters.token_s.total == 7
 
 
 def test_the_message_to_the_front_has_all_counters(llama: TargetModel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from rig import (
     perfect,
     prompt_of,
 )
-from tiny_targets import VOCAB, Reference
+from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed, Failed
@@ -35,7 +34,7 @@ from outrider.core.errors import (
     Overloaded,
     Unavailable,
 )
-from outrider.core.protocol.messages import Cancel, Finish
+from outrider.core.protocol.messages import Finish
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 
@@ -112,17 +111,6 @@ def test_committed_tokens_that_were_never_delivered_survive_a_disconnect(llama: 
     assert one.device.received == expected
 
 
-def test_what_was_committed_for_another_request_is_not_used(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, _ = running(rig, reference)
-    rig.engine.stop("s")
-    params = SamplingParams(temperature=1.5, seed=3)
-    other = client(one.device.prompt, nothing, max_tokens=40, sampling=params, ignore_eos=True)
-    rig.attach("s", other, epoch=2)
-    rig.run()
-    assert other.device.received == reference("llama").generate(list(one.device.prompt), 40, params, ignore_eos=True)
-
-
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
@@ -150,18 +138,6 @@ def test_a_session_is_admitted_only_if_all_that_it_may_need_is_free(llama: Targe
     rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
     rig.run()
     assert rig.slots == (0, 0)
-
-
-def test_messages_for_unknown_sessions_and_other_epochs_are_ignored(llama: TargetModel, reference: Plain) -> None:
-    rig = Rig(llama)
-    one, expected = running(rig, reference)
-    rig.engine.append("nobody", nodes(1))
-    rig.engine.append("s", nodes(VOCAB, epoch=9))
-    rig.engine.cancel("nobody", Cancel(1))
-    rig.engine.stop("nobody")
-    rig.engine.update("nobody", rtt_ms=3.0)
-    rig.run()
-    assert one.device.received == expected
 
 
 class CorruptedForward:
@@ -215,31 +191,6 @@ def test_a_device_that_has_failed_ends_the_engine_and_blames_no_session(
         rig.run()
 
 
-def test_a_session_whose_rows_the_forward_cannot_take_fails_alone(
-    target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = target("llama")
-    rig = Rig(model)
-    neighbour, expected = running(rig, reference)
-    forward = model.forward
-
-    def refuses_the_victims_prompt(batch: PackedBatch, plan: AttentionPlan) -> torch.Tensor:
-        logits = forward(batch, plan)  # it fails after keys and values were written
-        if {50, 51, 52} <= set(batch.input_ids[0].tolist()):
-            raise RuntimeError("out of memory")
-        return logits
-
-    monkeypatch.setattr(model, "forward", refuses_the_victims_prompt)
-    victim = client([50, 51, 52], nothing)
-    rig.attach("victim", victim)
-    events = rig.turn()
-    assert {type(event) for event in events if event.session_id == "s"} == {Committed}
-    assert [str(error) for error in victim.errors] == ["session victim failed: the forward pass failed: RuntimeError"]
-    rig.run()
-    assert neighbour.device.received == expected
-    assert rig.slots == (0, 0)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=1)])
 def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
@@ -287,17 +238,6 @@ def test_a_session_waits_for_nodes_until_its_deadline_but_not_before_its_last_to
     assert rig.engine.next_deadline() is not None
     assert len(rig.engine.step()) == 1
     assert rig.engine.next_deadline() is None
-
-
-def test_a_distant_device_is_not_waited_for_and_a_directive_can_change(llama: TargetModel) -> None:
-    rig = Rig(llama, cost=StepCost(SLOW))
-    rig.engine.start("s", attach_of([1, 2], ignore_eos=True), LIMITS, DIRECTIVE)
-    assert len(rig.engine.step()) == 1
-    assert rig.engine.step() == []
-    rig.engine.update("s", rtt_ms=6.0)
-    assert len(rig.engine.step()) == 1
-    rig.engine.update("s", directive=replace(DIRECTIVE, draft_wait_ms=7))
-    assert rig.engine.step() == []
 
 
 def test_a_device_that_was_waited_for_in_vain_is_not_until_nodes_of_its_are_evaluated(llama: TargetModel) -> None:

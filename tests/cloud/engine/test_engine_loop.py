@@ -106,20 +106,6 @@ def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], Ta
     assert [event.recorded.draft_release for event in sent[1::2]] == ["r1", "r2", "r2"]
 
 
-def test_a_front_that_does_not_keep_up_gets_its_commits_and_loses_recordings(
-    target: Callable[[str], TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cloud_verifier.engine_process.loop.STATS_INTERVAL_S", 0.0)
-    tuned = pb.EngineRequest(
-        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
-    )
-    end = ScriptedEnd([recorded(), tuned], [], [])
-    end.keeps_up = False
-    EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512)), end).run()  # type: ignore[arg-type]
-    assert [event.WhichOneof("kind") for event in end.sent if event.session_id] == ["commit"] * 3
-    assert [event.stats.unrecorded for event in end.sent if event.HasField("stats")] == [0, 1, 2]
-
-
 class SlowGrammars:
     """Stand in for Grammars: compiling ends when it is told to."""
 

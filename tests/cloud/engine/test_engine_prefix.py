@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from rig import Client, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.errors import InternalError, Overloaded
+from outrider.core.errors import Overloaded
 from outrider.core.protocol.messages import Cancel
 from outrider.core.sampling import SamplingParams
 
@@ -67,34 +66,12 @@ def test_sessions_share_a_system_prompt_while_they_live_and_hold_it_once(llama: 
     assert rig.slots == (0, 0)
 
 
-def test_what_a_live_session_has_in_the_cache_is_promised_to_nobody_else(llama: TargetModel) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=200))
-    rig.attach("s", client(prompt_of(100), max_tokens=30, ignore_eos=True))
-    before = rig.slots[1]
-    rig.turn()
-    assert rig.slots == (100, before)
-    with pytest.raises(Overloaded):
-        rig.attach("other", client(prompt_of(60, 1), max_tokens=30, ignore_eos=True))
-    rig.run()
-    assert rig.slots == (0, 0)
-
-
 def test_another_tenant_never_hits(llama: TargetModel) -> None:
     rig = Rig(llama)
     prompt = prompt_of(40)
     for name, salt, prefilled in (("a", "acme", 39), ("b", "bolt", 39), ("c", "", 39), ("d", "acme", 0)):
         assert complete(rig, name, prompt, salt=salt)[1] == prefilled
     assert rig.engine.counters.prefix_hits == 1
-
-
-def test_even_the_same_session_hits_nothing_of_another_tenant(llama: TargetModel) -> None:
-    rig = Rig(llama)
-    prompt = prompt_of(30)
-    rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="acme"))
-    rig.turn()
-    rig.attach("s", client(prompt, max_tokens=30, ignore_eos=True, salt="bolt"), epoch=2)
-    rig.run()
-    assert rig.engine.counters.prefilled == 2 * 29
 
 
 def test_rejected_nodes_leave_nothing_behind(llama: TargetModel, reference: Plain) -> None:
@@ -119,34 +96,6 @@ def test_a_chat_that_rests_makes_room_and_is_computed_again_when_it_returns(llam
         assert rig.slots == (0, 0)
     assert complete(rig, "latest", prompt_of(60, 5), 40) == (said[5], 0)
     assert complete(rig, "oldest", prompt_of(60, 0), 40) == (said[0], 59)
-
-
-@pytest.mark.parametrize("spoilt", ["the forward", "the logits"])
-def test_a_session_that_fails_leaves_nothing_of_that_step(
-    spoilt: str, llama: TargetModel, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompt_of(40)
-    rig = Rig(llama, EngineConfig(kv_slots=512, token_budget=16))
-    one = client(prompt, max_tokens=12, ignore_eos=True)
-    rig.attach("s", one)
-    rig.turn()
-    rig.turn()
-    forward = llama.forward
-
-    def broken(*args: Any) -> torch.Tensor:
-        logits = forward(*args)
-        for values in rig.executor.pool.values:
-            values[rig.executor.slots[rig.engine._live["s"]]._step_slots] = float("nan")
-        if spoilt == "the forward":
-            raise RuntimeError("out of memory")
-        return torch.full_like(logits, float("nan"))
-
-    monkeypatch.setattr(llama, "forward", broken)
-    rig.turn()
-    assert [type(error) for error in one.errors] == [InternalError]
-    monkeypatch.setattr(llama, "forward", forward)
-    assert rig.engine.stats().kv_cached == 0
-    assert complete(rig, "again", prompt)[0] == reference("llama").generate(prompt, 12, ignore_eos=True)
 
 
 class Crowd:

@@ -11,7 +11,6 @@ from tiny_targets import SHAPE
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.server_draft.head_models import HeadsShape, new_heads, save_heads
-from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine_process.torch_target import _heads
 from outrider.core.errors import ModelRefused
@@ -19,15 +18,6 @@ from outrider.core.errors import ModelRefused
 
 def config_of(directory: Path, heads: Path, **changes: Any) -> VerifierConfig:
     return VerifierConfig(**{"model": directory, "insecure": True, "heads": heads} | changes)
-
-
-def test_heads_come_from_a_file(tiny_directory: Callable[[str], Path], tmp_path: Path) -> None:
-    model, told = TargetModel.load(tiny_directory("qwen3")), list[str]()
-    heads = new_heads(HeadsShape(hidden=SHAPE["hidden_size"], depth=2, width=64))
-    file = tmp_path / "heads.safetensors"
-    save_heads(file, heads, f"sha256:{model.weights_hash}")
-    (source,) = _heads(config_of(tiny_directory("qwen3"), file), model, told.append)
-    assert isinstance(source, HeadsSource) and "heads.safetensors" in told[0]
 
 
 def test_heads_of_another_target_or_from_nowhere_stop_the_start(

@@ -10,7 +10,6 @@ from rig import Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import Reference
 
 from cloud_verifier.engine.interface import Committed
-from cloud_verifier.engine.sampling import LEAST_LOGPROB, logprobs_of
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import TokenLogprobs
 from outrider.core.sampling import SamplingParams
@@ -88,8 +87,3 @@ def test_a_session_that_is_attached_again_gets_each_tokens_once(target: Target, 
     truth = plain(reference("llama"), prompt, expected)
     for position, token in enumerate(expected):
         assert known[position].logprob == pytest.approx(float(truth[position, token]), abs=1e-4)
-
-
-def test_a_token_without_a_chance_has_a_number_that_any_json_takes() -> None:
-    logits = torch.tensor([[0.0, -torch.inf]])
-    assert logprobs_of(logits, [0], [1], 2)[0] == TokenLogprobs(LEAST_LOGPROB, ((0, 0.0), (1, LEAST_LOGPROB)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from rig import LIMITS, Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
+from rig import Drafter, Rig, adversary, client, nothing, perfect, prompt_of, random_tree
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
@@ -17,15 +16,13 @@ from cloud_verifier.engine.row_allocation import by_acceptance
 from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.session import Capabilities, EngineSession, PendingNodes
+from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
-from outrider.core.protocol.messages import Append, Attach, Directive
-from outrider.core.protocol.verifier import VerifierSession
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import ROOT
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -131,18 +128,6 @@ def test_a_device_that_sends_no_node_gains_and_its_own_counts_stay_zero(target: 
     assert session.server_gain == pytest.approx(accepted / session.steps, rel=0.5)
 
 
-def test_a_node_that_both_propose_is_the_devices(target: Target, reference: Plain) -> None:
-    prompt = prompt_of(12)
-    expected = reference("llama").generate(prompt, 60, ignore_eos=True)
-    rig = rig_with(target("llama"), Knowing({"s": expected}))
-    rig.attach("s", client(prompt, perfect(expected), max_tokens=60, ignore_eos=True))
-    rig.run()
-    session, counters = rig.engine.stats().sessions["s"], rig.engine.counters
-    assert session.accepted == session.evaluated > 30
-    assert counters.sources["knowing"][1] > 20  # it had proposed them too
-    assert counters.server_accepted + session.accepted + session.steps >= 60
-
-
 def test_no_node_of_the_verifiers_takes_a_row_that_a_devices_is_worth_more_for(
     target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,61 +209,7 @@ def asked(session: EngineSession) -> ProposalRequest:
     return ProposalRequest(session, 8, 0.03, NodeAcceptance())
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_target_of_chains_gains_and_generates_the_same(drafter: str, target: Target, reference: Plain) -> None:
-    prompt, params = prompt_of(30), SamplingParams(temperature=0.3, seed=2)
-    expected = reference("llama").generate(prompt, 80, params, ignore_eos=True)
-    rig = rig_with(target("llama"), NgramSource(), Knowing({"s": expected}, right=0.8))
-    rig.executor.capabilities = replace(rig.executor.capabilities, trees=False)
-    joining = client(prompt, DRAFTERS[drafter](expected), max_tokens=80, sampling=params, ignore_eos=True)
-    rig.attach("s", joining)
-    rig.run()
-    assert joining.device.received == expected
-    assert rig.engine.counters.steps < 60
-
-
 # Merging, by itself
-
-
-def pending(*tokens: Sequence[int], trees: bool = True) -> tuple[VerifierSession, PendingNodes]:
-    """Return a session whose device has sent one chain of nodes for each of `tokens`, below the root."""
-    protocol = VerifierSession(Attach(1, (1, 2), max_tokens=50), LIMITS)
-    parents, flat = [], []
-    for chain in tokens:
-        for depth, token in enumerate(chain):
-            parents.append(len(flat) if depth else ROOT)
-            flat.append(token)
-    if flat:
-        protocol.append(Append(1, 1, 0, tuple(parents), tuple(flat)))
-    capabilities = Capabilities(trees=trees, nodes_per_step=16, max_sequence=100, vocabulary=VOCAB)
-    return protocol, PendingNodes(protocol, NodeAcceptance(), capabilities)
-
-
-def tree_of(*chains: Sequence[int], kind: int = 3) -> tuple[TokenTree, Mapping[int, int]]:
-    tree = ProposedTree(0)
-    for chain in chains:
-        parent = ROOT
-        for token in chain:
-            parent = tree.child(parent, token) or tree.propose(parent, token, kind)
-    return tree, tree.kinds
-
-
-DIRECTIVE = Directive(window_nodes=24, window_depth=8, nodes_per_step=8, draft_wait_ms=5)
-
-
-def test_a_node_is_as_probable_as_the_surest_of_its_sources_says() -> None:
-    sure = NodeAcceptance()
-    for _ in range(2_000):
-        sure.observe(1, 0, True)
-    _, nodes = pending([5])
-    before = {node: p for p, node in nodes.best(9, DIRECTIVE)}
-    nodes.acceptance_of("sure", sure)
-    nodes.acceptance_of("unsure", NodeAcceptance())
-    kind = 0  # of depth 1
-    nodes.offer({"sure": tree_of([5], kind=kind), "unsure": tree_of([5], kind=kind)}, DIRECTIVE)
-    after = {node: p for p, node in nodes.best(9, DIRECTIVE)}
-    assert before[1] == pytest.approx(0.6)
-    assert after == {1: pytest.approx(0.98, abs=0.01)}
 
 
 # The distribution

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothing, perfect, prompt_of
-from test_engine_lossless import SAMPLING
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
@@ -18,7 +17,6 @@ from cloud_verifier.engine.recording import RecordedTokens, Recording
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append, Directive
-from outrider.core.sampling import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.core.verification import Verified
 
@@ -89,17 +87,6 @@ def test_what_is_recorded_is_transformers_own_log_softmax(kind: str, target: Tar
     check(recorded_tokens, reference(kind), PROMPT, expected)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_temperature_filters_and_penalties_are_not_in_it(
-    sampling: SamplingParams, target: Target, reference: Plain
-) -> None:
-    rig = Rig(target("llama"), CONFIG)
-    attach(rig, "s", client(PROMPT, nothing, max_tokens=24, ignore_eos=True, sampling=sampling))
-    recorded_tokens = run(rig)
-    assert len(tokens_of(recorded_tokens)) == 24
-    check(recorded_tokens, reference("llama"), PROMPT, rig.clients["s"].device.received)
-
-
 def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
     rig = Rig(target("llama"), CONFIG)
@@ -111,17 +98,6 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
         assert one.proposed_depths in (bytes(range(1, n + 1)), bytes([*range(1, n), 0]))
     assert max(depth for one in of(recorded_tokens, "knows") for depth in one.proposed_depths) > 1
     assert not any(b"".join(one.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
-
-
-def test_nothing_of_the_prompt_or_of_tokens_that_a_device_brings_is_recorded(target: Target, reference: Plain) -> None:
-    expected = reference("llama").generate(PROMPT, 30, ignore_eos=True)
-    rig = Rig(target("llama"), CONFIG)
-    returning = client(PROMPT, nothing, max_tokens=30, ignore_eos=True)
-    returning.device.received += expected[:11]  # of another verifier's
-    attach(rig, "s", returning, epoch=5)
-    recorded_tokens = run(rig)
-    assert {one.epoch for one in recorded_tokens} == {5}
-    check(recorded_tokens, reference("llama"), PROMPT, expected, first=11)
 
 
 def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Target, reference: Plain) -> None:
@@ -137,24 +113,6 @@ def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Targe
     recorded_tokens += run(rig)
     assert again.device.received == expected
     check(recorded_tokens, reference("llama"), PROMPT, expected)
-
-
-def test_sessions_that_are_not_recorded_leave_no_trace_and_commits_are_the_same(
-    target: Target, reference: Plain
-) -> None:
-    expected = reference("llama").generate(PROMPT, 30, ignore_eos=True)
-    commits = []
-    for record in (True, False):
-        rig = Rig(target("llama"), CONFIG)
-        attach(rig, "s", client(PROMPT, adversary(expected), max_tokens=30, ignore_eos=True), record=record)
-        attach(rig, "t", client(prompt_of(20), adversary(expected), max_tokens=30, ignore_eos=True), record=False)
-        recorded_tokens, events = [], []
-        while not all(one.ended for one in rig.clients.values()):
-            events += rig.turn()
-            recorded_tokens += rig.engine.take_recorded()
-        assert {one.session_id for one in recorded_tokens} == ({"s"} if record else set())
-        commits.append(events)
-    assert commits[0] == commits[1]
 
 
 def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:

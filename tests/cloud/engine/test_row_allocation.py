@@ -17,13 +17,6 @@ def line(base: float, per_node: float) -> CostCurve:
 FREE = line(1.0, 0.0)
 
 
-def test_a_node_is_taken_while_it_brings_more_than_its_time_commits_otherwise() -> None:
-    # One session, 10 ms a step and 1 ms a node. With 0.9 taken: 1.9 commits in 11 ms, so 1 ms is worth 0.17.
-    assert by_acceptance([(0.9, 0.2, 0.15)], 100, line(0.010, 0.001)) == ((2,), ())
-    # Ten times as dear a node: 1 ms of it is worth a tenth.
-    assert by_acceptance([(0.9, 0.2, 0.15)], 100, line(0.010, 0.010)) == ((0,), ())
-
-
 def test_the_same_node_pays_less_beside_many_sessions() -> None:
     cost = line(0.010, 0.0005)
     assert by_acceptance([(0.3,)], 100, cost) == ((1,), ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.row_allocation import AllocationPolicy
 from cloud_verifier.engine.scheduler import (
-    OVERDUE,
     PROMPT_DELAY,
     RowAllocation,
     StepBudget,
@@ -84,15 +83,6 @@ def test_a_wait_has_to_bring_twice_what_stepping_brings_in_the_same_time() -> No
     assert allocated(candidate(gain=0.35)) == (RowAllocation("s", 1, 0),)
 
 
-def test_those_who_answer_soon_are_waited_for_and_those_who_answer_late_step_along() -> None:
-    late = candidate("late", answers_s=0.009, gain=2.0)
-    assert decide([late, candidate("soon")]) == Wait(NOW + 0.002)
-    assert set(allocated(late, candidate("ready", nodes=2))) == {
-        RowAllocation("late", 1, 0),
-        RowAllocation("ready", 1, 2),
-    }
-
-
 def test_nodes_hold_a_prompt_up_by_no_more_than_stated() -> None:
     cost = StepCost({1: 0.001, 1000: 1.0})
     budget = StepBudget(rows=400, prefill_rows=200)
@@ -135,84 +125,11 @@ def test_even_in_the_smallest_budgets_prompts_and_those_who_generate_both_get_on
     assert len(shared) == rows
 
 
-def test_a_prompt_that_had_nothing_for_long_comes_before_those_that_arrived_earlier() -> None:
-    first, second = candidate("first", pending=500), candidate("second", pending=500, skipped=OVERDUE - 1)
-    assert [own.session_id for own in allocated(first, second)] == ["first"]
-    assert [own.session_id for own in allocated(first, replace(second, skipped=OVERDUE))] == ["second"]
-
-
 @pytest.mark.parametrize("bounds", [{"token_budget": 1}, {"token_budget": 0}, {"prefill_chunk": 0}])
 def test_a_budget_in_which_a_session_would_starve_is_refused(bounds: dict[str, int]) -> None:
     [name] = bounds
     with pytest.raises(BadRequest, match=name):
         EngineConfig(**bounds)
-
-
-@dataclass
-class Waiting:
-    """Hold a session as the scheduler sees it over many steps."""
-
-    pending: int
-    """Prompt tokens not yet in the pool; 1 once it generates."""
-    life: int
-    """Tokens that it will generate."""
-    last_step: int
-    skipped: int = 0
-    most: int = 0
-    """Most sessions that could step while it waited."""
-
-
-arrivals = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=3)
-"""(prompt tokens, tokens to generate) of the sessions that come before a step."""
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    start=st.lists(st.tuples(st.just(1) | st.integers(2, 300), st.integers(1, 200)), min_size=1, max_size=24),
-    steps=st.lists(arrivals, min_size=40, max_size=80),
-    rows=st.integers(2, 12),
-    prefill_rows=st.integers(1, 12),
-)
-def test_nobody_is_left_out_longer_than_stated_and_prompts_always_get_on(
-    start: list[tuple[int, int]], steps: list[list[tuple[int, int]]], rows: int, prefill_rows: int
-) -> None:
-    budget = StepBudget(rows, min(rows, prefill_rows))
-    live: dict[str, Waiting] = {}
-    for number, coming in enumerate([start, *steps]):
-        for pending, life in coming:
-            if len(live) < 30:
-                live[f"{number}/{len(live)}/{pending}/{life}"] = Waiting(pending, life, number)
-        if not live:
-            continue
-        able = [
-            candidate(name, pending=one.pending, idle=True, nodes=3, skipped=number - one.last_step)
-            for name, one in live.items()
-        ]
-        plan = decide(able, budget=budget)
-        assert isinstance(plan, StepPlan)
-        shared = plan.allocations
-        for name in plan.favoured:
-            live[name] = live.pop(name)
-        assert sum(own.chain + own.nodes for own in shared) <= rows
-        generating, prefilling = (sum((c.pending > 1) is kind for c in able) for kind in (False, True))
-        to_prompts = sum(own.chain for own in shared if live[own.session_id].pending > 1)
-        owed = sum(c.pending for c in able if c.pending > 1)
-        assert to_prompts >= min(owed, budget.prefill_rows, max(1, rows // 4))
-        # And the other way round: prompts take no more than their share from who generates.
-        assert len(shared) >= min(generating, rows - min(budget.prefill_rows, max(1, rows // 4)) * (prefilling > 0))
-        served = {own.session_id: own for own in shared}
-        for name, one in list(live.items()):
-            one.most = max(one.most, len(able))
-            own = served.get(name)
-            if own is None:
-                one.skipped += 1
-                assert one.skipped <= OVERDUE + one.most - 1
-                continue
-            one.skipped, one.most, one.last_step = 0, 0, number + 1
-            one.life -= own.chain == one.pending
-            one.pending = max(1, one.pending - own.chain)
-            if one.life == 0:
-                del live[name]
 
 
 @dataclass

@@ -14,8 +14,6 @@ from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 SINKS = torch.tensor([0.3, -0.2, 0.1, 0.0])
 SCORINGS = [Scoring(0.35), Scoring(0.35, window=5), Scoring(0.35, softcap=2.0), Scoring(0.35, sinks=SINKS)]
-SHAPES = ((9, 1, ()), (40, 1, ()), (9, 3, ()), (12, 1, (0, 0, 1)), (11, 1, (0, 1)), (0, 50, ()))
-"""(keys before, chain, parents of nodes) of each session."""
 
 
 def segments(pool: KVPool, shapes: tuple[tuple[int, int, tuple[int, ...]], ...]) -> list[Segment]:
@@ -38,27 +36,6 @@ def filled_pool() -> KVPool:
     for tensor in (*pool.keys, *pool.values):
         tensor.normal_(generator=generator)
     return pool
-
-
-@pytest.mark.parametrize("scoring", SCORINGS)
-@pytest.mark.parametrize("allowed", [0, attention._CALL, 1 << 40])
-def test_sessions_beside_one_another_get_what_they_get_alone(
-    scoring: Scoring, allowed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = filled_pool()
-    sessions = segments(pool, SHAPES)
-    rows = sum(segment.rows for segment in sessions)
-    generator = torch.Generator().manual_seed(1)
-    query = torch.randn(1, HEADS, rows, WIDTH, generator=generator)
-    key, value = (torch.randn(1, KV_HEADS, rows, WIDTH, generator=generator) for _ in range(2))
-    alone, first = [], 0
-    for segment in sessions:
-        own = slice(first, first := first + segment.rows)
-        plan = SdpaBackend().plan([segment], pool)
-        alone.append(plan.attend(0, query[:, :, own], key[:, :, own], value[:, :, own], scoring).clone())
-    monkeypatch.setattr(attention, "_CALL", allowed)
-    together = SdpaBackend().plan(sessions, pool).attend(0, query, key, value, scoring)
-    torch.testing.assert_close(together, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)

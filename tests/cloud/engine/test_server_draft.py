@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from tiny_targets import EOS, VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
-from cloud_verifier.engine.server_draft import policy
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
@@ -116,29 +114,6 @@ def test_a_perfect_draft_saves_steps_and_counts_as_our_own(target: Target) -> No
     assert all(commit.evaluated == 0 for commit in commits)
     assert all(session.evaluated == 0 for session in stats.sessions.values())
     assert chains.most == 4  # all sessions in one decode
-
-
-def test_a_draft_that_takes_longer_than_it_saves_is_paused(target: Target, reference: Plain) -> None:
-    chains = Chains(target("llama"))
-    seconds = itertools.count().__next__  # every proposal takes one, a step some milliseconds
-    draft = LlamaServerDraft(chains, depth=3, vocabulary=VOCAB, clock=seconds)
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048), overlay=Overlay([draft], clock=seconds))
-    rig.attach("s", client(prompt_of(9), nothing, max_tokens=150, ignore_eos=True))
-    rig.run()
-    # A short trial, then 64 plain steps, then a trial again; after the first tree no further level is worth its time.
-    counters = rig.engine.counters
-    assert 3 + policy.SHORT_TRIAL <= counters.server_accepted <= 3 + 2 * policy.SHORT_TRIAL
-    assert counters.steps >= 150 - counters.server_accepted
-    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(9), 150, ignore_eos=True)
-
-
-def test_a_sequence_that_outgrows_the_draft_goes_on_without_it(target: Target, reference: Plain) -> None:
-    chains = Chains(target("llama"), length=30)
-    rig = rig_with(target("llama"), chains)
-    rig.attach("s", client(prompt_of(12), nothing, max_tokens=40, ignore_eos=True))
-    rig.run()
-    assert rig.clients["s"].device.received == reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
-    assert rig.engine.counters.server_accepted > 0
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])

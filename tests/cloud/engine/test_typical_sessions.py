@@ -95,26 +95,6 @@ def test_every_token_is_the_targets_own_or_likely_enough(name: str, target: Targ
     assert found.count("own") > 3
 
 
-@pytest.mark.parametrize("draft", [nothing, random_tree], ids=["nothing", "random_tree"])
-@pytest.mark.parametrize("name", SAMPLING)
-def test_at_an_epsilon_of_one_the_output_is_the_targets_own(
-    name: str, draft: Drafter, target: Target, reference: Plain
-) -> None:
-    params = dataclasses.replace(SAMPLING[name], typical=TypicalAcceptance(1.0, 1e9))
-    own = dataclasses.replace(params, typical=None)
-    expected = reference("llama").generate(PROMPT, 40, own, ignore_eos=True)
-    assert run(target("llama"), draft, params).clients["s"].device.received == expected
-
-
-def test_it_takes_fewer_steps_than_the_lossless_rule(target: Target, reference: Plain) -> None:
-    lossy = SAMPLING["sampled"]
-    steps = [
-        run(target("llama"), likely(reference("llama")), params).engine.counters.steps
-        for params in (lossy, dataclasses.replace(lossy, typical=None))
-    ]
-    assert steps[0] < steps[1]
-
-
 def test_it_is_refused_unless_the_operator_allows_it(target: Target) -> None:
     rig = Rig(target("llama"))
     with pytest.raises(BadRequest, match="acceptance_rule is typical, must be coupled: the operator") as caught:

@@ -13,7 +13,7 @@ from tiny_targets import Reference
 from cloud_verifier.engine.interface import Committed, Event
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.protocol.messages import Append, Directive
+from outrider.core.protocol.messages import Directive
 from outrider.core.telemetry import SessionTelemetry
 from outrider.core.verification import TreeBatch, Verified
 
@@ -28,10 +28,6 @@ def started(target: Target, directive: Directive) -> Rig:
     return rig
 
 
-def chain(*tokens: int) -> Append:
-    return Append(1, first_id=1, base=0, parents=tuple(range(len(tokens))), tokens=tokens)
-
-
 def stats(rig: Rig) -> SessionTelemetry:
     return rig.engine.stats().sessions["s"]
 
@@ -43,17 +39,6 @@ def evaluated(events: list[Event]) -> int:
     return event.commit.evaluated
 
 
-@pytest.mark.parametrize(("depth", "looked_at"), [(8, 6), (4, 4), (1, 1), (0, 0)])
-def test_nodes_below_the_windows_depth_are_ignored_and_counted(
-    target: Target, reference: Plain, depth: int, looked_at: int
-) -> None:
-    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
-    rig = started(target, replace(DIRECTIVE, window_depth=depth))
-    rig.engine.append("s", chain(*expected[:6]))
-    assert evaluated(rig.engine.step()) == looked_at
-    assert (stats(rig).committed, stats(rig).ignored) == (looked_at + 1, 6 - looked_at)
-
-
 @pytest.mark.parametrize(("window", "looked_at"), [(24, 6), (4, 4), (1, 1), (0, 0)])
 def test_of_more_nodes_than_the_window_holds_the_best_are_looked_at_and_the_others_counted(
     target: Target, window: int, looked_at: int
@@ -62,21 +47,6 @@ def test_of_more_nodes_than_the_window_holds_the_best_are_looked_at_and_the_othe
     rig.engine.append("s", nodes(*range(20, 26)))
     assert evaluated(rig.engine.step()) == looked_at
     assert stats(rig).ignored == 6 - looked_at
-
-
-def test_a_node_outside_comes_in_when_the_root_comes_nearer_and_is_counted_once(
-    target: Target, reference: Plain
-) -> None:
-    expected = reference("llama").generate(PROMPT, 64, ignore_eos=True)
-    rig = started(target, replace(DIRECTIVE, window_depth=2))
-    rig.engine.append("s", chain(*expected[:7]))
-    counts = []
-    for _ in range(2):
-        for _ in range(3):  # asking changes nothing
-            rig.engine.update("s", rtt_ms=1.0)
-            rig.engine.next_deadline()
-        counts.append(evaluated(rig.engine.step()))
-    assert (counts, stats(rig).committed, stats(rig).ignored) == ([2, 2], 6, 5)
 
 
 def test_a_device_that_heeds_no_window_gets_the_targets_own_tokens_all_the_same(

@@ -22,11 +22,11 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from cloud_verifier.engine import triton_race
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.device_sampling import DeviceSampler, choose_ahead
+from cloud_verifier.engine.device_sampling import choose_ahead
 from cloud_verifier.engine.sampling import Sampler
 from cloud_verifier.engine.torch_backend.batch import PackedBatch, Segment
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, Scoring, SdpaBackend
-from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward, ReadsBack
+from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.fusion import TritonRMSNorm, fuse
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
@@ -161,20 +161,6 @@ def test_heads_of_real_models_are_near_the_reference_in_float32(
     assert error < {torch.bfloat16: 5e-3, torch.float16: 1e-3}[dtype]
 
 
-@NIGHTLY
-def test_neighbours_change_no_bit_of_a_row() -> None:
-    step = Step(4, 2, 16, torch.bfloat16, mix=MIX[1:4])
-    scoring = Scoring(0.25)
-    together = step.attend(TritonBackend(), scoring)
-    row = 0
-    for segment in step.segments:
-        rows = slice(row, row + segment.rows)
-        plan = TritonBackend().plan([segment], step.pool)
-        alone = plan.attend(0, step.query[:, :, rows], step.key[:, :, rows], step.value[:, :, rows], scoring)
-        assert torch.equal(alone, together[:, rows])
-        row += segment.rows
-
-
 class Layers(torch.nn.Module):
     """A norm of its own rounding, and two layers that read the same rows."""
 
@@ -297,38 +283,6 @@ def test_graphs_give_what_a_plain_forward_gives(graphed: tuple[TargetModel, Grap
     assert not graphs.off
 
 
-def test_a_step_that_fits_no_graph_runs_without(
-    graphed: tuple[TargetModel, GraphedForward], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, graphs = graphed
-    monkeypatch.setattr("cloud_verifier.engine.torch_backend.kernels.cuda_graphs.TABLE_INTS", 150)
-    got, plain = both_ways(model, pool_of(model), [(90, 1, 3)], 0)
-    assert torch.equal(got, plain)
-    assert graphs.recorded == 0
-    both_ways(model, pool_of(model), [(9, 1, 3)], 0)
-    assert (graphs.recorded, graphs.off) == (1, "")
-
-
-def test_a_forward_that_reads_values_back_runs_without_graphs(
-    graphed: tuple[TargetModel, GraphedForward], caplog: pytest.LogCaptureFixture
-) -> None:
-    model, graphs = graphed
-    forward = graphs._forward
-
-    def routes(ids: torch.Tensor, *others: object) -> torch.Tensor:
-        ids[0, ids[0] > 3].sum()
-        return forward(ids, *others)
-
-    graphs._forward = routes
-    pool = pool_of(model)
-    for seed in range(2):
-        got, plain = both_ways(model, pool, [(9, 1, 3)], seed)
-        assert (got - plain).abs().max() < 1e-4
-    assert graphs.recorded == 0
-    assert "makes the host wait for the device: aten.index" in graphs.off
-    assert len([r for r in caplog.records if "without CUDA graphs" in r.message]) == 1
-
-
 def test_a_graph_that_computes_something_else_is_not_used(graphed: tuple[TargetModel, GraphedForward]) -> None:
     model, graphs = graphed
     forward, calls = graphs._forward, []
@@ -341,21 +295,6 @@ def test_a_graph_that_computes_something_else_is_not_used(graphed: tuple[TargetM
     got, plain = both_ways(model, pool_of(model), [(9, 1, 3)], 0)
     assert (got - plain).abs().max() < 1e-4
     assert "its graph's logits differ" in graphs.off
-
-
-@pytest.mark.parametrize(
-    ("work", "reads"),
-    [
-        (lambda x: x.sum().item(), True),
-        (lambda x: x[x > 0], True),
-        (lambda x: x[torch.zeros(2, dtype=torch.int64, device=x.device)].softmax(0).topk(2), False),
-    ],
-)
-def test_the_watch_tells_what_reads_back(work: Callable[[torch.Tensor], object], reads: bool) -> None:
-    x = torch.arange(4.0, device=DEVICE)
-    with torch.inference_mode(), ReadsBack() as watch:
-        work(x)
-    assert bool(watch.found) == reads
 
 
 @NIGHTLY
@@ -419,24 +358,3 @@ def test_noise_on_the_device_is_that_of_the_host_up_to_rounding() -> None:
         assert abs(raced.leads[row] - (noise[first] - noise[second])) < 2e-5
         assert raced.ranks[row] == first
         assert abs(raced.shares[row] - first / 40_000) < 1e-5
-
-
-def test_an_engine_that_chooses_on_the_device_generates_what_plain_transformers_does(
-    tiny_directory: Directory, reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = TargetModel.load(tiny_directory("llama"), device=str(DEVICE), attention="sdpa")
-    check_numerics(model)
-    rig = Rig(model)
-    rig.executor._device_sampler = DeviceSampler(triton_race)
-    hot = SamplingParams(temperature=0.9, seed=3)
-    requests = [SamplingParams(), hot, replace(hot, top_k=12), replace(hot, presence_penalty=0.5)]
-    expected = [reference("llama").generate(prompt_of(9), 12, request, ignore_eos=True) for request in requests]
-    chosen: list[int | None] = []
-    choose = Sampler.choose
-    monkeypatch.setattr(Sampler, "choose", lambda *row: chosen.append(choose(*row)) or chosen[-1])
-    for request, tokens in zip(requests, expected, strict=True):
-        joining = client(prompt_of(9), adversary(tokens), 12, sampling=request, ignore_eos=True)
-        rig.attach(f"s{len(rig.clients)}", joining)
-    rig.run()
-    assert [one.device.received for one in rig.clients.values()] == expected
-    assert len(chosen) < 8  # of few rows
