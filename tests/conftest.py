@@ -30,7 +30,7 @@ APART = {
 }
 """Long files whose tests share nothing expensive: each of these tests is a group by itself."""
 LONG = (
-    *("clusters", "docs"),
+    *("contract", "clusters", "docs"),
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",
@@ -101,7 +101,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tests; with workers, put the long groups first."""
     for item in items:
-        if path_of(item.nodeid) in LONG:
+        if {path_of(item.nodeid), file_group(item.nodeid)} & set(LONG):
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         first = [*LONG[:-1], *EARLY]
@@ -124,7 +124,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def file_group(nodeid: str) -> str:
     """Return the group of a test's file: its path, if it shares nothing with another file."""
-    return TOGETHER.get(path_of(nodeid), path_of(nodeid))
+    path = path_of(nodeid)
+    return "contract" if path.startswith("contract/") else TOGETHER.get(path, path)
 
 
 def path_of(nodeid: str) -> str:
