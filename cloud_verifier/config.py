@@ -115,8 +115,6 @@ class VerifierConfig(BaseSettings):
     that pays."""
     server_draft_depth: int = Field(default=4, ge=1, le=32)
     """Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
-    server_draft_siblings: int = Field(default=1, ge=0, le=8)
-    """Further draft tokens beside each of these; they cost no decode."""
     server_draft_pauses: bool = True
     """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
@@ -156,8 +154,6 @@ class VerifierConfig(BaseSettings):
     tickets allow it are recorded."""
     traffic_flush_s: float = Field(default=10.0, ge=0.1, le=3600.0)
     """Seconds within which recorded tokens are written; a killed verifier loses that much."""
-    traffic_flush_tokens: int = Field(default=16_384, ge=1, le=1 << 24)
-    """Recorded tokens that are written at once, before `traffic_flush_s` is over."""
     traffic_top: int = Field(default=32, ge=1, le=256)
     """K: the likeliest ids that are recorded for each position."""
     traffic_prompt_tokens: int = Field(default=2_048, ge=0, le=1 << 20)
@@ -173,19 +169,6 @@ class VerifierConfig(BaseSettings):
     log_format: LogFormat = "text"
     """text: lines for people. json: one object per line, for machines."""
 
-    open_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds after which a stream without a first message is ended."""
-    stream_messages_per_s: float = Field(default=1_000.0, gt=0)
-    """Messages per second that are read from one stream; further ones wait at the device. An honest device sends a
-    message every 2 ms, and answers to pings."""
-    stream_burst: int = Field(default=200, ge=1)
-    """Messages that one stream may send at once beyond that rate."""
-    fetch_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds after which a download is ended; a device fetches the rest with another call."""
-    chunk_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
-    max_downloads: int = Field(default=64, ge=1)
-    """The most downloads at once."""
     ping_interval_s: float = Field(default=0.5, gt=0)
     """Seconds between two pings to a device, which show it that the verifier lives."""
     silence_timeout_s: float = Field(default=20.0, gt=0)

@@ -32,7 +32,7 @@ ATTACK_S = 25.0
 FLOOD_S = 2.0
 STARE_S = 6.0
 HALF_OPEN_S = 12.0
-"""Time that a half-open connection stays: longer than a verifier's `open_timeout_s` of 10."""
+"""Time that a half-open connection stays: longer than a verifier's `OPEN_TIMEOUT_S` of 10."""
 
 
 class RawStream:

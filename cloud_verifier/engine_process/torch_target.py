@@ -123,7 +123,6 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
     draft_source = LlamaServerDraft(
         chains,
         depth=config.server_draft_depth,
-        siblings=config.server_draft_siblings,
         vocabulary=model.vocab_size,
         pauses=config.server_draft_pauses,
     )

@@ -50,6 +50,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Authorise = Callable[[bytes], Awaitable[Claims | None]]
 """Ticket -> what it allows; None if this verifier serves without tickets. Raises Unauthenticated."""
 
+OPEN_TIMEOUT_S = 10.0
+"""Seconds after which a stream without a first message is ended."""
+FETCH_TIMEOUT_S = 600.0
+"""Seconds after which a download is ended; a device fetches the rest with another call."""
+CHUNK_TIMEOUT_S = 10.0
+"""Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
+MAX_DOWNLOADS = 64
+"""The most downloads at once."""
 REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 ANONYMOUS_TENANT = "default"
@@ -94,7 +102,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
-        self._downloads = Downloads(config.max_downloads)
+        self._downloads = Downloads(MAX_DOWNLOADS)
         self._opening: Counter[str] = Counter()
         """Streams by tenant whose Open is awaited: each may hold a whole message."""
 
@@ -122,7 +130,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
-            tenant, limit_s = _fetching.get(), self._config.fetch_timeout_s
+            tenant, limit_s = _fetching.get(), FETCH_TIMEOUT_S
             end = time.monotonic() + limit_s
             with contextlib.ExitStack() as held:
                 held.enter_context(self._downloads.place(tenant))
@@ -137,7 +145,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
         gRPC ends no call while a write is under way, so `on_late` frees what the call holds when the time is over.
         """
-        limit_s = self._config.chunk_timeout_s
+        limit_s = CHUNK_TIMEOUT_S
         writing = asyncio.ensure_future(context.write(chunk))
         try:
             in_time, _ = await asyncio.wait({writing}, timeout=limit_s)
@@ -244,10 +252,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         shown_at = time.monotonic()
         async with self._awaiting_open(claims):
             try:
-                first = await asyncio.wait_for(anext(requests), self._config.open_timeout_s)
+                first = await asyncio.wait_for(anext(requests), OPEN_TIMEOUT_S)
             except TimeoutError:
                 # The device may have sent it, over a slow line or a broken one: it may try again.
-                late = f"no Open came within {self._config.open_timeout_s} s of the stream's begin"
+                late = f"no Open came within {OPEN_TIMEOUT_S} s of the stream's begin"
                 raise Unavailable(late) from None
             except StopAsyncIteration:
                 raise BadRequest("the stream ended before its Open") from None

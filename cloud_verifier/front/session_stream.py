@@ -21,6 +21,9 @@ from outrider.wire.padding import least_bytes, padded
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
 
+MESSAGES_PER_S, BURST = 1_000.0, 200
+"""Messages that are read from one stream: per second, and at once beyond that rate. Further ones wait at the device. An
+honest device sends a message every 2 ms, and answers to pings."""
 FAREWELL_S = 1.0
 """Seconds that a device has to close its side after its last Commit."""
 
@@ -59,7 +62,7 @@ class SessionStream:
             epoch=self.epoch,
             in_flight=claims.limits.in_flight,
             vocabulary_size=vocabulary_size,
-            limiter=RateLimiter(config.stream_messages_per_s, config.stream_burst),
+            limiter=RateLimiter(MESSAGES_PER_S, BURST),
             heartbeat=self.heartbeat,
             counters=self.counters,
             send=self._send,

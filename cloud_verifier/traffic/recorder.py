@@ -199,7 +199,6 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
         writer,
         redact=redact,
         flush_s=config.traffic_flush_s,
-        flush_tokens=config.traffic_flush_tokens,
         prompt_tokens=config.traffic_prompt_tokens,
         on_close=keep_tidy(segments, config.traffic_max_bytes),
     )

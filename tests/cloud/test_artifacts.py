@@ -155,9 +155,10 @@ async def test_describe_lists_what_can_be_fetched(model, catalogue):
     assert (answer.verifier_id, answer.vocabulary_size, list(answer.eos_token_ids)) == ("v1", 101, [7])
 
 
-async def test_a_download_that_takes_too_long_is_ended_and_its_rest_can_be_fetched(model, catalogue):
+async def test_a_download_that_takes_too_long_is_ended_and_its_rest_can_be_fetched(model, catalogue, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.front.service.FETCH_TIMEOUT_S", 0.2)
     draft = by_role(catalogue, "draft")
-    async with front(model, catalogue=catalogue, fetch_timeout_s=0.2) as running:
+    async with front(model, catalogue=catalogue) as running:
         call = running.stub.FetchArtifact(session_pb2.FetchArtifactRequest(hash=draft.hash))
         await asyncio.sleep(0.4)  # it reads nothing: gRPC's window is smaller than a chunk
         data = b""
@@ -171,9 +172,10 @@ async def test_a_download_that_takes_too_long_is_ended_and_its_rest_can_be_fetch
         assert data + b"".join([chunk.data async for chunk in rest]) == DRAFT
 
 
-async def test_downloads_that_nobody_reads_keep_out_other_downloads_and_nothing_else(model, catalogue):
+async def test_downloads_that_nobody_reads_keep_out_other_downloads_and_nothing_else(model, catalogue, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.front.service.MAX_DOWNLOADS", 2)
     draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
-    async with front(model, catalogue=catalogue, max_downloads=2) as running:
+    async with front(model, catalogue=catalogue) as running:
         unread = [running.stub.FetchArtifact(draft) for _ in range(2)]
         await asyncio.sleep(0.2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -188,9 +190,11 @@ async def test_downloads_that_nobody_reads_keep_out_other_downloads_and_nothing_
         assert b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)]) == DRAFT
 
 
-async def test_a_download_that_nobody_reads_gives_its_place_back(model, catalogue):
+async def test_a_download_that_nobody_reads_gives_its_place_back(model, catalogue, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.front.service.MAX_DOWNLOADS", 1)
+    monkeypatch.setattr("cloud_verifier.front.service.CHUNK_TIMEOUT_S", 0.3)
     draft = session_pb2.FetchArtifactRequest(hash=by_role(catalogue, "draft").hash)
-    async with front(model, catalogue=catalogue, max_downloads=1, chunk_timeout_s=0.3) as running:
+    async with front(model, catalogue=catalogue) as running:
         unread = running.stub.FetchArtifact(draft)
         await asyncio.sleep(0.8)
         data = b"".join([chunk.data async for chunk in running.stub.FetchArtifact(draft)])

@@ -87,8 +87,9 @@ async def test_an_open_is_answered_with_limits_and_directive_and_reaches_the_eng
     stream.call.cancel()
 
 
-async def test_a_stream_without_an_open_is_ended_in_time(tmp_path):
-    async with front(tmp_path, open_timeout_s=0.1) as running:
+async def test_a_stream_without_an_open_is_ended_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("cloud_verifier.front.service.OPEN_TIMEOUT_S", 0.1)
+    async with front(tmp_path) as running:
         error = await Stream(running.stub.Session()).refusal()
     assert isinstance(error, Unavailable)  # an Open may be late over a slow line
     assert "no Open came within 0.1 s" in str(error)
@@ -598,11 +599,17 @@ async def test_a_cancel_reaches_the_engine_once(plain):
     stream.call.cancel()
 
 
-async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_path):
+@pytest.fixture
+def slow_reading(monkeypatch):
+    monkeypatch.setattr("cloud_verifier.front.session_stream.MESSAGES_PER_S", 100.0)
+    monkeypatch.setattr("cloud_verifier.front.session_stream.BURST", 10)
+
+
+async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_path, slow_reading):
     def appends(session_id: str) -> int:
         return sum(r.HasField("append") and r.session_id == session_id for r in running.engine.requests)
 
-    async with front(tmp_path, stream_messages_per_s=100.0, stream_burst=10) as running:
+    async with front(tmp_path) as running:
         loud, neighbour = await running.open("loud"), await running.open("neighbour")
         began = time.monotonic()
         for _ in range(60):
@@ -616,11 +623,11 @@ async def test_a_stream_that_talks_too_fast_is_read_later_and_loses_nothing(tmp_
         neighbour.call.cancel()
 
 
-async def test_nodes_count_against_the_rate_limit_of_a_stream(tmp_path):
+async def test_nodes_count_against_the_rate_limit_of_a_stream(tmp_path, slow_reading):
     def appends() -> int:
         return sum(request.HasField("append") for request in running.engine.requests)
 
-    async with front(tmp_path, stream_messages_per_s=100.0, stream_burst=10) as running:
+    async with front(tmp_path) as running:
         stream = await running.open()
         began = time.monotonic()
         for _ in range(12):  # 5 of the burst each: the last but two wait

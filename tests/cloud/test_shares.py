@@ -48,15 +48,15 @@ def ticket(tenant: str, session_id: str, most: int = 0, until_unix: float = 0.0)
 
 
 @pytest.fixture
-async def verifier(tmp_path: Path) -> AsyncIterator[Front]:
+async def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Front]:
     async def authorise(ticket: bytes) -> Claims:
         return claims(ticket)
 
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "draft.gguf").write_bytes(bytes(16 * CHUNK_BYTES))
     catalogue = Catalogue.of_target(tmp_path, tmp_path / "draft.gguf")
-    settings = {"max_downloads": 4, "coordinator": "127.0.0.1:1"}
-    async with front(tmp_path, authorise=authorise, catalogue=catalogue, **settings) as running:
+    monkeypatch.setattr("cloud_verifier.front.service.MAX_DOWNLOADS", 4)
+    async with front(tmp_path, authorise=authorise, catalogue=catalogue, coordinator="127.0.0.1:1") as running:
         yield running
 
 

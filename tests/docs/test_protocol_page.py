@@ -8,6 +8,8 @@ import pytest
 from pages import text_of
 
 from cloud_verifier.config import VerifierConfig
+from cloud_verifier.front.service import OPEN_TIMEOUT_S
+from cloud_verifier.front.session_stream import BURST, MESSAGES_PER_S
 from edge_agent.config import EdgeSettings
 from edge_agent.session.failover import NextAttach, next_attach
 from edge_agent.session.stream import SILENCE_S
@@ -79,11 +81,10 @@ def test_a_commit_scores_as_much_of_a_prompt_as_the_page_says():
 def test_what_is_said_of_the_transport_is_so():
     config = VerifierConfig.model_fields
     assert f"at most {channels.MAX_MESSAGE_BYTES >> 20} MiB, metadata {channels.MAX_METADATA_BYTES >> 10} KiB" in TEXT
-    assert f"within {config['open_timeout_s'].default:.0f} s" in TEXT
+    assert f"within {OPEN_TIMEOUT_S:.0f} s" in TEXT
     assert config["ping_interval_s"].default == 0.5
     assert f"silence_timeout_s` ({config['silence_timeout_s'].default:.0f} s)" in TEXT
-    pace, burst = config["stream_messages_per_s"].default, config["stream_burst"].default
-    assert f"at {pace:.0f} messages a second after a burst of {burst}" in TEXT
+    assert f"at {MESSAGES_PER_S:.0f} messages a second after a burst of {BURST}" in TEXT
     device = EdgeSettings.model_fields
     assert f"{SILENCE_S} s" in TEXT
     assert device["resume_budget_s"].default is None

@@ -6,9 +6,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_executor import FakeExecutor
-from small_tokenizer import tokenizer_json
-
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import TargetExecutor
 from cloud_verifier.engine.vllm_backend import ENVIRONMENT
@@ -20,10 +17,6 @@ NODES = 8
 """The most nodes of a session in a step, by vLLM's settings; the other engines take as many as are granted."""
 
 Build = Callable[[EngineConfig], TargetExecutor]
-
-
-def _fake(config: EngineConfig) -> TargetExecutor:
-    return FakeExecutor(config)
 
 
 def _torch(config: EngineConfig) -> TargetExecutor:
@@ -53,10 +46,8 @@ def _vllm(config: EngineConfig) -> TargetExecutor:
 
 def grammars_for(executor: TargetExecutor) -> Grammars:
     """Return the grammars of an executor's target."""
-    if isinstance(executor, FakeExecutor):
-        return Grammars(tokenizer_json(), executor.capabilities.vocabulary, executor.eos_token_ids)
     return grammars_of(TARGET / "tokenizer.json", executor.capabilities.vocabulary, executor.eos_token_ids)
 
 
 _LOADED: dict[str, object] = {}
-BUILDS: dict[str, Build] = {"fake": _fake, "torch": _torch, "vllm": _vllm}
+BUILDS: dict[str, Build] = {"torch": _torch, "vllm": _vllm}

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from engine_builds import TARGET
-from fake_executor import FakeExecutor, rows_of
 from served_devices import Served, device_of, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
@@ -25,12 +24,9 @@ def _module() -> Any:
 
 
 @torch.inference_mode()
-def truth_of(served: Served, prompt: Sequence[int]) -> torch.Tensor:
+def truth_of(prompt: Sequence[int]) -> torch.Tensor:
     """Return log-probabilities `[n - 1, V]` of the prompt's tokens from the second on, by plain transformers."""
-    if isinstance(served.engine._executor, FakeExecutor):
-        logits = rows_of([prompt[:end] for end in range(1, len(prompt))])
-    else:
-        logits = _module()(torch.tensor([list(prompt)])).logits[0, :-1]
+    logits = _module()(torch.tensor([list(prompt)])).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1)
 
 
@@ -54,7 +50,7 @@ def test_a_prompts_log_probabilities_are_the_targets_own(serve: Serve, max_token
     assert not served.failures
     for number, prompt in enumerate(prompts):
         device = served.devices[f"s{number}"]
-        check(device.scored, truth_of(served, prompt), prompt, number)
+        check(device.scored, truth_of(prompt), prompt, number)
         assert (len(device.received), device.finish) == (max_tokens, Finish.LENGTH)
     counters = served.engine.counters
     assert (counters.evaluated, counters.accepted) == (0, 0)
@@ -67,7 +63,7 @@ def test_a_prompt_that_was_read_before_is_scored_and_changes_no_token(serve: Ser
     for name, asked in (("plain", {}), ("scored", {"prompt_logprobs": 1}), ("plain again", {})):
         served.attach(name, device_of(prompt, "sampled", ignore_eos=True, **asked))
         served.run()
-    check(served.devices["scored"].scored, truth_of(served, prompt), prompt, 1)
+    check(served.devices["scored"].scored, truth_of(prompt), prompt, 1)
     received = [device.received for device in served.devices.values()]
     assert received[0] == received[1] == received[2]
 
@@ -82,7 +78,7 @@ def test_a_session_that_is_attached_again_is_scored_to_the_end(serve: Serve) -> 
             served.turn()
         served.attach("s", device)
     served.run()
-    check(device.scored, truth_of(served, prompt), prompt, 2)
+    check(device.scored, truth_of(prompt), prompt, 2)
     again = device_of(prompt, ignore_eos=True, max_tokens=5)
     served.attach("again", again)
     served.run()
