@@ -14,8 +14,6 @@ import pytest
 HERE = Path(__file__).parent
 
 TOGETHER = {
-    "docs/test_doc_commands.py": "docs",
-    "docs/test_own_pair.py": "docs",
     **{
         f"e2e/test_e2e_{name}.py": "clusters"
         for name in ("admin", "drain", "http", "page", "prior", "refusals", "survival", "text", "window")
@@ -30,7 +28,7 @@ APART = {
 }
 """Long files whose tests share nothing expensive: each of these tests is a group by itself."""
 LONG = (
-    *("contract", "clusters", "docs"),
+    *("contract", "clusters"),
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",

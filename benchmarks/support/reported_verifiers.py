@@ -197,8 +197,10 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in (*self._channels, *self._verifiers.values()):
-            await one.close()
+        for link in self._channels:
+            await link.close()
+        for verifier in self._verifiers.values():
+            await verifier.close()
 
     @contextlib.asynccontextmanager
     async def counted(self) -> AsyncIterator[Counts]:

@@ -16,7 +16,7 @@ from edge_agent.session.stream import SILENCE_S
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import messages
 from outrider.core.sampling import MAX_BIASES, SamplingParams
-from outrider.wire import channels, codecs, frames
+from outrider.wire import channels, codecs
 from outrider.wire.status import CODES
 
 TEXT = text_of("docs/protocol.md")
@@ -88,5 +88,3 @@ def test_what_is_said_of_the_transport_is_so():
     device = EdgeSettings.model_fields
     assert f"{SILENCE_S} s" in TEXT
     assert device["resume_budget_s"].default is None
-    assert f"to have {frames.LEAST_BUCKET} bytes or" in TEXT
-    assert f"multiple of {frames.LARGEST_BUCKET:,}; or a multiple of {frames.CONSTANT}" in TEXT
