@@ -13,7 +13,7 @@ from coordinator.api.authentication import Authenticator
 from coordinator.config import CoordinatorConfig
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.processes import leave_after, trim_freed_memory
+from outrider.processes import leave_after
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
@@ -31,7 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Return 0 after a clean stop, 2 for a wrong configuration, 1 for a failed start."""
     try:
         config = settle(CoordinatorConfig, parser().parse_args(argv), PROGRAM, Authenticator)
-        trim_freed_memory()
         sys.setswitchinterval(SWITCH_S)
         configure(config.log_format, "coordinator", config.log_level)
         asyncio.run(_serve(config))

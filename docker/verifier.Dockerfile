@@ -49,8 +49,12 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM python:${PYTHON} AS run
 RUN useradd --uid 10001 --home-dir /var/lib/outrider --create-home --shell /usr/sbin/nologin outrider
 # Caches of compiled kernels go where a read-only container can write.
+# MALLOC_* have glibc give freed memory back, even after a message of a megabyte.
 ENV PATH=/opt/outrider/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    MALLOC_ARENA_MAX=2 \
+    MALLOC_MMAP_THRESHOLD_=131072 \
+    MALLOC_TRIM_THRESHOLD_=131072 \
     PYTHONDONTWRITEBYTECODE=1 \
     HF_HUB_OFFLINE=1 \
     HF_HOME=/tmp/huggingface \

@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import logging
 import os
-import platform
 import resource
 import signal
 import sys
@@ -15,16 +14,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-LARGE_BYTES = 128 * 1024
-"""Blocks of this size and more are mapped one by one, and go back to the system when they are freed. It is glibc's own
-first value; left alone, glibc raises it for good to the largest block that was ever freed, up to 32 MB."""
-ARENAS = 2
-"""Heaps that all threads share. By default gRPC's dozen threads fill up to eight for each core, and each heap keeps
-what some message needed once."""
-# mallopt's parameters, from glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
 _PR_SET_PDEATHSIG = 1
 _LAUNCHER = f"""
 import ctypes, os, signal, sys
@@ -105,16 +94,3 @@ def leave_after(main: Callable[[], int | None]) -> NoReturn:
     if isinstance(code, str):
         print(code, file=sys.stderr)
     leave(code if isinstance(code, int) else int(code is not None))
-
-
-def trim_freed_memory() -> bool:
-    """Have freed memory go back to the system, even after a message of a megabyte; call it before there are threads.
-
-    Return whether that could be done: with another C library than glibc nothing is changed.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    values = ((_M_ARENA_MAX, ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
-    taken = [mallopt(name, value) for name, value in values]
-    return all(taken)
