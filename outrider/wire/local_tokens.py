@@ -1,6 +1,7 @@
-"""Keep the tokens that `outrider up` makes where the same user's other commands on this machine find them.
+"""Keep the tokens that `outrider up` makes in a file where the same user's other commands on this machine find them.
 
-There is a file for each address, so that a token reaches no other coordinator, and each start makes new ones.
+The file names the coordinator, so that no other one is shown a token. A second cluster at the same time needs a state
+directory of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from outrider.wire.channels import is_loopback
 
 ADMIN, JOIN = "admin", "join"
 """Names of the tokens: of operators, and of verifiers."""
-_MAX_BYTES = 4_096
+_FILE = "tokens.json"
 
 
 def new_token() -> str:
@@ -34,10 +35,10 @@ def kept(tokens: Mapping[str, str], coordinator: str, state_dir: Path) -> Iterat
 
     Raises BadRequest if it cannot be written.
     """
-    path = _path(coordinator, state_dir)
+    path = state_dir.expanduser() / _FILE
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic_files.write(path, json.dumps(dict(tokens)).encode(), mode=0o600)
+        atomic_files.write(path, json.dumps({"coordinator": coordinator, **tokens}).encode(), mode=0o600)
     except OSError as error:
         raise BadRequest(f"tokens cannot be kept in {path}: {error.strerror}; give another --state-dir") from error
     try:
@@ -54,13 +55,11 @@ def find(name: str, coordinator: str, state_dir: Path | None = None) -> str:
     """
     if not is_loopback(coordinator):
         return ""
-    given = os.environ.get("OUTRIDER_COORDINATOR_STATE_DIR") or DEFAULT_STATE_DIR
-    folder = state_dir or Path(given)
-    paths = [_path(address, folder) for address in _listening(coordinator)]
-    path = next((path for path in paths if path.exists()), paths[0])
+    folder = state_dir or Path(os.environ.get("OUTRIDER_COORDINATOR_STATE_DIR") or DEFAULT_STATE_DIR)
+    path = folder.expanduser() / _FILE
     try:
         with path.open("rb") as file:
-            mode, data = os.fstat(file.fileno()).st_mode, file.read(_MAX_BYTES)
+            mode, text = os.fstat(file.fileno()).st_mode, file.read()
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -71,24 +70,17 @@ def find(name: str, coordinator: str, state_dir: Path | None = None) -> str:
             " restart `outrider up`, which makes new tokens"
         )
     try:
-        return str(json.loads(data).get(name, ""))
-    except (ValueError, AttributeError) as error:
+        tokens = json.loads(text)
+        return str(tokens.get(name, "")) if _reaches(coordinator, tokens["coordinator"]) else ""
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadRequest(f"tokens file {path} is damaged; restart `outrider up`, which makes a new one") from error
 
 
-def _path(coordinator: str, state_dir: Path) -> Path:
-    """Return the file of the coordinator that listens at this address of this machine."""
-    host, port = split_address(coordinator)
-    return state_dir.expanduser() / f"tokens-{host.lower()}-{port}"
-
-
-def _listening(coordinator: str) -> list[str]:
-    """Return the addresses of which one is a coordinator's that can be reached at this one.
+def _reaches(address: str, listening: str) -> bool:
+    """Return whether the coordinator that listens at one address is reached at another one of this machine.
 
     127.0.0.1 and ::1 are two: programs of two users may listen there, at one port.
     """
-    host, port = split_address(coordinator)
-    hosts = (
-        [host, "127.0.0.1", "0.0.0.0"] if host.lower() == "localhost" else [host, "::" if ":" in host else "0.0.0.0"]
-    )
-    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in dict.fromkeys([*hosts, "::"])]
+    (host, port), (own, own_port) = split_address(address), split_address(listening)
+    host = "127.0.0.1" if host.lower() == "localhost" else host
+    return port == own_port and own in (host, "localhost", "::" if ":" in host else "0.0.0.0", "::")

@@ -115,7 +115,7 @@ async def test_other_users_neither_administer_nor_join_what_up_started_and_its_o
         assert running.stdout is not None
         line = (await asyncio.wait_for(running.stdout.readline(), 120)).decode()
         address = line.split()[3].rstrip(",")
-        tokens = folder / "up-state" / f"tokens-{address.replace(':', '-')}"
+        tokens = folder / "up-state" / "tokens.json"
         assert tokens.stat().st_mode & 0o777 == 0o600
 
         other = {"HOME": str(folder / "another-home")}
