@@ -14,7 +14,7 @@ from cloud_verifier.config import INSTALL, VerifierConfig
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.processes import leave_after, trim_freed_memory
+from outrider.processes import leave_after
 from outrider.settings.layers import flag_of
 from outrider.settings.options import parser_of, settle
 from outrider.telemetry import traces
@@ -33,7 +33,6 @@ that stayed, too. Of floods of calls, which leave some 100 objects in cycles eac
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until a signal or an operator ends the process. Exits with 2 if the settings or the model are refused."""
     config = parse(arguments)
-    trim_freed_memory()
     configure(config.log_format, "verifier")
     try:
         raise SystemExit(_run(config))

@@ -169,10 +169,6 @@ class VerifierConfig(BaseSettings):
     log_format: LogFormat = "text"
     """text: lines for people. json: one object per line, for machines."""
 
-    ping_interval_s: float = Field(default=0.5, gt=0)
-    """Seconds between two pings to a device, which show it that the verifier lives."""
-    silence_timeout_s: float = Field(default=20.0, gt=0)
-    """Seconds after which a device that answers no ping and sends no Append loses its place and its KV slots."""
     engine_silence_s: float = Field(default=30.0, gt=0)
     """Seconds after which an engine process that sends nothing is killed. It must exceed the longest step, a prefill of
     `token_budget` rows; a healthy engine sends every 0.25 s between steps."""

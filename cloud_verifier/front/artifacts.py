@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from outrider.artifacts.store import content_hash
-from outrider.core.errors import BadRequest, ModelRefused, NotFound, Overloaded, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, NotFound
 from outrider.wire.v1 import session_pb2 as pb
 
 CHUNK_BYTES = 1 << 18
-RETRY_S = 1.0
-"""Seconds after which a download that got no place may be tried again."""
-WAIT_S = 3.0
-"""Seconds for which a tenant whose download got no place is taken to wait."""
 DEFAULT_TEMPLATE = "default"
 """The name of the chat template to take if there are several, as transformers does."""
 
@@ -70,53 +62,6 @@ class Catalogue:
         size = source.stat().st_size if isinstance(source, Path) else len(source)
         artifact = pb.Artifact(role=role, name=name, hash=content_hash(source), size=size)
         self._by_hash[artifact.hash] = artifact, source
-
-
-class Downloads:
-    """Counts the downloads at once, and shares their places among tenants.
-
-    While a tenant waits for a place, none with more downloads gets another one, and one that has two more yields one:
-    its device fetches the rest later.
-    """
-
-    def __init__(self, places: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._places = places
-        self._clock = clock
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, float] = {}
-        """tenant that was refused -> time until which it is taken to wait, the earliest first"""
-
-    def __len__(self) -> int:
-        return self._running.total()
-
-    @contextlib.contextmanager
-    def place(self, tenant: str) -> Iterator[None]:
-        """Hold a place for a download of the tenant. Raises Overloaded if it gets none."""
-        full = len(self) >= self._places
-        if full or self._least_waiting(tenant) < self._running[tenant]:
-            self._waiting.pop(tenant, None)
-            self._waiting[tenant] = self._clock() + WAIT_S
-            what = f"all {self._places} downloads are taken" if full else "others wait who have fewer downloads"
-            raise Overloaded(f"{what}; try again", retry_after_s=RETRY_S)
-        self._running[tenant] += 1
-        try:
-            yield
-        finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant]
-
-    def check(self, tenant: str) -> None:
-        """Raise Unavailable if a download of the tenant has to yield its place."""
-        if self._least_waiting(tenant) + 1 < self._running[tenant]:
-            raise Unavailable("the download yields its place to one that waits; fetch the rest from its offset")
-
-    def _least_waiting(self, tenant: str) -> float:
-        """Return the downloads of the tenant with the fewest among the others that wait; infinity if none waits."""
-        now = self._clock()
-        while self._waiting and next(iter(self._waiting.values())) < now:
-            del self._waiting[next(iter(self._waiting))]
-        return min((self._running[other] for other in self._waiting if other != tenant), default=math.inf)
 
 
 def chat_template(model: Path) -> str:

@@ -65,26 +65,28 @@ class InboundMessages:
 
         on_first_rtt: called when the first answer to a ping has shown the round trip.
         """
-        async for message in _parsed(requests):
-            kind, nodes = message.WhichOneof("kind"), 0
-            match kind:
-                case "append":
-                    nodes = self._append(message.append)
-                case "cancel":
-                    self._cancel(message.cancel)
-                case "pong":
-                    self._pong(message.pong, on_first_rtt)
-                case "draft":
-                    codecs.draft_in_use_from_proto(message.draft)  # raises BadRequest for what is no release
-                    self.send(draft=message.draft)
-                case _:
-                    raise ProtocolViolation(
-                        f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft", field="kind"
-                    )
-            if kind != "pong":  # the round trips are measured even while the engine is behind
-                await self.drain()
-            if delay_s := self.limiter.delay_s(nodes):
-                await asyncio.sleep(delay_s)
+        try:
+            async for message in requests:
+                kind, nodes = message.WhichOneof("kind"), 0
+                match kind:
+                    case "append":
+                        nodes = self._append(message.append)
+                    case "cancel":
+                        self._cancel(message.cancel)
+                    case "pong":
+                        self._pong(message.pong, on_first_rtt)
+                    case "draft":
+                        codecs.draft_in_use_from_proto(message.draft)  # raises BadRequest for what is no release
+                        self.send(draft=message.draft)
+                    case _:
+                        what = f"a message of kind {kind} came mid-stream, must be append, cancel, pong or draft"
+                        raise ProtocolViolation(what, field="kind")
+                if kind != "pong":  # the round trips are measured even while the engine is behind
+                    await self.drain()
+                if delay_s := self.limiter.delay_s(nodes):
+                    await asyncio.sleep(delay_s)
+        except DecodeError:  # it comes from outside, and is no defect
+            raise BadRequest("a message on the stream cannot be parsed, must be a ClientMessage") from None
 
     def _append(self, append: session_pb2.Append) -> int:
         """Check all that one message shows, once: the engine process builds from it unchecked, and the protocol's
@@ -115,12 +117,3 @@ class InboundMessages:
             self.send(update=engine_pb2.SessionUpdate(rtt_ms=self.heartbeat.rtt_ms))
             if not known:
                 on_first_rtt()
-
-
-async def _parsed(requests: Requests) -> Requests:
-    """Yield a device's messages. Raises BadRequest for what is none: it comes from outside, and is no defect."""
-    try:
-        async for message in requests:
-            yield message
-    except DecodeError:
-        raise BadRequest("a message on the stream cannot be parsed, must be a ClientMessage") from None

@@ -50,17 +50,10 @@ class LiveSessions:
         self._ended: OrderedDict[str, tuple[float, int]] = OrderedDict()
         """session id -> when its stream ended (monotonic clock), and how many have ended in a row, of those of the last
         `RECENT_S`, the earliest first"""
-        self._in_a_row: dict[str, int] = {}
-        """session id -> how many of its streams ended before the live one, each `RECENT_S` at most before the next"""
         self._left = asyncio.Event()
         """Set when a session ends and frees its place."""
         self._release_serial = 0
         """The coordinator's latest serial of the draft releases; 0 if there are none."""
-
-    @property
-    def records(self) -> bool:
-        """Return whether sessions are recorded whose tickets allow it."""
-        return self.recorder is not None
 
     def refuse_early(self, session_id: str) -> None:
         """Raise Draining or Overloaded for a session that cannot be admitted, before what it asks for is read."""
@@ -85,7 +78,7 @@ class LiveSessions:
 
     def begun(self, stream: SessionStream) -> None:
         """Note that an epoch that was admitted is live."""
-        self._in_a_row[stream.session_id] = self._returns(stream.session_id)
+        stream.returns = self._returns(stream.session_id)
         self.streams[stream.session_id] = stream
         stream.announce(self._release_serial)  # the device's own knowledge may be old
 
@@ -98,7 +91,7 @@ class LiveSessions:
             del self.streams[session_id]
             now = time.monotonic()
             self._ended.pop(session_id, None)
-            self._ended[session_id] = now, self._in_a_row.pop(session_id, 0) + 1
+            self._ended[session_id] = now, stream.returns + 1
             while next(iter(self._ended.values()))[0] < now - RECENT_S:
                 self._ended.popitem(last=False)
             self._left.set()
@@ -164,8 +157,8 @@ class LiveSessions:
     def _returns(self, session_id: str) -> int:
         """Return how many streams of a session have ended in a row, the last one a moment ago or by its next; 0 if none
         has."""
-        if session_id in self.streams:
-            return self._in_a_row[session_id] + 1
+        if (live := self.streams.get(session_id)) is not None:
+            return live.returns + 1
         ended_at, returns = self._ended.get(session_id, (-math.inf, 0))
         return returns if ended_at > time.monotonic() - RECENT_S else 0
 

@@ -8,8 +8,7 @@ import functools
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -20,17 +19,16 @@ from google.protobuf.message import DecodeError
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process.host import EngineHost
-from cloud_verifier.front.artifacts import Catalogue, Downloads
+from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.counters import DISCONNECTED, FINISHES, FrontCounters, kind_of
 from cloud_verifier.front.inbound import Requests
-from cloud_verifier.front.live_sessions import RETRY_FULL_S, LiveSessions
+from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.session_stream import SessionStream
 from cloud_verifier.traffic.passage_builder import REDACTION_CONTEXT
 from cloud_verifier.traffic.recorder import RecordedSession
 from outrider.core.errors import (
     BadRequest,
     OutriderError,
-    Overloaded,
     PermissionDenied,
     ProtocolViolation,
     Unavailable,
@@ -39,7 +37,7 @@ from outrider.core.errors import (
 from outrider.core.text import short_id
 from outrider.telemetry import logs, traces
 from outrider.wire import codecs
-from outrider.wire.admission import Metadata
+from outrider.wire.admission import Metadata, Shares
 from outrider.wire.status import abort, aborting
 from outrider.wire.ticket import Claims, Target, ticket_of
 from outrider.wire.v1 import engine_pb2, session_pb2, session_pb2_grpc
@@ -52,20 +50,18 @@ Authorise = Callable[[bytes], Awaitable[Claims | None]]
 
 OPEN_TIMEOUT_S = 10.0
 """Seconds after which a stream without a first message is ended."""
-FETCH_TIMEOUT_S = 600.0
-"""Seconds after which a download is ended; a device fetches the rest with another call."""
-CHUNK_TIMEOUT_S = 10.0
-"""Seconds in which a device must take a chunk of a download, 256 KiB; one that does not read holds no download."""
 MAX_DOWNLOADS = 64
 """The most downloads at once."""
+CHUNK_TIMEOUT_S = 10.0
+"""Seconds in which a device must take a chunk of a download; one that does not read holds no download."""
 REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 ANONYMOUS_TENANT = "default"
 """The tenant of sessions without a ticket."""
 AUTHORISED_S = 1.0
 """Seconds for which the check of a ticket holds while its Open is awaited: revocations are told once a second."""
-MIN_OPENING = 64
-"""Streams of one tenant whose Open is awaited at once, at least; otherwise twice as many as there are places."""
+MIN_OPENING = 256
+"""Streams whose Open is awaited at once, at least; otherwise four times as many as there are places."""
 _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
 """The tenant of a call with one request, as `admit` found before it was read."""
 
@@ -102,9 +98,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._verifier_id = verifier_id
         self._vocabulary_hash = vocabulary_hash
         self._authorise = authorise
-        self._downloads = Downloads(MAX_DOWNLOADS)
-        self._opening: Counter[str] = Counter()
-        """Streams by tenant whose Open is awaited: each may hold a whole message."""
+        self._downloads = Shares(MAX_DOWNLOADS, "downloads at once")
+        self._opening = Shares(max(MIN_OPENING, 4 * config.max_sessions), "streams that have sent no Open yet")
+        """Each may hold a whole message."""
 
     @property
     def target_name(self) -> str:
@@ -130,14 +126,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
     async def FetchArtifact(self, request: session_pb2.FetchArtifactRequest, context: Context) -> None:
         """Write the artifact's chunks itself: a generator would learn of a cancelled call only when it is collected."""
         async with aborting(context):
-            tenant, limit_s = _fetching.get(), FETCH_TIMEOUT_S
-            end = time.monotonic() + limit_s
             with contextlib.ExitStack() as held:
-                held.enter_context(self._downloads.place(tenant))
+                held.enter_context(self._downloads.one(_fetching.get()))
                 for data in self._catalogue.read(request.hash, request.offset):
-                    if time.monotonic() > end:
-                        raise Unavailable(f"the download has taken {limit_s} s; fetch the rest from its offset")
-                    self._downloads.check(tenant)
                     await self._write(context, session_pb2.ArtifactChunk(data=data), on_late=held.close)
 
     async def _write(self, context: Context, chunk: session_pb2.ArtifactChunk, on_late: Callable[[], None]) -> None:
@@ -145,10 +136,9 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
         gRPC ends no call while a write is under way, so `on_late` frees what the call holds when the time is over.
         """
-        limit_s = CHUNK_TIMEOUT_S
         writing = asyncio.ensure_future(context.write(chunk))
         try:
-            in_time, _ = await asyncio.wait({writing}, timeout=limit_s)
+            in_time, _ = await asyncio.wait({writing}, timeout=CHUNK_TIMEOUT_S)
             if not in_time:
                 on_late()
             await writing
@@ -157,10 +147,10 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         finally:
             writing.cancel()
         if not in_time:
-            raise Unavailable(f"no chunk was read for {limit_s} s; fetch the rest from its offset")
+            raise Unavailable(f"no chunk was read for {CHUNK_TIMEOUT_S} s; fetch the rest from its offset")
 
-    async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Yield what goes to the device."""
+    async def Session(self, requests: Requests, context: Context) -> None:
+        """Admit a stream, and write what goes to the device until the session ends."""
         stream: SessionStream | None = None
         silence_watch: asyncio.Task[None] | None = None
         failure: Exception | None = None
@@ -170,11 +160,13 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         try:
             stream = self._begin(*await self._admit(requests, ticket_of(metadata)))
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
-            yield stream.opened(self._verifier_id, self._ready.vocabulary_size)
+            await context.write(stream.opened(self._verifier_id, self._ready.vocabulary_size))
             release = functools.partial(self.live.release, stream)
             async with contextlib.aclosing(stream.messages(requests, self._on_first_rtt, release)) as messages:
                 async for message in messages:
-                    yield message
+                    await context.write(message)
+        except grpc.aio.InternalError as error:  # as in `_write`
+            raise asyncio.CancelledError("the call has ended") from error
         except Exception as error:
             failure = error
             await abort(context, error)
@@ -228,7 +220,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
 
     def _recorded(self, attach: session_pb2.Attach, claims: Claims) -> RecordedSession | None:
         """Return what is recorded of a session, by its ticket and this verifier's settings; None if nothing is."""
-        if not (self.live.records and claims.keep_s > 0.0) or attach.sampling.HasField("typical"):
+        if not (self.live.recorder is not None and claims.keep_s > 0.0) or attach.sampling.HasField("typical"):
             return None  # of lossy sessions not all tokens are the target's own: no draft learns of them
         # Before the end that is kept, as many ids as a redaction hook must see beside the cut.
         kept = self._config.traffic_prompt_tokens + REDACTION_CONTEXT if claims.keep_prompts else 0
@@ -242,28 +234,41 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             prompt=np.array(attach.prompt[max(0, len(attach.prompt) - kept) :], np.int32),
         )
 
-    async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims, bool]:
-        """Return the Attach, checked, what the ticket allows, and whether the session is recorded. Raises OutriderError
-        to refuse the stream.
+    async def _first(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.ClientMessage, Claims | None]:
+        """Return a stream's first message, and what the ticket allows; None if this verifier takes none. Raises
+        OutriderError.
 
         Nothing is read before the ticket is checked, so that strangers fill no more than the stream's look-ahead.
         """
-        claims = await self._authorised(ticket)
-        shown_at = time.monotonic()
-        async with self._awaiting_open(claims):
+        with contextlib.ExitStack() as waiting:
+            try:
+                claims = await self._authorise(ticket)
+                waiting.enter_context(self._opening.one(claims.tenant if claims else ANONYMOUS_TENANT))
+            except OutriderError:
+                # Of a stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066).
+                await asyncio.sleep(REFUSAL_S)
+                raise
+            shown_at = time.monotonic()
             try:
                 first = await asyncio.wait_for(anext(requests), OPEN_TIMEOUT_S)
             except TimeoutError:
                 # The device may have sent it, over a slow line or a broken one: it may try again.
-                late = f"no Open came within {OPEN_TIMEOUT_S} s of the stream's begin"
-                raise Unavailable(late) from None
+                raise Unavailable(f"no Open came within {OPEN_TIMEOUT_S} s of the stream's begin") from None
             except StopAsyncIteration:
                 raise BadRequest("the stream ended before its Open") from None
             except DecodeError:
                 raise BadRequest("the first message cannot be parsed, must be a ClientMessage") from None
+        if time.monotonic() - shown_at > AUTHORISED_S:
+            claims = await self._authorise(ticket)
+        return first, claims
+
+    async def _admit(self, requests: Requests, ticket: bytes) -> tuple[session_pb2.Attach, Claims, bool]:
+        """Return the Attach, checked, what the ticket allows, and whether the session is recorded. Raises OutriderError
+        to refuse the stream."""
+        first, claims = await self._first(requests, ticket)
         if first.WhichOneof("kind") != "open":
             raise ProtocolViolation(f"the first message is {first.WhichOneof('kind')}, must be open", field="kind")
-        # Not before Open, whose write would lose the status, as in `_authorised`.
+        # Not before Open, whose write would lose the status, as in `_first`.
         self.live.refuse_early(first.open.session_id)
         opening = codecs.open_from_proto(first.open, vocabulary_size=self._ready.vocabulary_size)
         if opening.vocabulary_hash and opening.vocabulary_hash != self._vocabulary_hash:
@@ -271,8 +276,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
                 f"open.vocabulary_hash is {opening.vocabulary_hash.hex()[:16]}, must be"
                 f" {self._vocabulary_hash.hex()[:16]}, the target's; fetch its tokenizer again"
             )
-        if claims is not None and time.monotonic() - shown_at > AUTHORISED_S:
-            await self._authorise(ticket)
         claims = claims or self._claims_without_ticket(opening)
         if claims.session_id != opening.session_id:
             raise PermissionDenied(f"the ticket is for another session than {short_id(opening.session_id)!r}")
@@ -290,34 +293,6 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         attach, recorded = first.open.attach, self._recorded(first.open.attach, claims)
         self.live.admit(claims, attach.epoch, recorded)
         return attach, claims, recorded is not None
-
-    @contextlib.asynccontextmanager
-    async def _awaiting_open(self, claims: Claims | None) -> AsyncIterator[None]:
-        """Count a stream whose Open is awaited. Raises Overloaded, as late as `_authorised` does, if its tenant has too
-        many of them: a ticket may be shown any number of times."""
-        if claims is None:
-            yield
-            return
-        tenant, most = claims.tenant, max(MIN_OPENING, 2 * self._config.max_sessions)
-        if self._opening[tenant] >= most:
-            await asyncio.sleep(REFUSAL_S)
-            raise Overloaded(f"{most} streams of tenant {tenant} have sent no Open yet", retry_after_s=RETRY_FULL_S)
-        self._opening[tenant] += 1
-        try:
-            yield
-        finally:
-            self._opening[tenant] -= 1
-            if not self._opening[tenant]:
-                del self._opening[tenant]
-
-    async def _authorised(self, ticket: bytes) -> Claims | None:
-        """Return what the ticket allows; None if this verifier takes none. Raises what refuses it, a moment later: of a
-        stream that ends while its client writes, gRPC often loses the status (grpc/grpc#36066)."""
-        try:
-            return await self._authorise(ticket)
-        except OutriderError:
-            await asyncio.sleep(REFUSAL_S)
-            raise
 
     def _claims_without_ticket(self, opening: codecs.Open) -> Claims:
         """Return what a session may do on a verifier that takes no tickets: nothing of it may be recorded."""

@@ -21,9 +21,13 @@ from outrider.wire.padding import least_bytes, padded
 from outrider.wire.ticket import Claims
 from outrider.wire.v1 import engine_pb2, session_pb2
 
+PING_S = 0.5
+"""Seconds between two pings to a device, which show it that the verifier lives."""
+SILENCE_S = 20.0
+"""Seconds after which a device that answers no ping and sends no Append loses its place and its KV slots."""
 MESSAGES_PER_S, BURST = 1_000.0, 200
-"""Messages that are read from one stream: per second, and at once beyond that rate. Further ones wait at the device. An
-honest device sends a message every 2 ms, and answers to pings."""
+"""Messages per second that are read from one stream, and how many pass at once beyond that; further ones wait at the
+device. An honest device sends a message every 2 ms, and answers to pings."""
 FAREWELL_S = 1.0
 """Seconds that a device has to close its side after its last Commit."""
 
@@ -56,7 +60,9 @@ class SessionStream:
         self.recorded = record
         """Whether the engine sends the session's tokens for the traffic log."""
         self.counters = StreamCounters(counters, claims.tenant if claims.api_key_id else "")
-        self.heartbeat = Heartbeat(config.ping_interval_s, config.silence_timeout_s)
+        self.heartbeat = Heartbeat(PING_S, SILENCE_S)
+        self.returns = 0
+        """How many streams of the session have ended in a row before this one (LiveSessions)."""
         self._directives = DirectiveState(config.directive, claims.limits)
         self._inbound = InboundMessages(
             epoch=self.epoch,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -69,15 +68,9 @@ class StartupService(session_pb2_grpc.VerifierServicer):
         async with aborting(context):
             await self._ready().FetchArtifact(request, context)
 
-    async def Session(self, requests: Requests, context: Context) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Pass the stream on; it is a generator itself, since grpc.aio takes any other function for a blocking one."""
-        if self.service is None:
-            async with aborting(context):
-                raise self._loading()
-        else:
-            async with contextlib.aclosing(self.service.Session(requests, context)) as messages:
-                async for message in messages:
-                    yield message
+    async def Session(self, requests: Requests, context: Context) -> None:
+        async with aborting(context):
+            await self._ready().Session(requests, context)
 
     def _ready(self) -> VerifierService:
         """Return the service. Raises Unavailable while the target loads."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,16 +33,43 @@ READS = 16
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class Shares:
+    """Counts what each tenant holds at once of something. A tenant may hold as many as are free: one has half of them,
+    two have a third each, so that however many are hostile, some stay free for others."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """most: of all tenants together. what: they are, for messages."""
+        self._most = most
+        self._what = what
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """Return how many all tenants hold."""
+        return self._held.total()
+
+    @contextlib.contextmanager
+    def one(self, tenant: str) -> Iterator[None]:
+        """Hold one more for a tenant until the body ends. Raises Overloaded if there are too many."""
+        if (held := self._held[tenant]) and held >= self._most - self._held.total():
+            raise Overloaded(f"tenant {tenant} has {held} {self._what}, as many as are free for all; try again")
+        self._held[tenant] += 1
+        try:
+            yield
+        finally:
+            self._held[tenant] -= 1
+            if not self._held[tenant]:
+                del self._held[tenant]
+
+
 class AdmitBeforeReading(grpc.aio.ServerInterceptor):
     """Admits calls with one request. Calls that stream their requests admit by themselves before they read."""
 
     def __init__(self, admit: Admit, most: int) -> None:
-        """most: calls of all tenants at once. A tenant may have as many as are free: one has half of them, two have a
-        third each, so that however many are hostile, some stay free for others."""
+        """most: calls of all tenants at once."""
         self._admit = admit
-        self._most = most
-        self._calls: Counter[str] = Counter()
-        self._reads: dict[str, asyncio.Semaphore] = {}
+        self._calls = Shares(most, "calls at once")
+        self._reads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(READS))
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of the method, with our reading before its own."""
@@ -57,29 +84,16 @@ class AdmitBeforeReading(grpc.aio.ServerInterceptor):
         )
 
         async def read_and_respond(requests: AsyncIterator[bytes], context: _Context) -> Any:
-            with contextlib.ExitStack() as counted:
+            with contextlib.ExitStack() as held:
                 async with aborting(context):
                     tenant = await self._admit(method, context.invocation_metadata() or ())
-                    reading = counted.enter_context(self._counted(tenant)) if tenant else contextlib.nullcontext()
-                    async with reading:
+                    if tenant is not None:
+                        held.enter_context(self._calls.one(tenant))
+                    async with self._reads[tenant] if tenant is not None else contextlib.nullcontext():
                         request = await _read(requests, handler.request_deserializer)
                 return await respond(request, context)
 
         return build(read_and_respond, None, handler.response_serializer)
-
-    @contextlib.contextmanager
-    def _counted(self, tenant: str) -> Iterator[asyncio.Semaphore]:
-        """Count a call while it lasts; yield what to hold while its request is read. Raises Overloaded if it is one too
-        many."""
-        if (calls := self._calls[tenant]) and calls >= self._most - self._calls.total():
-            raise Overloaded(f"tenant {tenant} has {calls} calls at once, as many as are free for all; try again")
-        self._calls[tenant] += 1
-        try:
-            yield self._reads.setdefault(tenant, asyncio.Semaphore(READS))
-        finally:
-            self._calls[tenant] -= 1
-            if not self._calls[tenant]:
-                del self._calls[tenant], self._reads[tenant]
 
 
 async def _read(requests: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> Any:

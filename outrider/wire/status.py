@@ -42,18 +42,13 @@ CODES: Mapping[type[OutriderError], grpc.StatusCode] = {
 
 # What a code means when it comes without our metadata: from gRPC itself, a proxy, or a newer peer.
 _PLAIN: Mapping[grpc.StatusCode, type[OutriderError]] = {
-    Code.INVALID_ARGUMENT: errors.BadRequest,
+    **{code: cls for cls, code in reversed(list(CODES.items()))},
     Code.OUT_OF_RANGE: errors.BadRequest,
     Code.FAILED_PRECONDITION: errors.BadRequest,
     Code.UNIMPLEMENTED: errors.BadRequest,
-    Code.UNAUTHENTICATED: errors.Unauthenticated,
-    Code.PERMISSION_DENIED: errors.PermissionDenied,
-    Code.NOT_FOUND: errors.NotFound,
-    Code.ABORTED: errors.Fenced,
-    Code.RESOURCE_EXHAUSTED: errors.Overloaded,
-    Code.UNAVAILABLE: errors.Unavailable,
     Code.DEADLINE_EXCEEDED: errors.Unavailable,
     Code.CANCELLED: errors.Unavailable,
+    Code.UNKNOWN: errors.InternalError,
 }
 
 _REASONS = (
