@@ -9,15 +9,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine_process import ipc
 from cloud_verifier.engine_process.host import EngineHost
+from cloud_verifier.front import session_stream
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
+from cloud_verifier.front.startup import StartupService
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
 from outrider.core.sampling import SamplingParams
@@ -159,25 +162,23 @@ class Stream:
     async def send(self, **kind: Any) -> None:
         await self.call.write(session_pb2.ClientMessage(**kind))
 
-    def keep_sending(self, **kind: Any) -> asyncio.Task[None]:
-        """Send the same message again and again, until the task is cancelled or the stream ends."""
-
-        async def repeat() -> None:
-            while True:
-                await self.send(**kind)
-                await asyncio.sleep(0.05)
-
-        talking = asyncio.create_task(repeat())
-        # A write that fails after the end would put its own error over the status (grpc issue 36066).
-        self.call.add_done_callback(lambda _: talking.cancel())
-        return talking
-
     async def read(self, *, pings: bool = False) -> Any:
         async with asyncio.timeout(5):
             while True:
                 message = await self.call.read()
                 if message is grpc.aio.EOF or pings or message.WhichOneof("kind") != "ping":
                     return message
+
+    async def tokens(self) -> list[int]:
+        """Return those of the next Commit."""
+        while not (message := await self.read()).HasField("commit"):  # a directive may come first
+            pass
+        return list(message.commit.token)
+
+    async def ping(self) -> session_pb2.Ping:
+        while (message := await self.read(pings=True)).WhichOneof("kind") != "ping":
+            pass
+        return message.ping
 
     async def refusal(self) -> OutriderError:
         """Return the error that ends this stream."""
@@ -201,8 +202,11 @@ async def front(
     catalogue: Catalogue | None = None,
     on_first_rtt: Callable[[], None] = lambda: None,
     recorder: Any = None,
+    ping_s: float = 0.05,
+    silence_s: float = 20.0,
     **settings: Any,
 ) -> AsyncIterator[Front]:
+    """Serve as a verifier's process does once its target is loaded."""
     config = VerifierConfig(model=model, **settings)
     host = ScriptedHost(config, ScriptedEngine())
     ready = await host.start()
@@ -217,13 +221,16 @@ async def front(
         on_first_rtt=on_first_rtt,
         live=LiveSessions(config, recorder),
     )
-    server = channels.server(admit=lambda _, metadata: service.admit(metadata))
-    session_pb2_grpc.add_VerifierServicer_to_server(service, server)
+    startup = StartupService()
+    startup.service = service
+    server = channels.server(admit=startup.admit)
+    session_pb2_grpc.add_VerifierServicer_to_server(startup, server)
     port = channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
-        async with channels.channel(f"127.0.0.1:{port}") as channel:
-            yield Front(service, host, channel, port)
+        with mock.patch.multiple(session_stream, PING_S=ping_s, SILENCE_S=silence_s):
+            async with channels.channel(f"127.0.0.1:{port}") as channel:
+                yield Front(service, host, channel, port)
     finally:
         await server.stop(0)
         await host.stop()

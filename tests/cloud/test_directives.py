@@ -20,13 +20,6 @@ def state(clock: Clock | None = None) -> DirectiveState:
     return DirectiveState(OWN, LIMITS, clock or Clock())
 
 
-def test_a_device_gets_the_settings_and_the_present_load():
-    directive = state().next(12.0, 0.6)
-    assert (directive.window_nodes, directive.nodes_per_step, directive.step_ms) == (48, 10, 12.0)
-    assert directive.min_acceptance == SEND_FACTOR * 0.6
-    assert state().next(12.0, 0.01).min_acceptance == OWN.min_acceptance  # the least, by the settings
-
-
 def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_sent_once():
     session = state()
     steered = session.set_directive(Directive(10_000, 10_000, 4, 0.5, 3))

@@ -32,14 +32,6 @@ def test_a_burst_goes_through_and_what_follows_goes_at_the_rate():
         clock.now += delay
 
 
-def test_who_talks_slower_than_the_rate_never_waits():
-    clock = Clock()
-    limiter = RateLimiter(10.0, 1, clock)
-    for _ in range(20):
-        assert limiter.delay_s() == 0.0
-        clock.now += 0.11
-
-
 def test_silence_saves_up_no_more_than_a_burst():
     clock = Clock()
     limiter = RateLimiter(10.0, 3, clock)

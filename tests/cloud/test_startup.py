@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import logging
 
+import grpc
+import pytest
+
 from cloud_verifier.front.startup import PROGRESS_EVERY_S, StartupService
+from outrider.core.errors import Unavailable
+from outrider.wire import channels
+from outrider.wire.status import error_from_rpc
+from outrider.wire.v1 import session_pb2, session_pb2_grpc
 
 
 def test_phases_are_logged_at_once_and_shares_at_a_bounded_rate(caplog):
@@ -22,10 +29,19 @@ def test_phases_are_logged_at_once_and_shares_at_a_bounded_rate(caplog):
     assert 3 <= len(lines) <= 4
 
 
-def test_the_phase_is_the_newest_though_its_line_was_left_out(caplog):
-    startup = StartupService(clock=lambda: 0.0)
-    with caplog.at_level(logging.INFO):
-        startup.progress("hashing weights: 1 %")
-        startup.progress("hashing weights: 2 %")
-    assert len(caplog.records) == 1
-    assert startup.phase == "hashing weights: 2 %"
+async def test_while_the_target_loads_every_call_is_refused_with_how_far_it_is() -> None:
+    startup, running = StartupService(), channels.server()
+    startup.progress("loading t")
+    session_pb2_grpc.add_VerifierServicer_to_server(startup, running)  # type: ignore[no-untyped-call]
+    port = channels.bind(running, "127.0.0.1:0")
+    await running.start()
+    async with channels.channel(f"127.0.0.1:{port}") as link:
+        stub = session_pb2_grpc.VerifierStub(link)  # type: ignore[no-untyped-call]
+        fetched = stub.FetchArtifact(session_pb2.FetchArtifactRequest())
+        for call in (stub.Describe(session_pb2.DescribeRequest()), fetched.read(), stub.Session().read()):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            error = error_from_rpc(refused.value)
+            assert isinstance(error, Unavailable)
+            assert "still loading: loading t" in str(error)
+    await running.stop(None)

@@ -16,7 +16,7 @@ from logged import errors_logged
 
 from outrider.core.errors import BadRequest, Overloaded, Unauthenticated, Unavailable
 from outrider.wire import admission, channels
-from outrider.wire.admission import AdmitBeforeReading, Metadata
+from outrider.wire.admission import AdmitBeforeReading, Metadata, Shares
 from outrider.wire.channels import bind, channel, server
 from outrider.wire.health import Health
 from outrider.wire.status import error_from_rpc
@@ -95,17 +95,15 @@ async def test_a_tenant_whose_calls_never_end_keeps_nobody_else_out() -> None:
             call.cancel()
 
 
-def test_a_tenant_may_have_as_many_calls_as_are_free() -> None:
-    calls = AdmitBeforeReading(admit, 12)
-
+def test_a_tenant_may_hold_as_many_as_are_free() -> None:
+    calls = Shares(12, "calls at once")
     with contextlib.ExitStack() as held:
         for tenant, free in (("acme", 6), ("bobs", 3), ("cats", 2)):
             for _ in range(free):
-                held.enter_context(calls._counted(tenant))
-            with pytest.raises(Overloaded):
-                held.enter_context(calls._counted(tenant))
-    assert not calls._calls
-    assert not calls._reads
+                held.enter_context(calls.one(tenant))
+            with pytest.raises(Overloaded, match=f"tenant {tenant} has {free} calls at once, as many as are free"):
+                held.enter_context(calls.one(tenant))
+    assert calls.held == 0
 
 
 async def test_requests_of_one_tenant_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

