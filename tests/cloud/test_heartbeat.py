@@ -25,16 +25,6 @@ def round_trip(heartbeat: Heartbeat, clock: Clock, seconds: float) -> float | No
     return heartbeat.pong(nonce)
 
 
-def test_the_first_ping_is_due_at_once_and_then_one_every_interval():
-    clock = Clock()
-    heartbeat = beating(clock)
-    assert heartbeat.until_ping_s() == 0.0
-    heartbeat.ping()
-    assert heartbeat.until_ping_s() == 0.5
-    clock.now += 0.7
-    assert heartbeat.until_ping_s() == 0.0
-
-
 def test_the_lesser_of_the_last_two_round_trips_is_the_paths():
     clock = Clock()
     heartbeat = beating(clock)

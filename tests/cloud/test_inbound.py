@@ -26,24 +26,12 @@ def test_a_burst_goes_through_and_what_follows_goes_at_the_rate():
     clock = Clock()
     limiter = RateLimiter(10.0, 3, clock)
     assert [limiter.delay_s() for _ in range(3)] == [0.0] * 3
-    for _ in range(5):
-        delay = limiter.delay_s()
-        assert abs(delay - 0.1) < 1e-9
-        clock.now += delay
-
-
-def test_silence_saves_up_no_more_than_a_burst():
-    clock = Clock()
-    limiter = RateLimiter(10.0, 3, clock)
-    clock.now += 3600.0
+    for nodes, expected_s in ((0, 0.1), (0, 0.1), (NODES_PER_MESSAGE // 2, 0.15)):
+        delay_s = limiter.delay_s(nodes)
+        assert abs(delay_s - expected_s) < 1e-9
+        clock.now += delay_s
+    clock.now += 3600.0  # silence saves up no more than a burst
     assert [limiter.delay_s() > 0.0 for _ in range(4)] == [False, False, False, True]
-
-
-def test_nodes_are_charged_beside_the_message_that_brings_them():
-    clock = Clock()
-    limiter = RateLimiter(10.0, 5, clock)
-    assert limiter.delay_s(4 * NODES_PER_MESSAGE) == 0.0  # five of five
-    assert abs(limiter.delay_s(NODES_PER_MESSAGE // 2) - 0.15) < 1e-9
 
 
 # --- what a device sends
