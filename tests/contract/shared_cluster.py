@@ -35,10 +35,10 @@ Commands (`test_contract_commands.py`)
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,7 +70,9 @@ open = "{KEYS["open"]}"
 share = 1.0
 keep_days = 1
 """
-LOG_SECRETS = {
+TICKET = "outrider-ticket-bin"
+"""The metadata of a call to a verifier that holds the session's ticket."""
+SECRETS = {
     "OUTRIDER_ADMIN_TOKEN": ADMIN,
     "OUTRIDER_COORDINATOR_ADMIN_TOKEN": ADMIN,
     "OUTRIDER_COORDINATOR_JOIN_TOKEN": JOIN,
@@ -84,7 +86,12 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the variables of every command: this checkout's code, and no settings but these tests' own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
     caches = {"HOME": str(folder / "home"), "OUTRIDER_EDGE_CACHE_DIR": str(folder / "cache")}
-    return {**kept, **LOG_SECRETS, **caches, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    return {**kept, **SECRETS, **caches, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+
+
+def bearer(secret: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call that holds a secret."""
+    return (("authorization", f"Bearer {secret}"),)
 
 
 def command(name: str, *arguments: object) -> list[str]:
@@ -101,10 +108,12 @@ def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     return found
 
 
-def end_with_parent() -> None:
-    """Make the process that is about to start end if this one is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process runs."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass
@@ -138,7 +147,7 @@ class Program:
                 total += process.memory_info().rss
         return total
 
-    def await_output(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
+    def await_output(self, pattern: str, timeout_s: float = 120.0) -> re.Match[str]:
         """Return the first match in the output."""
 
         def found() -> re.Match[str] | None:
@@ -170,16 +179,16 @@ class Program:
 def running(folder: Path, ready: str, name: str, *arguments: object, **variables: str) -> Iterator[Program]:
     """Run a command from the moment on at which its output matches `ready`; end it with the context."""
     log = folder / f"{name}-{len(list(folder.glob('*.log')))}.log"
+    tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []  # it ends if these tests are killed
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command(name, *arguments),
+            [*tied, *command(name, *arguments)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
             env=environment(folder) | variables,
             start_new_session=True,
-            preexec_fn=end_with_parent,
         )
     program = Program(process, log)
     try:
@@ -272,3 +281,6 @@ def started(folder: Path) -> Iterator[Cluster]:
     models = ("--model", TARGET, "--draft", DRAFT, "--name", NAME, "--", *QUICK)
     with running(folder, r"ready: coordinator at (127\.0\.0\.1:\d+)", "outrider", *up, *models, **settings) as program:
         yield Cluster(folder, program.ready, program)
+        tree = program.tree
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(20) == 0 and not any(map(lives, tree)), "Ctrl-C did not end all in order"

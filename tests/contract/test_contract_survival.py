@@ -1,0 +1,177 @@
+"""Test that verifiers, the coordinator and clients may go at any moment, and what that costs the others: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from shared_cluster import TENANTS, Cluster, Program, lives, running, until
+
+from edge_agent import BlockingStream, Client, Killed, TimedOut, Unavailable
+
+PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
+OPTIONS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.8, "seed": 11}
+LONG: dict[str, Any] = OPTIONS | {"max_tokens": 700}
+
+
+def taken(stream: BlockingStream, count: int) -> list[int]:
+    """Return the stream's first tokens, `count` at least."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        chunk = stream.next()
+        assert chunk is not None, f"ended after {len(tokens)} tokens"
+        tokens += chunk.token_ids
+    return tokens
+
+
+@contextlib.contextmanager
+def begun(
+    cluster: Cluster, client: Client, verifier: Program, received: int, **options: Any
+) -> Iterator[BlockingStream]:
+    """Yield a stream at this verifier from which so many tokens came; others take sessions again after the context."""
+    with cluster.cordoned("verifier-1", "verifier-2"):
+        stream = client.stream(PROMPT, **options)
+        taken(stream, received)
+        assert stream.statistics.address == verifier.ready
+        yield stream
+
+
+@pytest.mark.parametrize("received", [1, 40])
+def test_a_verifier_that_is_killed_costs_its_sessions_no_token(cluster: Cluster, client: Client, received: int) -> None:
+    whole = client.generate(PROMPT, **LONG).token_ids
+    with cluster.verifier("--verifier-id", f"victim-{received}") as victim:
+        with begun(cluster, client, victim, received, **LONG) as stream:
+            victim.signal(signal.SIGKILL)
+        assert stream.drain().token_ids == whole
+        assert stream.statistics.failovers >= 1 and stream.statistics.address != victim.ready
+
+
+def test_a_verifier_that_stops_is_left_and_changes_no_token_when_it_wakes(cluster: Cluster, client: Client) -> None:
+    whole = client.generate(PROMPT, **LONG).token_ids
+    with cluster.verifier("--verifier-id", "sleeper") as sleeper:
+        with begun(cluster, client, sleeper, 20, **LONG) as stream:
+            sleeper.signal(signal.SIGSTOP)
+        try:
+            until(lambda: stream.next() and stream.statistics.failovers)
+        finally:
+            sleeper.signal(signal.SIGCONT)
+        assert stream.drain().token_ids == whole
+
+
+def test_a_drain_hands_sessions_over_and_ends_the_process_with_0(cluster: Cluster, client: Client) -> None:
+    whole = client.generate(PROMPT, **LONG).token_ids
+    with cluster.verifier("--verifier-id", "leaving", "--drain-s", "0.1") as leaving:
+        with begun(cluster, client, leaving, 1, **LONG) as stream:
+            leaving.process.send_signal(signal.SIGTERM)
+        assert stream.drain().token_ids == whole
+        assert stream.statistics.failovers == 1 and stream.statistics.address != leaving.ready
+        assert leaving.process.wait(20) == 0
+
+
+def test_the_coordinators_death_leaves_live_sessions_alone_and_a_new_one_takes_over(tmp_path: Path) -> None:
+    """The new one has an empty store, and another policy: a tenant has withdrawn its consent to recording."""
+    (tmp_path / "tenants.toml").write_text(TENANTS)
+    policy = {"OUTRIDER_COORDINATOR_TENANTS_FILE": str(tmp_path / "tenants.toml")}
+    given = ("--state-dir", tmp_path / "state", "--report-interval-ms", 100)
+    pattern, name = r"listening on (127\.0\.0\.1:\d+)", "outrider-coordinator"
+    with running(tmp_path, pattern, name, "--listen", "127.0.0.1:0", *given, **policy) as first:
+        own = Cluster(tmp_path, first.ready, first)
+        traffic = tmp_path / "traffic"
+        with own.verifier("--traffic", traffic, "--traffic-flush-s", 0.2), own.client("open") as client:
+            whole = client.generate(PROMPT, **LONG)
+            stream = client.stream(PROMPT, **LONG)
+            taken(stream, 20)
+            first.signal(signal.SIGKILL)
+            first.process.wait()
+            assert stream.drain().token_ids == whole.token_ids and stream.statistics.attaches == 1
+            assert until(lambda: {whole.session_id, stream.completion.session_id} <= recorded(traffic))
+            (tmp_path / "tenants.toml").write_text(TENANTS.partition("[recording")[0])
+            with running(tmp_path, pattern, name, "--listen", own.address, *given, **policy) as second:
+                assert second.ready == own.address
+                later = client.generate(PROMPT, **OPTIONS)
+                assert later.token_ids == whole.token_ids[: OPTIONS["max_tokens"]]
+                until(own.at_rest)
+                assert later.session_id not in recorded(traffic)
+        assert later.session_id not in recorded(traffic)  # also what was written at the end
+
+
+def recorded(traffic: Path) -> set[str]:
+    """Return the ids of the sessions that the traffic log holds."""
+    found: set[str] = set()
+    for file in traffic.rglob("*.parquet"):
+        found |= set(pyarrow.parquet.read_table(file, columns=["session_id"]).column(0).to_pylist())
+    return found
+
+
+def test_a_stream_that_is_left_frees_its_slot(cluster: Cluster, client: Client) -> None:
+    with client.stream(PROMPT, **LONG) as stream:
+        taken(stream, 5)
+        assert [one["id"] for one in cluster.sessions()] == [stream.statistics.session_id]
+    assert stream.completion.finish_reason == "cancelled"
+    until(cluster.at_rest)
+
+
+def test_an_operator_ends_a_session_for_good(cluster: Cluster, client: Client) -> None:
+    stream = client.stream(PROMPT, **LONG)
+    taken(stream, 5)
+    cluster.outrider("sessions", "kill", stream.statistics.session_id)
+    with pytest.raises(Killed, match="operator"):
+        stream.drain()
+    assert stream.statistics.failovers == 0
+    until(cluster.at_rest)
+
+
+def test_without_a_verifier_the_draft_writes_alone_where_it_may_and_what_it_writes_is_labelled(
+    cluster: Cluster,
+) -> None:
+    with cluster.verifier(alone=True) as only:
+        where: dict[str, Any] = {"verifier": only.ready, "cache_dir": cluster.folder / "alone"}
+        with Client(**where, offline="draft_only") as client, Client(**where, retries=0) as strict:
+            for one in (client, strict):
+                assert one.generate(PROMPT, max_tokens=4).verified
+            stream = client.stream(PROMPT, **LONG)
+            before = taken(stream, 20)
+            only.signal(signal.SIGKILL)
+            done = stream.drain()
+            assert not done.verified and list(done.token_ids[:20]) == before[:20]
+            assert done.statistics.unverified > 0
+            offline = client.generate(PROMPT, max_tokens=16)
+            assert len(offline.token_ids) == 16 and not offline.verified
+            with pytest.raises((Unavailable, TimedOut), match=re.escape(only.ready)):
+                strict.generate(PROMPT, max_tokens=4, timeout=2.0)
+
+
+def test_a_cluster_whose_command_is_killed_leaves_no_child(cluster: Cluster, tmp_path: Path) -> None:
+    with running(
+        tmp_path, "loading target", "outrider", "up", "--listen", "127.0.0.1:0", "--state-dir", tmp_path
+    ) as up:
+        tree = up.tree
+        assert len(tree) >= 4  # the command, coordinator, Redis and a verifier
+        up.process.kill()
+        until(lambda: not any(map(lives, tree)))
+
+
+def test_a_request_that_runs_out_of_time_frees_its_slot(cluster: Cluster, client: Client) -> None:
+    with pytest.raises(TimedOut):
+        client.generate(PROMPT, **LONG, timeout=0.5)
+    until(cluster.at_rest)
+
+
+def test_requests_of_several_threads_end_with_their_client(cluster: Cluster) -> None:
+    with cluster.client() as leaving:
+        leaving.prepare()
+        streams = [leaving.stream(PROMPT, **LONG) for _ in range(3)]
+        threads = [threading.Thread(target=taken, args=(stream, 10)) for stream in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [stream.completion.finish_reason for stream in streams] == 3 * ["cancelled"]
+    until(cluster.at_rest)
