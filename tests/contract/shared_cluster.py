@@ -176,8 +176,13 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(folder: Path, ready: str, name: str, *arguments: object, **variables: str) -> Iterator[Program]:
-    """Run a command from the moment on at which its output matches `ready`; end it with the context."""
+def running(
+    folder: Path, ready: str, name: str, *arguments: object, home: Path | None = None, **variables: str
+) -> Iterator[Program]:
+    """Run a command from the moment on at which its output matches `ready`; end it with the context.
+
+    folder: of its log. home: the folder of what commands keep, if it is another one.
+    """
     log = folder / f"{name}-{len(list(folder.glob('*.log')))}.log"
     tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []  # it ends if these tests are killed
     with log.open("wb") as file:
@@ -187,7 +192,7 @@ def running(folder: Path, ready: str, name: str, *arguments: object, **variables
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            env=environment(folder) | variables,
+            env=environment(home or folder) | variables,
             start_new_session=True,
         )
     program = Program(process, log)
@@ -274,6 +279,8 @@ def started(folder: Path) -> Iterator[Cluster]:
         "OUTRIDER_COORDINATOR_TENANTS_FILE": str(folder / "tenants.toml"),
         "OUTRIDER_COORDINATOR_REPORT_INTERVAL_MS": "100",
         "OUTRIDER_COORDINATOR_CANARY_SHARE": "0.5",
+        "OUTRIDER_COORDINATOR_METRICS": "127.0.0.1:0",
+        "OUTRIDER_VERIFIER_METRICS": "127.0.0.1:0",
         "OUTRIDER_VERIFIER_TRAFFIC": str(folder / "traffic"),
         "OUTRIDER_VERIFIER_TRAFFIC_FLUSH_S": "0.2",
     }

@@ -1,0 +1,187 @@
+"""Test that every command does once what its help says, and says what is wrong where it cannot."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from publishing import Publisher
+from shared_cluster import DRAFT, NAME, TARGET, Cluster, running, until
+
+from edge_agent import Client
+
+PROMPT = "def double(x):\n"
+COMMANDS = ("outrider", "outrider-coordinator", "outrider-verifier", "outrider-edge", "outrider-distill")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_all_below_it_explain_themselves(cluster: Cluster, name: str) -> None:
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        words = waiting.pop()
+        code, out, err = cluster.run(name, *words, "--help")
+        assert (code, err) == (0, "") and out.lower().startswith("usage:"), words
+        below = re.search(r"^  (?:COMMAND|VERB)\n((?:    .*\n)+)", out, re.MULTILINE)
+        if below:
+            waiting += [(*words, found) for found in re.findall(r"^    (\w\S*)", below[1], re.MULTILINE)]
+    code, _, err = cluster.run(name, "--no-such-flag")
+    assert code == 2 and err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("--version", r"\d+\.\d+"),
+        ("status", r"verifier-1 .* serving"),
+        ("top --once", "verifier-2"),
+        ("verifiers list", r"verifier-2 .* serving"),
+        ("verifiers show verifier-1", r"state +serving"),
+        ("sessions list", ""),
+        ("window show", ""),
+        ("releases list", ""),
+        ("tenants list", "acme"),
+    ],
+)
+def test_an_operator_sees_the_cluster(cluster: Cluster, words: str, pattern: str) -> None:
+    assert re.search(pattern, cluster.outrider(*words.split()))
+    if "--" not in words:
+        assert cluster.asked(*words.split())
+        assert "\n" in cluster.outrider(*words.split(), "-o", "yaml")
+
+
+def test_an_operator_sees_a_session_and_steers_how_far_it_speculates(cluster: Cluster, client: Client) -> None:
+    asked = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 7}
+    with client.stream(PROMPT, **asked) as stream:
+        assert stream.next()
+        session = stream.statistics.session_id
+        until(lambda: session in cluster.outrider("sessions", "list"))
+        assert session in cluster.outrider("sessions", "show", session)
+        cluster.outrider("window", "pin", session, "--k", 0, "--depth", 0)
+        until(lambda: "pinned" in cluster.outrider("window", "show", session))
+        before = stream.statistics.evaluated
+        tokens = [stream.next() for _ in range(20)]
+        assert all(tokens) and stream.statistics.evaluated - before < 40  # it goes on, nearly without draft tokens
+        cluster.outrider("window", "set", session, "--k", 2, "--depth", 4)
+        cluster.outrider("window", "lift", session)
+    cluster.outrider("window", "set", "--all", "--k", 2, "--depth", 8)
+    cluster.outrider("window", "lift", "--all")
+    code, _, err = cluster.run(
+        "outrider", "window", "set", "--all", "--k", 9, "--depth", 2, "--coordinator", cluster.address
+    )
+    assert code == 2 and re.search(r"9.*at most.*2", err)
+
+
+def test_an_operator_keeps_sessions_off_a_verifier_and_lets_them_back(cluster: Cluster, client: Client) -> None:
+    [kept, other] = cluster.asked("verifiers", "list")["verifiers"]
+    with cluster.cordoned(kept["id"]):
+        assert cluster.asked("verifiers", "show", kept["id"])["state"] == "cordoned"
+        for _ in range(4):
+            assert client.generate(PROMPT, max_tokens=4).statistics.address == other["address"]
+    assert cluster.asked("verifiers", "show", kept["id"])["state"] == "serving"
+    code, _, err = cluster.run("outrider", "verifiers", "show", "nobody", "--coordinator", cluster.address)
+    assert code == 3 and "nobody" in err
+
+
+def test_an_operator_makes_limits_and_revokes_a_tenant(cluster: Cluster) -> None:
+    key = cluster.outrider("tenants", "create", "temporary", "--max-places", 2).strip()
+    assert key not in cluster.outrider("tenants", "list", "-o", "json")
+    cluster.outrider("tenants", "set", "temporary", "--opens-per-minute", 5)
+    [found] = [one for one in cluster.asked("tenants", "list")["tenants"] if one["name"] == "temporary"]
+    assert (found["limits"]["max_places"], found["limits"]["opens_per_minute"]) == (2, 5)
+    cluster.outrider("tenants", "revoke", "temporary")
+
+
+def test_a_publisher_publishes_pins_and_takes_back_a_draft(cluster: Cluster, tmp_path: Path) -> None:
+    publisher = Publisher(cluster, tmp_path)
+    assert re.fullmatch("[0-9a-f]{64}", publisher.public_key)
+    assert publisher.public_key in publisher.run("key", "--file", publisher.variables["OUTRIDER_DISTILL_KEY"])
+    release = publisher.publish(DRAFT)
+    for verb in ("show", "pin", "unpin", "rollback"):
+        cluster.outrider("releases", verb, release[:12])
+    assert release[:12] in publisher.run("status")
+
+
+@pytest.mark.parametrize("command", ["run", "once"])
+def test_the_distillation_loop_waits_for_traffic_and_ends_when_told_to(
+    cluster: Cluster, tmp_path: Path, command: str
+) -> None:
+    publisher = Publisher(cluster, tmp_path)
+    if command == "once":
+        publisher.run("once", OUTRIDER_DISTILL_FRESH_TOKENS="1000000000")
+        return
+    variables = publisher.variables | {"OUTRIDER_DISTILL_FRESH_TOKENS": "1000000000"}
+    with running(tmp_path, "the loop continues", "outrider-distill", "run", home=cluster.folder, **variables) as loop:
+        loop.process.send_signal(signal.SIGTERM)
+        assert loop.process.wait(20) in (0, 128 + signal.SIGTERM)
+
+
+def test_texts_and_chats_come_from_the_terminal_with_a_draft_and_without(cluster: Cluster, client: Client) -> None:
+    where = ("--coordinator", cluster.address, "--target", NAME, "--max-tokens", 24)
+    expected = client.generate(PROMPT, max_tokens=24).text
+    for draft in ("auto", "ngram", "none"):
+        code, out, err = cluster.run("outrider-edge", "generate", PROMPT, *where, "--draft", draft, "--stats")
+        assert (code, out) == (0, f"{expected}\n") and "24 tokens" in err
+    said = client.chat([{"role": "user", "content": "Hello"}], max_tokens=24).text
+    for name in ("outrider", "outrider-edge"):
+        code, out, _ = cluster.run(name, "chat", *where, "--message", "Hello")
+        assert (code, out.strip()) == (0, said.strip())
+    for verb in ("status", "forget"):
+        assert cluster.run("outrider-edge", "releases", verb)[0] == 0
+
+
+def test_a_demonstration_shows_the_same_text_with_speculation_and_without(cluster: Cluster) -> None:
+    code, out, err = cluster.run("outrider", "demo", "--quick", timeout_s=120)
+    assert code == 0, err
+    assert "tokens/s" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "says"),
+    [
+        ("outrider", ("status", "--coordinator", "127.0.0.1:1"), 4, "127.0.0.1:1"),
+        ("outrider-edge", ("generate", PROMPT, "--coordinator", "127.0.0.1:1"), 1, "127.0.0.1:1"),
+        ("outrider-edge", ("generate", PROMPT, "--coordinator", "no port"), 2, "no port"),
+        ("outrider-verifier", ("--model", "/no/such/model"), 2, "/no/such/model"),
+        ("outrider-verifier", ("--model", TARGET, "--listen", "0.0.0.0:0"), 2, "--insecure"),
+        ("outrider-verifier", ("--model", TARGET, "--threads", "0"), 2, "threads"),
+        ("outrider-coordinator", ("--listen", "0.0.0.0:0"), 2, "--insecure"),
+        ("outrider-coordinator", ("--tenants", "/no/such/file"), 2, "/no/such/file"),
+        ("outrider-distill", ("once", "--traffic", "/tmp"), 2, "target"),
+        ("outrider", ("up", "--draft", "/no/such/draft.gguf"), 2, "/no/such/draft.gguf"),
+    ],
+)
+def test_a_command_that_cannot_do_its_work_says_why(
+    cluster: Cluster, name: str, words: tuple[str, ...], code: int, says: str
+) -> None:
+    got, out, err = cluster.run(name, *words)
+    assert (got, out) == (code, "") and says in err and "Traceback" not in err
+
+
+def test_a_wrong_or_missing_admin_token_is_refused(cluster: Cluster) -> None:
+    for token in ("", "wrong-token-0123456789"):
+        code, out, err = cluster.run("outrider", "status", "--coordinator", cluster.address, OUTRIDER_ADMIN_TOKEN=token)
+        assert (code, out) == (5, "") and "token" in err
+
+
+def test_settings_are_checked_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text("[edge]\nno_such_setting = 1\n")
+    for words in (("outrider", "config", "check", file), ("outrider-edge", "generate", PROMPT, "--config", file)):
+        code, out, err = cluster.run(*words)
+        assert code == 2 and "no_such_setting" in out + err and "Traceback" not in err
+
+
+def test_metrics_count_what_was_served(cluster: Cluster, client: Client) -> None:
+    def committed() -> float:
+        pages = [httpx.get(url).text for url in re.findall(r"metrics at (http://\S+)", cluster.up.output)]
+        assert len(pages) == 3  # of the coordinator and each verifier
+        return sum(
+            map(float, re.findall(r"^outrider_generation_tokens_total(?:\{.*\})? (\S+)$", "".join(pages), re.MULTILINE))
+        )
+
+    before = committed()
+    client.generate(PROMPT, max_tokens=50, ignore_eos=True)
+    until(lambda: committed() >= before + 50)

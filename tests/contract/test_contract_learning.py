@@ -1,0 +1,156 @@
+"""Test what is recorded and what is learned from it, and how drafts reach devices and are taken back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from independent_reference import Reference, Sampling
+from publishing import Publisher, copy_of, shown
+from shared_cluster import DRAFT, NARROW, Cluster, until
+
+from edge_agent import Client, EdgeSettings
+
+PROMPTS = [f'def {name}(values):\n    """Return the {name} of a list."""\n' for name in ("sum", "mean", "maximum")]
+OPTIONS: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "temperature": 0.8, "seed": 11}
+
+
+def recorded(cluster: Cluster) -> dict[str, str]:
+    """Return session -> tenant of all that the traffic log holds."""
+    found: dict[str, str] = {}
+    for file in (cluster.folder / "traffic").rglob("*.parquet"):
+        table = pyarrow.parquet.read_table(file, columns=["session_id", "tenant"]).to_pydict()
+        found |= dict(zip(table["session_id"], table["tenant"], strict=True))
+    return found
+
+
+def test_nothing_is_recorded_without_consent_and_nothing_of_a_prompt(cluster: Cluster, client: Client) -> None:
+    secret = "The password of the prompt is hunter2. "
+    with cluster.client("open") as consenting:
+        done = [one.generate(secret + PROMPTS[0], **OPTIONS) for one in (client, consenting)]
+    until(lambda: done[1].session_id in recorded(cluster))
+    assert done[0].session_id not in recorded(cluster)
+    assert set(recorded(cluster).values()) == {"open"}
+    for file in (cluster.folder / "traffic").rglob("*.parquet"):
+        assert not any(pyarrow.parquet.read_table(file, columns=["prompt"]).to_pydict()["prompt"])
+
+
+def test_a_turn_of_the_loop_makes_a_draft_of_recorded_traffic_and_publishes_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def generate(seed: int) -> str:
+        given = {"max_tokens": 48, "ignore_eos": True, "temperature": 0.7, "traffic_class": "sums"}
+        question = (
+            f"Question: Ada has {seed + 3} apples and buys {seed * 7 % 40} more. How many apples has Ada?\nAnswer:"
+        )
+        return client.generate(question, seed=seed, **given).session_id
+
+    with cluster.client("open") as client, ThreadPoolExecutor(8) as pool:
+        sessions = set(pool.map(generate, range(40)))
+    until(lambda: sessions <= recorded(cluster).keys())
+    easy = {"gain": 0, "loss": 0.99, "slower": 100, "confidence": 0.5, "sessions": 1, "positions": 1}
+    training = {"steps": 20, "batch_tokens": 512, "micro_tokens": 512, "precision": "float32"}
+    settings: dict[str, Any] = {
+        "fresh_tokens": 1_000,
+        "dataset_options": json.dumps({"heldout_share": 0.2, "validation_share": 0.1}),
+        "training_options": json.dumps(training),
+        **{f"gate_{name}": value for name, value in easy.items()},
+    }
+    variables = {f"OUTRIDER_DISTILL_{name.upper()}": str(value) for name, value in settings.items()}
+    publisher = Publisher(cluster, tmp_path, draft=NARROW)
+    publisher.run("once", **variables)
+    assert "canary" in publisher.run("status", **variables)
+    [release] = [one for one in cluster.asked("releases", "list")["releases"] if one["state"] == "canary"]
+    assert release["metrics"]["acceptance.sums"] > 0
+    with cluster.client(draft=cluster.folder / "state" / "artifacts" / f"{release['release']}.gguf") as client:
+        assert client.generate(PROMPTS[0], **OPTIONS).statistics.accepted > 0
+
+
+@pytest.fixture(autouse=True)
+def no_trial(cluster: Cluster) -> Iterator[None]:
+    """Take back what a test leaves on trial, of which there can be one at a time."""
+    yield
+    for release in cluster.asked("releases", "list")["releases"]:
+        if release["state"] in ("canary", "candidate"):
+            cluster.outrider("releases", "rollback", release["release"])
+
+
+@pytest.fixture(scope="module")
+def publisher(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Publisher:
+    return Publisher(cluster, tmp_path_factory.mktemp("publisher"))
+
+
+def follower(cluster: Cluster, publisher: Publisher, cache: str) -> Client:
+    settings = EdgeSettings(release_keys=publisher.public_key)
+    return cluster.client(cache=cache, settings=settings)
+
+
+def used(client: Client) -> str:
+    """Return the release with which a session drafts now."""
+    return client.generate(PROMPTS[0], max_tokens=8, ignore_eos=True).statistics.release
+
+
+def released(cluster: Cluster, publisher: Publisher, draft: Path) -> str:
+    """Publish a draft for all devices, and return its hash."""
+    release = publisher.publish(draft)
+    cluster.outrider("releases", "promote", release)
+    return release
+
+
+def test_releases_reach_devices_and_are_taken_back_in_mid_session_without_a_token_changed(
+    cluster: Cluster, publisher: Publisher, reference: Reference, tmp_path: Path
+) -> None:
+    """A canary reaches the devices that are drawn, its promotion the others, and its rollback all of them."""
+    before = released(cluster, publisher, copy_of(NARROW, tmp_path))
+    trial = publisher.publish(copy_of(DRAFT, tmp_path))
+    assert shown(cluster, trial)["state"] == "canary"
+    with contextlib.ExitStack() as stack:
+        devices: dict[str, Client] = {}
+        for number in range(24):  # half of the devices are drawn
+            client = stack.enter_context(follower(cluster, publisher, f"{tmp_path.name}-{number}"))
+            devices[until(lambda client=client: used(client) if used(client) in (before, trial) else "")] = client
+            if len(devices) == 2:
+                break
+        long: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+        streams = {name: client.stream(PROMPTS[0], **long) for name, client in devices.items()}
+        for name, stream in streams.items():
+            assert stream.next() and stream.statistics.release == name
+        cluster.outrider("releases", "promote", trial)
+        until(lambda: streams[before].next() and streams[before].statistics.release == trial)
+        cluster.outrider("releases", "rollback", trial, "--key", publisher.variables["OUTRIDER_DISTILL_KEY"])
+        for name, stream in streams.items():
+            until(lambda stream=stream: stream.next() and stream.statistics.release == before)
+            assert stream.statistics.attaches == 1 and len(stream.statistics.swaps_s) == (2 if name == before else 1)
+            stream.close()
+            tokens = stream.completion.token_ids
+            assert reference.differences(reference.ids(PROMPTS[0]), tokens, Sampling(temperature=1.0, seed=1)) == []
+    assert shown(cluster, trial)["state"] in ("superseded", "rolled back")
+
+
+def test_a_device_takes_nothing_that_a_stranger_has_signed_or_a_server_has_altered(
+    cluster: Cluster, publisher: Publisher, tmp_path: Path
+) -> None:
+    good = released(cluster, publisher, copy_of(DRAFT, tmp_path))
+    (tmp_path / "other").mkdir()
+    stranger = Publisher(cluster, tmp_path / "other")
+    with follower(cluster, stranger, f"{tmp_path.name}-other") as distrusting:
+        assert used(distrusting) != good
+        file = cluster.folder / "state" / "artifacts" / f"{good}.gguf"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-100] + bytes(100))
+        try:
+            with follower(cluster, publisher, f"{tmp_path.name}-altered") as client:
+                for _ in range(20):
+                    assert used(client) != good
+                file.write_bytes(whole)
+        finally:
+            file.write_bytes(whole)
+        with follower(cluster, publisher, f"{tmp_path.name}-whole") as client:
+            until(lambda: used(client) == good)
+        assert used(distrusting) != good
