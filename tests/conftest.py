@@ -12,28 +12,21 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+CLUSTER = ("contract/", "e2e/", "docs/test_quickstart.py")
+"""Where the tests are that share a cluster, so that one worker runs them all."""
+pytest_plugins = ["cluster_fixtures"]
 
-TOGETHER = {
-    **{
-        f"e2e/test_e2e_{name}.py": "clusters"
-        for name in ("admin", "drain", "http", "page", "prior", "refusals", "survival", "text", "window")
-    },
-}
-"""File -> the group that one worker runs, because its files share a cluster or ports. Any other file is a group."""
 APART = {
     "cloud/distill/test_training.py",
     "core/test_protocol_schedules.py",
-    "e2e/test_e2e_commands.py",
     "edge/test_release_updates.py",
 }
 """Long files whose tests share nothing expensive: each of these tests is a group by itself."""
 LONG = (
-    *("contract", "clusters"),
+    "cluster",
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",
-    "e2e/test_e2e_updates.py",
-    "e2e/test_e2e_commands.py",
     "edge/test_release_updates.py",
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
@@ -99,7 +92,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tests; with workers, put the long groups first."""
     for item in items:
-        if {path_of(item.nodeid), file_group(item.nodeid)} & set(LONG):
+        if file_group(item.nodeid) in LONG:
             item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         first = [*LONG[:-1], *EARLY]
@@ -123,7 +116,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def file_group(nodeid: str) -> str:
     """Return the group of a test's file: its path, if it shares nothing with another file."""
     path = path_of(nodeid)
-    return "contract" if path.startswith("contract/") else TOGETHER.get(path, path)
+    return "cluster" if path.startswith(CLUSTER) else path
 
 
 def path_of(nodeid: str) -> str:

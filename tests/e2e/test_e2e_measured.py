@@ -1,0 +1,74 @@
+"""Test what is measured of sessions: windows follow it, later sessions start from it, and no text depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from typing import Any
+
+import grpc
+from delay_proxy import DelayProxy
+from shared_cluster import ADMIN, DRAFT, KEYS, NAME, Cluster, bearer, until
+
+from edge_agent import AsyncClient, Client
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc
+
+PROMPT = "class Queue:\n    def __init__(self, maxsize=0):\n"
+OPTIONS: dict[str, Any] = {"max_tokens": 1200, "ignore_eos": True}
+
+
+def test_a_session_is_steered_by_what_was_measured_and_says_why(cluster: Cluster, client: Client) -> None:
+    with grpc.insecure_channel(cluster.address) as channel, client.stream(PROMPT, **OPTIONS) as stream:
+        assert stream.next()
+        admin = coordinator_pb2_grpc.AdminStub(channel)
+
+        def decided() -> pb.WindowDecision | None:
+            request = pb.ListWindowsRequest(session_id=stream.statistics.session_id)
+            windows = admin.ListWindows(request, metadata=bearer(ADMIN)).windows
+            return next((one for one in windows if one.observations >= 24), None)
+
+        found = until(decided)
+    assert found.rtt_ms > 0 and found.reason
+
+
+def test_a_class_has_a_prior_once_one_of_its_sessions_was_served(cluster: Cluster, client: Client) -> None:
+    kind = {"draft_release": hashlib.sha256(DRAFT.read_bytes()).hexdigest(), "traffic_class": "queues"}
+
+    def prior(**kind: str) -> pb.Prior | None:
+        with grpc.insecure_channel(cluster.address) as channel:
+            stub, key = coordinator_pb2_grpc.CoordinatorStub(channel), bearer(KEYS["acme"])
+            opened = stub.OpenSession(pb.OpenSessionRequest(target=NAME, **kind), metadata=key)
+            ended = pb.CloseSessionRequest(session_id=opened.session_id, ticket=opened.primary.ticket)
+            stub.CloseSession(ended, metadata=key)
+        return opened.prior if opened.HasField("prior") else None
+
+    assert prior(**kind) is None
+    client.generate(PROMPT, traffic_class="queues", **OPTIONS)
+    known = until(lambda: prior(**kind))
+    assert known.observations >= 24 and 0 < known.first_acceptance <= 1
+    assert prior(**kind | {"traffic_class": "stacks"}) is None
+
+
+def test_a_long_way_changes_nothing_but_the_time(cluster: Cluster, client: Client) -> None:
+    asked: dict[str, Any] = {"max_tokens": 40, "temperature": 0.8, "seed": 7}
+    near = client.generate(PROMPT, **asked).token_ids
+
+    async def far() -> list[tuple[int, ...]]:
+        where: dict[str, Any] = {"coordinator": cluster.address, "target": NAME, "api_key": KEYS["acme"]}
+        async with contextlib.AsyncExitStack() as stack:
+            reroute = {}
+            for verifier in cluster.asked("verifiers", "list")["verifiers"]:
+                proxy = await stack.enter_async_context(DelayProxy(verifier["address"], 60.0))
+                reroute[verifier["address"]] = proxy.address
+            found = []
+            for draft in ("auto", None):
+                given = {"cache_dir": cluster.folder / "cache", "reroute": reroute, "draft": draft}
+                async with AsyncClient(**where, **given) as distant:
+                    done = await distant.generate(PROMPT, **asked)
+                    assert done.statistics.attaches == 1
+                    found.append(done.token_ids)
+        return found
+
+    assert asyncio.run(far()) == [near, near]

@@ -1,0 +1,69 @@
+"""Test a verifier as a supervisor and its sessions see it: loading, ready, hanging, draining, gone."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from shared_cluster import QUICK, TARGET, Cluster, running, until
+
+from edge_agent import Client, OutriderError
+
+PROMPT = "class Stack:\n    def __init__(self):\n"
+OPTIONS: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+def health(address: str) -> bytes:
+    """Return the answer to a health check; b"" if there is none."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return bytes(channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1))
+        except grpc.RpcError:
+            return b""
+
+
+def test_health_follows_loading_serving_and_draining_and_a_second_sigterm_ends_it(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = ("outrider-verifier", "--model", TARGET, "--listen", address, *QUICK, "--drain-s", 60)
+    where: dict[str, Any] = {"verifier": address, "draft": None, "cache_dir": tmp_path, "retries": 0}
+    with running(tmp_path, "", *command) as verifier, Client(**where) as client:
+        until(lambda: health(address) == NOT_SERVING)
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match="still loading"):
+            channel.unary_unary("/outrider.wire.v1.Verifier/Describe")(b"", timeout=5)
+        verifier.await_output("listening on")
+        assert health(address) == SERVING
+        stream = client.stream(PROMPT, max_tokens=1900, ignore_eos=True)
+        assert stream.next()
+        verifier.process.send_signal(signal.SIGTERM)
+        until(lambda: health(address) == NOT_SERVING)
+        with pytest.raises(OutriderError, match="drain"):
+            client.generate(PROMPT, max_tokens=4, timeout=1.0)
+        verifier.process.send_signal(signal.SIGTERM)
+        assert verifier.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
+def test_a_session_leaves_a_verifier_whose_engine_hangs_or_dies(
+    cluster: Cluster, client: Client, end: signal.Signals
+) -> None:
+    whole = client.generate(PROMPT, **OPTIONS).token_ids
+    with cluster.verifier("--verifier-id", f"engine-{end.name}") as verifier:
+        with cluster.cordoned("verifier-1", "verifier-2"):
+            stream = client.stream(PROMPT, **OPTIONS)
+            assert stream.next() and stream.statistics.address == verifier.ready
+            [engine] = psutil.Process(verifier.process.pid).children()
+            engine.send_signal(end)
+        assert stream.drain().token_ids == whole and stream.statistics.failovers
+        if end is signal.SIGKILL:
+            assert verifier.process.wait(20) == 3
+        else:
+            engine.resume()
+            until(lambda: cluster.at_rest(f"engine-{end.name}"))
