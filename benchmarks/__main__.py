@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "benchmarks"
 RESULTS, OUT = FOLDER / "results", FOLDER / "out"
 NAMES = (
-    *("lossless", "latency", "capacity", "engine"),
+    *("lossless", "latency", "window", "capacity", "engine"),
     *("failover", "control_plane", "overload"),
 )
 LIMIT_S = 3_600

@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -81,8 +81,7 @@ def compared(rtt_ms: float, sampling: str, undrafted: Played, drafted: Played) -
     """Return a row of the table."""
     kept = {one.prompt for one in undrafted.texts if not repetitive(one.tokens)}
     kept = kept or {one.prompt for one in undrafted.texts}
-    plain = replace(undrafted, texts=tuple(one for one in undrafted.texts if one.prompt in kept))
-    fast = replace(drafted, texts=tuple(one for one in drafted.texts if one.prompt in kept))
+    plain, fast = undrafted.of(kept), drafted.of(kept)
     rates = {one.prompt: one.rate for one in plain.texts}
     evaluated = sum(one.evaluated for one in fast.texts)
     return {

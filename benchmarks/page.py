@@ -28,12 +28,15 @@ def page(docstrings: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]
 
 def _section(name: str, doc: str, result: Mapping[str, Any] | None) -> str:
     paragraphs = [" ".join(paragraph.split()) for paragraph in doc.split("\n\n")]
-    lines = [f"## {name}", "", *_wrapped(f"{paragraphs[0]} Run it with `python -m benchmarks.{name}`."), ""]
+    lines = [f"## {name}", "", *_wrapped(paragraphs[0]), "", f"`python -m benchmarks.{name}`", ""]
     if result is not None:
         machine = result["machine"]
         made = f"{result['date']}, commit {result['commit']}, {machine['cores']} cores of {machine['cpu']}."
         caveats = (paragraph.removeprefix(CAVEAT) for paragraph in paragraphs if paragraph.startswith(CAVEAT))
-        lines += [*_table(result["table"]), "", *_wrapped(" ".join([result["setting"], *caveats, made])), ""]
+        for rows in result.values():
+            if isinstance(rows, list) and rows:
+                lines += [*_table(rows), ""]
+        lines += [*_wrapped(" ".join([result["setting"], *caveats, made])), ""]
     return "\n".join(lines)
 
 

@@ -245,15 +245,20 @@ def print_log_ends(folder: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def one_verifier(
-    pair: Pair, *options: str, prefix_cache: bool = True, throttle: Mapping[str, str] | None = None
+    pair: Pair,
+    *options: str,
+    prefix_cache: bool = True,
+    throttle: Mapping[str, str] | None = None,
+    coordinator: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
     """Run a verifier of the pair on one core, with the coordinator and this process on the other.
 
-    options: further ones of the verifier. prefix_cache, throttle: as for `cluster`.
+    options, coordinator: further options of the verifier, and of the coordinator. prefix_cache, throttle: as for
+    `cluster`.
     """
     verifier_core, device_core = cores()
     async with cluster(prefix_cache=prefix_cache, throttle=throttle) as running:
-        await running.start_coordinator(*LOOPBACK, cores=[device_core])
+        await running.start_coordinator(*LOOPBACK, *coordinator, cores=[device_core])
         models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1")
         await running.start_verifier(*models, *options, cores=[verifier_core])
         available = os.sched_getaffinity(0)

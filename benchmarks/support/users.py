@@ -13,8 +13,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from outrider.processes import tied_to_this_process
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 20_260_731}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "seed": 0}
+TEXT_S = 300.0
+"""Seconds after which a text fails, because the service does not work."""
 REPETITIVE = 0.3
 """Share of a text's 4-grams that occurred before in it, from which on any draft predicts it well."""
 
@@ -115,11 +117,15 @@ class Played:
         """Return the mean tokens of a step of the target."""
         return sum(len(text.tokens) for text in self.texts) / sum(text.steps for text in self.texts)
 
+    def of(self, prompts: Collection[int]) -> Played:
+        """Return the texts of these prompts alone."""
+        return replace(self, texts=tuple(text for text in self.texts if text.prompt in prompts))
+
     def differing(self, reference: Played) -> int:
-        """Return how many texts of a prompt are not those of the reference, as far as both go."""
+        """Return how many texts are not those of the reference, as far as those go that were cut off."""
         expected = {text.prompt: text.tokens for text in reference.texts if text.whole}
-        pairs = [(text.tokens, expected[text.prompt]) for text in self.texts if text.prompt in expected]
-        return sum(got[: len(wanted)] != wanted[: len(got)] for got, wanted in pairs)
+        pairs = ((text, expected[text.prompt]) for text in self.texts if text.prompt in expected)
+        return sum(text.tokens != (wanted if text.whole else wanted[: len(text.tokens)]) for text, wanted in pairs)
 
 
 def repetitive(tokens: Sequence[int]) -> bool:
@@ -195,7 +201,7 @@ class Process:
                     coordinator=ways[users.coordinator],
                     reroute={users.verifier: ways[users.verifier]},
                     draft=users.draft,
-                    timeout=None,
+                    timeout=TEXT_S,
                 )
                 clients[number] = await stack.enter_async_context(client)
                 await client.prepare()

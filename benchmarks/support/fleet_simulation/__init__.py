@@ -1,1 +1,0 @@
-"""Simulate a fleet of devices around the real window controller, and compute the best possible decisions."""

@@ -1,0 +1,158 @@
+"""Compare speculation lengths by the distance of the device: none, fixed, adaptive, and who drafts.
+
+The target is throttled to `--step-ms` a step, as a large one takes, and the device is `rtt_ms` away. `none` is tokens
+per second without drafts; every other column is the speed over it, as the median of each text's own ratio, from the
+first token on, at temperature 0.8. `fixed 2`, `fixed 4` and `fixed 8` are speculation lengths that never change, under
+a coordinator that leaves them alone. With `adaptive` the coordinator sets the length from the measured acceptance,
+distance and load. In these the device drafts; with `verifier` the verifier does, by n-grams and heads, and with `both`
+both do. `--users N` lets N users run at the same time.
+
+`--fleet` simulates verifiers of 20 and of 100 sessions instead, which needs no model: tokens per second of the
+coordinator's lengths over none, the slowest session over its own speed without speculation, and the share of a bound
+that no choice of lengths exceeds (benchmarks.support.fleet).
+
+Caveat: a new session streams for about a second before its length is decided, which counts here, and which matters less
+in a long answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.support import fleet, harness
+from benchmarks.support.harness import Pair, rounded, say
+from benchmarks.support.throttled_verifier import environment
+from benchmarks.support.users import SAMPLED, Played, Users, play, repetitive
+from coordinator.cluster import Cluster
+
+NONE, ADAPTIVE, VERIFIER, BOTH = "none", "adaptive", "verifier", "both"
+Cells = dict[tuple[float, str], Played]
+"""(round trip in ms, arm) -> what was played"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Set how much is measured."""
+
+    rtts_ms: tuple[float, ...] = (1.0, 20.0, 50.0, 100.0, 200.0)
+    fixed: tuple[int, ...] = (2, 4, 8)
+    prompts: int = 8
+    tokens: int = 96
+    verifiers: int = 8
+    """Simulated ones of each size."""
+
+
+QUICK = Setting(rtts_ms=(1.0, 100.0), fixed=(4,), prompts=3, tokens=48, verifiers=1)
+FLEETS = (20, 100)
+"""Sessions of a simulated verifier."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Describe a verifier, and the arms that are played at it: name -> the devices' draft."""
+
+    arms: Mapping[str, str | None]
+    options: tuple[str, ...] = ()
+    fixed: int | None = None
+    """The speculation length that never changes."""
+
+    @contextlib.asynccontextmanager
+    async def running(self, pair: Pair, step_ms: float) -> AsyncIterator[Cluster]:
+        """Run the verifier, throttled."""
+        options = list(self.options)
+        if self.fixed is not None:
+            # Two draft tokens a level, and levels ahead for the longest distance.
+            options += ["--window-depth", "24", "--nodes-per-step", str(2 * self.fixed), "--draft-wait-ms", "0"]
+        throttle = environment(step_ms)
+        control = ("--no-window-control",) if self.fixed is not None else ()
+        async with harness.one_verifier(
+            pair, *options, prefix_cache=False, throttle=throttle, coordinator=control
+        ) as cluster:
+            yield cluster
+
+
+def sites(pair: Pair, setting: Setting) -> list[Site]:
+    """Return all verifiers, the one without drafts first."""
+    fixed = [Site({f"fixed {length}": "auto"}, fixed=length) for length in setting.fixed]
+    return [Site({NONE: None, ADAPTIVE: "auto"}), *fixed, Site({VERIFIER: None, BOTH: "auto"}, pair.own_speculation)]
+
+
+def row(rtt_ms: float, played: Mapping[str, Played]) -> dict[str, Any]:
+    """Return the row of one distance."""
+    rates = {(text.user, text.prompt): text.rate for text in played[NONE].texts}
+    over = {
+        arm: statistics.median(text.rate / rates[text.user, text.prompt] for text in found.texts)
+        for arm, found in played.items()
+        if arm != NONE
+    }
+    return {"rtt_ms": rtt_ms, NONE: rounded(played[NONE].rate, 1)} | {
+        arm: rounded(ratio) for arm, ratio in over.items()
+    }
+
+
+async def played_at(
+    site: Site, pair: Pair, setting: Setting, prompts: Sequence[Sequence[int]], options: argparse.Namespace
+) -> Cells:
+    """Play all arms of one verifier at every distance."""
+    found: Cells = {}
+    requests = SAMPLED | {"max_tokens": setting.tokens}
+    cores = sorted(os.sched_getaffinity(0))[1:]
+    async with site.running(pair, options.step_ms) as cluster:
+        users = Users(cluster.address, cluster.verifiers[0].address, prompts, count=options.users, options=requests)
+        for rtt_ms in setting.rtts_ms:
+            for arm, draft in site.arms.items():
+                one = found[rtt_ms, arm] = await play(replace(users, draft=draft, rtt_ms=rtt_ms), cores)
+                say(f"{arm}, {rtt_ms:g} ms: {one.rate:.1f} tokens/s, {one.acceptance_length:.2f} a step")
+    return found
+
+
+async def live(options: argparse.Namespace, setting: Setting) -> None:
+    """Measure real devices at a throttled verifier."""
+    pair = Pair.in_folder(options.models)
+    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    played: Cells = {}
+    for site in sites(pair, setting):
+        played |= await played_at(site, pair, setting, prompts, options)
+    kept = {text.prompt for text in played[setting.rtts_ms[0], NONE].texts if not repetitive(text.tokens)}
+    if kept:
+        played = {key: one.of(kept) for key, one in played.items()}
+    arms = [NONE, *(f"fixed {length}" for length in setting.fixed), ADAPTIVE, VERIFIER, BOTH]
+    harness.finish(
+        options,
+        f"{options.users} user(s), target throttled to {options.step_ms:g} ms a step, {len(kept)} held-out prompts at"
+        f" temperature 0.8, at most {setting.tokens} tokens each.",
+        [row(rtt_ms, {arm: played[rtt_ms, arm] for arm in arms}) for rtt_ms in setting.rtts_ms],
+        acceptance_length={
+            arm: {f"{rtt_ms:g}": rounded(played[rtt_ms, arm].acceptance_length) for rtt_ms in setting.rtts_ms}
+            for arm in arms
+        },
+        texts_unlike_undrafted=sum(one.differing(played[rtt_ms, NONE]) for (rtt_ms, _), one in played.items()),
+    )
+
+
+def simulated(options: argparse.Namespace, setting: Setting) -> None:
+    """Judge the coordinator's lengths on simulated verifiers."""
+    rows = [row for sessions in FLEETS for row in fleet.judge(sessions, setting.verifiers)]
+    of_the_bound = min(row["of_the_bound"] for row in rows if row["lengths"] == "coordinator")
+    setting_ = f"Simulated: {setting.verifiers} verifiers of {FLEETS[0]} and of {FLEETS[1]} sessions."
+    harness.finish(options, setting_, rows, of_the_bound=of_the_bound)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = harness.arguments("window", __doc__)
+    parser.add_argument("--step-ms", type=float, default=30.0, help="least time of a step of the target")
+    parser.add_argument("--users", type=int, default=1, help="users at the same time")
+    parser.add_argument("--fleet", action="store_true", help="simulate verifiers with many sessions instead")
+    options = parser.parse_args(argv)
+    setting = QUICK if options.quick else Setting()
+    harness.main(lambda: simulated(options, setting) if options.fleet else live(options, setting))
+
+
+if __name__ == "__main__":
+    main()

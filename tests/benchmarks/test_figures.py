@@ -1,0 +1,163 @@
+"""Test the arithmetic of benchmarks whose figures could be wrong without anybody noticing."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.__main__ import NAMES, docstring
+from benchmarks.capacity import users_at
+from benchmarks.page import page
+from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
+from benchmarks.support.stepped_engine import RATE, ScriptedDevice
+from benchmarks.support.target_reference import Reference
+from benchmarks.support.users import Played, Text, repetitive
+from outrider.core.coupling import position_key, session_key
+from outrider.core.sampling import SamplingParams
+from outrider.core.target_token import reference_token
+from outrider.core.tree import ROOT
+
+
+def text(user: int, prompt: int, delivered: tuple[float, ...], tokens: str = "", **fields: object) -> Text:
+    ids = tuple(map(ord, tokens or "x" * len(delivered)))
+    one = Text(user, prompt, ids, delivered[0] - 1.0, delivered, steps=len({*delivered}), evaluated=0, accepted=0)
+    return replace(one, **fields)
+
+
+def test_a_texts_rate_counts_what_came_after_its_first_message() -> None:
+    assert text(0, 0, (1.0, 1.0, 2.0, 3.0)).rate == 1.0
+    assert text(0, 0, (1.0, 1.0)).rate == 0.0
+
+
+def test_the_rate_of_all_users_is_taken_while_all_of_them_run() -> None:
+    early = text(0, 0, tuple(float(second) for second in range(11)))
+    late = text(1, 1, tuple(5.0 + second / 2 for second in range(21)))
+    # From 5 s, when the second user begins, to 10 s, when the first one ends: 5 tokens and 10.
+    assert Played((early, late), busy=0.0).tokens_per_s == 3.0
+
+
+def test_acceptance_length_is_tokens_by_steps_and_not_a_mean_of_ratios() -> None:
+    played = Played((text(0, 0, (1.0, 1.0, 1.0)), text(0, 1, (1.0, 2.0, 3.0))), busy=0.0)
+    assert played.acceptance_length == 6 / 4
+
+
+@pytest.mark.parametrize(("tokens", "whole", "differing"), [("abc", True, 0), ("ab", False, 0), ("abd", True, 1)])
+def test_a_text_differs_where_it_says_something_else_and_not_where_it_was_cut(
+    tokens: str, whole: bool, differing: int
+) -> None:
+    reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
+    delivered = tuple(float(number) for number in range(len(tokens)))
+    assert Played((text(1, 7, delivered, tokens, whole=whole),), busy=0.0).differing(reference) == differing
+
+
+def test_a_whole_text_that_ends_too_early_differs() -> None:
+    reference = Played((text(0, 7, (1.0, 2.0, 3.0), "abc"),), busy=0.0)
+    assert Played((text(1, 7, (1.0, 2.0), "ab"),), busy=0.0).differing(reference) == 1
+
+
+def test_a_text_is_repetitive_if_many_of_its_4_grams_came_before() -> None:
+    assert repetitive([1, 2, 3, 4] * 5)
+    assert not repetitive(list(range(20)))
+    assert not repetitive([])
+
+
+def test_users_at_a_rate_lie_between_the_rows() -> None:
+    row = {1: 100.0, 4: 200.0, 8: 160.0}  # 100, 50 and 20 tokens per second for each user
+    assert users_at(35.0, row) == 6.0
+    assert users_at(150.0, row) == 0.0
+    assert users_at(10.0, row) is None
+
+
+def test_a_scripted_draft_is_right_as_often_as_it_should_be() -> None:
+    right = tried = 0
+    device = ScriptedDevice([1], tokens=4_000, truth=[5] * 4_000, nodes=6)
+    for _ in range(300):
+        device.session.tree.clear()
+        device._grow(vocabulary=50)
+        children = device.session.tree.children
+        at = ROOT
+        while (child := children(at).get(5)) is not None:
+            right, tried, at = right + 1, tried + 1, child
+        tried += bool(children(at))
+    assert right / tried == pytest.approx(RATE, abs=0.05)
+
+
+def test_the_reference_notices_a_wrong_token_and_an_output_that_ends_early() -> None:
+    reference = Reference.__new__(Reference)
+    logits = torch.tensor([[[0.0, 0.0, 9.0, 1.0], [0.0, 7.0, 3.0, 0.0], [5.0, 0.0, 0.0, 4.5]]])
+    reference._model = lambda input_ids: SimpleNamespace(logits=logits[:, : input_ids.shape[1]])
+    reference._ends = {0}
+    assert reference.gaps([1], [2, 1, 0], {}, tokens=8) == []
+    assert reference.gaps([1], [2, 2, 0], {}, tokens=8) == [4.0]
+    assert reference.gaps([1], [2, 1], {}, tokens=8) == [math.inf]
+    # At temperature 1 the noise of docs/protocol.md decides, as in the product.
+    row = logits[0, 2].numpy()
+    expected = [reference_token(row, SamplingParams(temperature=1.0, seed=s), _key(s)) for s in range(40)]
+    chosen = [token for s in range(40) for token in range(4) if not _gaps(reference, row, s, token)]
+    assert chosen == expected and len({*chosen}) > 1
+
+
+def _key(seed: int) -> int:
+    return position_key(session_key(seed, [1]), 0)
+
+
+def _gaps(reference: Reference, row: np.ndarray, seed: int, token: int) -> list[float]:
+    reference._model = lambda input_ids: SimpleNamespace(logits=torch.tensor(row)[None, None].expand(1, 2, 4))
+    return reference.gaps([1], [token], {"temperature": 1.0, "seed": seed}, tokens=1)
+
+
+def speed(kind: str, length: int, rtt: float = 0.0, draft: float = 0.0) -> tuple[float, float]:
+    """Return (tokens, draft tokens) of steps that take a second."""
+    one = Session(kind, rtt, draft, b"")
+    tokens, drafted = per_step([one], np.array([length]), np.array([ENDLESS]), np.ones(1))
+    return float(tokens[0]), float(drafted[0])
+
+
+def test_a_simulated_session_without_speculation_gets_one_token_a_step() -> None:
+    assert speed("code", 0) == pytest.approx((1.0, 0.0))
+    assert speed("code", 4, draft=1.5) == pytest.approx((1.0, 0.0)), "a device slower than the target adds nothing"
+
+
+def test_simulated_acceptances_give_the_geometric_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "even", (0.6, 0.6))
+    # The chain's tokens, the target's own, and a sibling where the chain is broken within the length.
+    chain = 0.6 + 0.6**2 + 0.6**3
+    assert speed("even", 3)[0] == pytest.approx(1.0 + chain + CAUGHT * (1 - 0.6**3), rel=1e-4)
+    assert speed("even", 3, rtt=0.5, draft=0.01)[0] < speed("even", 3)[0]
+
+
+def test_no_choice_of_lengths_exceeds_the_bound() -> None:
+    rng = random.Random(3)
+    verifier = Verifier.drawn(rng, 6)
+    bound, undrafted = verifier.bound(), verifier.undrafted
+    fair = 0
+    for _ in range(60):
+        speeds = verifier.speeds(np.array([rng.choice(LENGTHS[:8]) for _ in range(6)]), np.full(6, ENDLESS))
+        if (speeds >= 0.98 * undrafted).all():
+            fair += 1
+            assert speeds.sum() <= 1.001 * bound
+    assert fair > 10
+    assert bound > undrafted.sum()
+
+
+def test_the_page_names_every_benchmark_and_has_the_figures_of_a_result() -> None:
+    result = {
+        "setting": "Two prompts.",
+        "table": [{"rtt_ms": 1.0, "speed_up": 2.5}, {"rtt_ms": 50.0, "http": None}],
+        "beside": [{"engine": "vLLM"}],
+        "machine": {"cpu": "a CPU", "cores": 2},
+        "date": "2026-11-29",
+        "commit": "0123abcd",
+    }
+    written = page({name: docstring(name) for name in NAMES}, {"latency": result})
+    assert all(f"## {name}" in written and f"`python -m benchmarks.{name}`" in written for name in NAMES)
+    assert "| rtt ms | speed up | http |" in written and "| 50.0 | - | - |" in written and "| vLLM |" in written
+    said = written.replace("\n", " ")
+    assert "Two prompts." in said and "2026-11-29, commit 0123abcd, 2 cores of a CPU." in said
+    assert len(written.splitlines()) <= 200
