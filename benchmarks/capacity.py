@@ -37,9 +37,9 @@ class Setting:
 
     users: tuple[int, ...] = (1, 4, 8, 16, 32)
     rounds: int = 2
-    prompts: int = 32
+    prompts: int = 16
     tokens: int = 96
-    seconds: float = 10.0
+    seconds: float = 8.0
     """Time for which users run in each cell."""
 
 
@@ -64,7 +64,7 @@ def verifiers(pair: Pair, vllm_python: Path | None) -> list[Verifier]:
     """Return the verifiers that are measured."""
     found = [Verifier((), NOBODY, DEVICES), Verifier(pair.own_speculation, VERIFIER, BOTH)]
     if vllm_python is not None:
-        options = ("--engine", "vllm", "--engine-python", str(vllm_python.absolute()))
+        options = ("--engine", "vllm", "--engine-python", str(vllm_python))
         found.append(Verifier(options, f"vLLM, {NOBODY}", f"vLLM, {DEVICES}"))
     return found
 
@@ -166,7 +166,7 @@ async def measure(options: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("capacity", __doc__)
     parser.add_argument("--device", default="cpu", help="device of the target: cpu, cuda or cuda:N")
-    parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="interpreter of an environment with vLLM")
+    harness.add_vllm_option(parser)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second that each user shall get")
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))

@@ -123,7 +123,7 @@ def by_vllm(python: Path, model: Path, dtype: str, batches: Sequence[Any], token
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "LD_PRELOAD": ":".join(str(one) for one in libraries if one)}
     asked = {"model": str(model.absolute()), "dtype": dtype, "batches": batches, "tokens": tokens}
-    command = [str(python.absolute()), vllm_generate.__file__]
+    command = [str(python), vllm_generate.__file__]
     ran = subprocess.run(
         command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, env=environment, check=False
     )
@@ -190,7 +190,7 @@ def measure(options: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = harness.arguments("engine", __doc__)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="interpreter of an environment with vLLM")
+    harness.add_vllm_option(parser)
     options = parser.parse_args(argv)
     harness.main(lambda: measure(options))
 

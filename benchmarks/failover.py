@@ -38,8 +38,7 @@ from typing import Any
 
 from benchmarks.support import harness, proc
 from benchmarks.support.harness import Pair, rounded, say
-from benchmarks.support.network_link import Link
-from benchmarks.support.network_proxy import DelayProxy
+from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.target_reference import TIES, Reference
 from benchmarks.support.throttled_verifier import environment
 from benchmarks.support.users import GREEDY, SAMPLED

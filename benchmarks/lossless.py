@@ -76,16 +76,11 @@ class Comparison:
     tokens: int
     tie: float
     undrafted: Outputs = field(default_factory=dict)
+    _judged: dict[tuple[str, str, tuple[int, ...]], list[float]] = field(default_factory=dict)
 
     def row(self, way: Way, outputs: Outputs) -> dict[str, Any]:
         """Return the way's row of the table."""
-        gaps = [
-            gap
-            for (setting, prompt), completion in outputs.items()
-            for gap in self.reference.gaps(
-                self.prompts[prompt], completion.token_ids, {"temperature": 0.0} | SETTINGS[setting], self.tokens
-            )
-        ]
+        gaps = [gap for key, one in outputs.items() for gap in self._gaps(*key, one.token_ids)]
         self.undrafted = self.undrafted or outputs
         tokens = sum(len(completion.token_ids) for completion in outputs.values())
         return {
@@ -98,6 +93,14 @@ class Comparison:
                 one.token_ids != self.undrafted[key].token_ids for key, one in outputs.items()
             ),
         }
+
+    def _gaps(self, setting: str, prompt: str, output: tuple[int, ...]) -> list[float]:
+        """Return the reference's gaps, which it computes once for equal outputs."""
+        known = (setting, prompt, output)
+        if known not in self._judged:
+            sampling = {"temperature": 0.0} | SETTINGS[setting]
+            self._judged[known] = self.reference.gaps(self.prompts[prompt], output, sampling, self.tokens)
+        return self._judged[known]
 
 
 @contextlib.asynccontextmanager

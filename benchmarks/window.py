@@ -42,7 +42,7 @@ class Setting:
 
     rtts_ms: tuple[float, ...] = (1.0, 20.0, 50.0, 100.0, 200.0)
     fixed: tuple[int, ...] = (2, 4, 8)
-    prompts: int = 8
+    prompts: int = 6
     tokens: int = 96
     verifiers: int = 8
     """Simulated ones of each size."""

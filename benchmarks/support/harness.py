@@ -115,6 +115,25 @@ def arguments(name: str, doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_vllm_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names an interpreter with vLLM."""
+
+    def interpreter(text: str) -> Path:
+        path = Path(text).absolute()  # a symbolic link stays one: it tells Python its environment
+        if not os.access(path, os.X_OK):
+            raise argparse.ArgumentTypeError(
+                f"{text} is no program; `python -m cloud_verifier.vllm_environment` makes one"
+            )
+        return path
+
+    parser.add_argument(
+        "--vllm-python",
+        type=interpreter,
+        metavar="PATH",
+        help="interpreter of an environment with vLLM, to compare with",
+    )
+
+
 def main(measure: Callable[[], Awaitable[None] | None]) -> None:
     """Run a benchmark; what it cannot do here ends it with one sentence on stderr and status 2."""
     try:
@@ -232,8 +251,9 @@ async def cluster(*, prefix_cache: bool = True, throttle: Mapping[str, str] | No
                 if throttle:
                     running.verifier_module = throttled_verifier.MODULE
                 yield running
-        except Exception:
-            print_log_ends(Path(scratch, "logs"))
+        except Exception as error:
+            if not isinstance(error, BadRequest):  # which says what was wrong with an option or a file
+                print_log_ends(Path(scratch, "logs"))
             raise
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support import harness
 from benchmarks.support.network_proxy import DelayProxy
 from edge_agent.sdk.client import AsyncClient
 from outrider.core.errors import Unavailable
@@ -175,7 +176,7 @@ async def _process(core: int, request: bytes) -> Any:
 async def _line(process: asyncio.subprocess.Process) -> Any:
     line = b"" if process.stdout is None else await process.stdout.readline()
     if not line:
-        raise Unavailable("a process of users has ended; its error stands above")
+        raise Unavailable("the devices have ended; their error stands above")
     return json.loads(line)
 
 
@@ -257,7 +258,7 @@ class Process:
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     first, every = request.pop("first"), request.pop("every")
-    asyncio.run(Process(Users(**request), first, every).run())
+    harness.main(lambda: Process(Users(**request), first, every).run())
 
 
 if __name__ == "__main__":

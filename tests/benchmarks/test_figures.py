@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,9 +17,11 @@ from benchmarks.__main__ import NAMES, docstring
 from benchmarks.capacity import users_at
 from benchmarks.page import page
 from benchmarks.support.fleet import CAUGHT, ENDLESS, KINDS, LENGTHS, Session, Verifier, per_step
+from benchmarks.support.network_proxy import DelayProxy, Link
 from benchmarks.support.stepped_engine import RATE, ScriptedDevice
 from benchmarks.support.target_reference import Reference
 from benchmarks.support.users import Played, Text, repetitive
+from outrider.core.addresses import split_address
 from outrider.core.coupling import position_key, session_key
 from outrider.core.sampling import SamplingParams
 from outrider.core.target_token import reference_token
@@ -161,3 +165,32 @@ def test_the_page_names_every_benchmark_and_has_the_figures_of_a_result() -> Non
     said = written.replace("\n", " ")
     assert "Two prompts." in said and "2026-11-29, commit 0123abcd, 2 cores of a CPU." in said
     assert len(written.splitlines()) <= 200
+
+
+async def test_a_link_delays_each_way_and_holds_a_slow_line_to_its_bandwidth() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, DelayProxy(target, link=Link(rtt_ms=40.0)) as proxy:
+        reader, writer = await asyncio.open_connection(*split_address(proxy.address))
+
+        async def round_trip_s(size: int) -> float:
+            begun = time.monotonic()
+            writer.write(bytes(size))
+            await reader.readexactly(size)
+            return time.monotonic() - begun
+
+        assert await round_trip_s(1) >= 0.04
+        proxy.link = Link(rtt_ms=0.0, up_bps=400_000.0)
+        assert await round_trip_s(5_000) >= 0.1
+        proxy.blackhole()
+        writer.write(b"x")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(1), 0.05)
+        proxy.lift()
+        assert await reader.readexactly(1) == b"x"
+        writer.close()
