@@ -19,12 +19,20 @@ os.environ |= {  # vllm reads them when it is imported
     "HF_HUB_OFFLINE": "1",
 }
 
+KV_BYTES = 2 << 30
+"""Memory for keys and values, enough for all requests at once, beside the other engines."""
+
 
 def main() -> None:
     from vllm import LLM, SamplingParams, __version__
 
     asked = json.load(sys.stdin)
-    engine = LLM(model=asked["model"], dtype=asked["dtype"], skip_tokenizer_init=True, enable_prefix_caching=False)
+    engine = LLM(
+        model=asked["model"],
+        dtype=asked["dtype"],
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=KV_BYTES,
+    )
     params = SamplingParams(temperature=0.0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False)
     seconds = []
     for batch in asked["batches"]:
