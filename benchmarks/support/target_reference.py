@@ -31,6 +31,7 @@ class Reference:
         self._model = loaded.eval()
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._tie = TIES[dtype]
 
     @torch.inference_mode()
     def gaps(
@@ -43,14 +44,24 @@ class Reference:
         """
         ids = torch.tensor([[*prompt, *output]])
         logits = self._model(input_ids=ids).logits[0, len(prompt) - 1 :].double().numpy()
-        found = []
-        for position, token in enumerate(output):
-            scores = _scores(logits[position], prompt, output[:position], **sampling)
-            if scores[token] < scores.max():
-                found.append(float(scores.max() - scores[token]))
+        scored = (_scores(logits[i], prompt, output[:i], **sampling) for i in range(len(output)))
+        found = [
+            gap for token, scores in zip(output, scored, strict=True) if (gap := self._gap(token, *scores)) is not None
+        ]
         if len(output) < tokens and not (output and output[-1] in self._ends):
             found.append(float("inf"))
         return found
+
+    def _gap(self, token: int, scores: Array, outside: Array) -> float | None:
+        """Return how far a token is below the best, None if it is the best. outside: as from `_scores`.
+
+        Rounding also decides whether a token just belongs to those that `top_p` leaves.
+        """
+        if token == np.where(outside < 0.0, scores, -np.inf).argmax():
+            return None
+        rounding = self._tie / 10
+        surely = scores[outside < -rounding].max(initial=-np.inf)
+        return max(0.0, float(surely - scores[token])) if outside[token] < rounding else float("inf")
 
 
 def _scores(
@@ -64,22 +75,23 @@ def _scores(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     seed: int = 0,
-) -> Array:
+) -> tuple[Array, Array]:
+    """Return the perturbed scores `[V]`, and for each token the probability of those before it less `top_p`: it may be
+    chosen where that is below 0."""
     scores: Array = logits.copy()
     for token, count in Counter([*prompt, *before]).items():
         value = scores[token] / repetition_penalty if scores[token] > 0 else scores[token] * repetition_penalty
         scores[token] = value - presence_penalty - frequency_penalty * count
     if temperature == 0.0:
-        return scores
+        return scores, np.full(len(scores), -1.0)
     log_p = scores / temperature
     log_p -= log_p.max()
     log_p -= np.log(np.sum(np.exp(log_p)))
-    order = np.argsort(-log_p, kind="stable")  # most likely first, equals by id
-    mass_before = np.concatenate(([0.0], np.cumsum(np.exp(log_p[order]))[:-1]))
+    outside = np.full(len(log_p), -1.0)
     if top_p < 1.0:
-        log_p[order[mass_before >= top_p]] = -np.inf
-    noised: Array = log_p + _noise(seed, prompt, len(before), len(log_p))
-    return noised
+        order = np.argsort(-log_p, kind="stable")  # most likely first, equals by id
+        outside[order] = np.concatenate(([0.0], np.cumsum(np.exp(log_p[order]))[:-1])) - top_p
+    return log_p + _noise(seed, prompt, len(before), len(log_p)), outside
 
 
 def _mix(x: Array) -> Array:

@@ -96,10 +96,12 @@ def test_the_reference_notices_a_wrong_token_and_an_output_that_ends_early() -> 
     reference = Reference.__new__(Reference)
     logits = torch.tensor([[[0.0, 0.0, 9.0, 1.0], [0.0, 7.0, 3.0, 0.0], [5.0, 0.0, 0.0, 4.5]]])
     reference._model = lambda input_ids: SimpleNamespace(logits=logits[:, : input_ids.shape[1]])
-    reference._ends = {0}
+    reference._ends, reference._tie = {0}, 1e-3
     assert reference.gaps([1], [2, 1, 0], {}, tokens=8) == []
     assert reference.gaps([1], [2, 2, 0], {}, tokens=8) == [4.0]
     assert reference.gaps([1], [2, 1], {}, tokens=8) == [math.inf]
+    # With top_p 0.5 the first row leaves one token alone.
+    assert reference.gaps([1], [3], {"temperature": 1.0, "top_p": 0.5}, tokens=1) == [math.inf]
     # At temperature 1 the noise of docs/protocol.md decides, as in the product.
     row = logits[0, 2].numpy()
     expected = [reference_token(row, SamplingParams(temperature=1.0, seed=s), _key(s)) for s in range(40)]
