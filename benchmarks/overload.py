@@ -1,398 +1,405 @@
-"""Offer five times the work that one verifier can do: it must keep its goodput and refuse the rest at once.
+"""Measure what is refused with more users than slots, how soon, and what the others keep.
 
-The peak is found first, with more and more sessions in a closed loop, each level for the same time; goodput is the
-tokens per second of sessions that finish, counted at their end. Then sessions arrive in an open loop, at random, at
-five times the rate at which they finished at the peak. They go straight to the verifier, so that no coordinator refuses
-them first. A refused session waits as long as the refusal says, tries once more and gives up. Goodput is counted as
-before; sessions that are unfinished at the end count nothing.
+One verifier serves `slots` sessions at a time. Users without a draft generate in a closed loop, so that each has a
+session or wants one; their devices wait for room as they do by default. They ask the coordinator for a session, or the
+verifier itself, since each has to refuse. Coordinator and users share a core, and the verifier has another.
 
-All clients share one core with this process. So that the verifier is overloaded and not they, prompts are long: each
-keeps the verifier busy for longer, and costs its client no more. A run in which that core was nearly always busy, at
-the peak or later, has measured its own load generator: it says so, and fails.
+`wait_s` is from a request to its first token, `rate` a text's tokens per second from its first token on, and `gap_ms`
+the time between two deliveries of a text. `gave_up` counts texts whose device found no room in its time. Beside the
+crowd, one device asks for a token twice a second and does not wait: `refused` is the share of its requests that were
+refused, and `refusal_ms` the time from a request to its refusal, for which a device asks a verifier twice.
+`users_busy` is the share of a core that all users take: near 1 it bounds the figures.
 
-A separate measurement shows that refusals come before any computation: with every place taken by a stalled session
-(its device confirms nothing), the engine process's CPU time is read while prompts of 1,000 tokens are refused, and
-again for one such prompt that is admitted. The prefix cache is off.
+`--soak MINUTES` measures something else: memory and slots of a verifier whose sessions come and go. Half of its users
+end or cancel each text at random, the others draft in a process that is killed every 20 seconds. `mb_per_hour` is the
+slope of resident memory in the last half of the run, `mb_per_hour_upper` the upper end of its 95% interval.
+`slots_kept` are session slots and KV slots in use with nobody there, `slots_missing` session slots that cannot be had
+after that.
+
+Caveat: a text without a draft keeps its user's device almost idle; with drafts, users are served faster.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import itertools
+import math
+import os
 import random
 import statistics
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import grpc
+import numpy as np
 
-from benchmarks.support import old_harness as harness
-from benchmarks.support import proc
-from benchmarks.support.draft_replay.client import ServiceAddress, SessionJob, SessionOutcome
-from benchmarks.support.draft_replay.recording import DraftRecording
-from benchmarks.support.draft_replay.swarm import Swarm, record_drafts
-from benchmarks.support.long_prompts import LongPrompts
-from benchmarks.support.malicious_client import RawStream
-from benchmarks.support.old_harness import Criterion, Pair, Size, quantile
-from edge_agent.sdk.types import Options
-from outrider.wire.v1 import session_pb2 as pb
+from benchmarks.support import harness, proc
+from benchmarks.support.harness import Pair, quantile, rounded, say
+from benchmarks.support.users import SAMPLED, Users, play
+from coordinator.cluster import Cluster
+from edge_agent.config import EdgeSettings
+from edge_agent.sdk.client import AsyncClient
+from outrider.core.errors import OutriderError, Overloaded
 
-TIMES = 5.0
-"""Factor by which the offered rate exceeds the rate of finished sessions at the peak."""
-WANTED = 0.8
-PROCESSES = 2
-CONTEXT = 400
-"""Tokens before each prompt of the loads, held-out code. Without them a client needs as much CPU time for a session as
-the verifier."""
-KV_SLOTS = 49_152
-"""Room for every place's prompt, output and nodes, so that places are what the verifier runs out of."""
-PROMPT_TOKENS = 1_000
-STALLED_TOKENS = 128
-"""Tokens requested by a session that will stall, which it does after `run_ahead` of them, 64."""
-FILLED_S = 1_800.0
-"""Time after which stalled sessions that have not taken all places never will. No figure depends on it."""
+AT_ONCE = EdgeSettings(open_budget_s=0.0, resume_budget_s=0.0)
+"""Settings of a device that does not wait for room."""
+ASK_S = 0.5
+"""Time between two requests of that device."""
+ROOM_S = 60.0
+"""Time after which a device that could not load what it needs never will. No figure depends on it."""
+REST_S = 10.0
+"""Time after the last session in which all of its slots must be free."""
+KILL_S = 20.0
+BLOCKS = 12
+T_95 = 2.228
+"""Student's t of 97.5% with `BLOCKS - 2` degrees of freedom."""
 SEED = 20_261_121
 
 
 @dataclass(frozen=True)
-class LoadSizes:
+class Setting:
     """Set how much is measured."""
 
-    levels: tuple[int, ...]
-    """Sessions in the closed loop."""
-    places: int
-    """Most sessions that the verifier serves at once; its default is 64."""
-    warm_s: float
-    """Time before counting, at every level: longer than its sessions take, which all begin together."""
-    count_s: float
-    """Time that is counted at every level."""
-    overload_warm_s: float
-    """Longer than a session takes while every place is taken, because none can have ended before."""
-    overload_s: float
-    """Time that is counted in the open loop."""
-    tokens: int
-    """Most tokens of a session."""
-    prompts: int
-    refusals: int = 100
-    """Prompts that are refused while every place is taken."""
+    slots: int = 16
+    crowds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    """Users by slot."""
+    tokens: int = 96
+    prompts: int = 24
+    warm_s: float = 10.0
+    """Time until something is counted."""
+    seconds: float = 40.0
 
 
-FULL = LoadSizes((8, 16, 32, 64), 64, 45.0, 75.0, 45.0, 120.0, tokens=96, prompts=8)
-QUICK = LoadSizes((4,), 16, 1.0, 3.0, 4.0, 6.0, tokens=32, prompts=2)
-SMOKE = LoadSizes((2,), 8, 0.5, 2.0, 1.0, 2.0, tokens=24, prompts=1, refusals=5)
+QUICK = Setting(slots=4, crowds=(1.0, 4.0), prompts=8, warm_s=2.0, seconds=10.0)
 
 
-@dataclass(frozen=True)
-class EndedSession:
-    """Hold the outcome of a session, and when it ended."""
+@dataclass
+class Text:
+    """Hold what a user got of a request. Times are on the monotonic clock."""
 
-    at: float
-    outcome: SessionOutcome
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """Count what was finished in a window of time."""
-
-    tokens_per_s: float
-    sessions_per_s: float
+    asked_s: float
+    delivered_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    error: OutriderError | None = None
+    ended_s: float = 0.0
 
     @classmethod
-    def of(cls, ended: Sequence[EndedSession], begin: float, end: float) -> Goodput:
-        inside = [e.outcome for e in ended if begin < e.at <= end and e.outcome.finished]
-        return cls(sum(o.tokens for o in inside) / (end - begin), len(inside) / (end - begin))
-
-
-class LoadGenerator:
-    """Run the sessions of a load on a swarm, and keep their outcomes."""
-
-    def __init__(self, swarm: Swarm, recorded: DraftRecording, core: int) -> None:
-        """core: the CPU on which the clients run."""
-        self._swarm = swarm
-        self._recorded = recorded
-        self._core = core
-        self._draw = random.Random(SEED)
-        self.ended: list[EndedSession] = []
-        self.busy = 0.0
-        """Share of the counted time for which the clients' core was busy, the greatest of all loads so far."""
-
-    async def closed(self, level: int, lengths: LoadSizes) -> Goodput:
-        """Run `level` sessions at once, each followed by the next, and return the goodput.
-
-        At least `level` sessions are counted, however long they take.
-        """
-        begin = time.monotonic() + lengths.warm_s
-        end = begin + lengths.count_s
-
-        def counted() -> list[float]:
-            return sorted(e.at for e in self.ended if e.at > begin)
-
-        async def play() -> None:
-            while time.monotonic() < end or len(counted()) < level:
-                await self._one()
-
-        await asyncio.gather(*(play() for _ in range(level)), self._watch(begin, end))
-        return Goodput.of(self.ended, begin, max(end, counted()[level - 1]))
-
-    async def open(self, per_s: float, lengths: LoadSizes) -> tuple[Goodput, int]:
-        """Start sessions at random times, `per_s` on average; return the goodput and the number of sessions.
-
-        Sessions that are unfinished at the end are not waited for.
-        """
-        began = time.monotonic()
-        begin = began + lengths.overload_warm_s
-        end = begin + lengths.overload_s
-        watching = asyncio.create_task(self._watch(begin, end))
-        arrivals: set[asyncio.Task[None]] = set()
-        due, came = began, 0
-        while (due := due + self._draw.expovariate(per_s)) < end:
-            await asyncio.sleep(due - time.monotonic())
-            task = asyncio.create_task(self._one())
-            arrivals.add(task)
-            task.add_done_callback(arrivals.discard)
-            came += 1
-        await watching
-        for task in arrivals:
-            task.cancel()
-        await asyncio.gather(*arrivals, return_exceptions=True)
-        return Goodput.of(self.ended, begin, end), came
-
-    async def _watch(self, begin: float, end: float) -> None:
-        """Note for how much of this time the clients' core was busy."""
-        await asyncio.sleep(begin - time.monotonic())
-        before, began = proc.busy_seconds(self._core), time.monotonic()
-        await asyncio.sleep(end - began)
-        self.busy = max(self.busy, (proc.busy_seconds(self._core) - before) / (time.monotonic() - began))
-
-    async def _one(self) -> None:
-        outcome = await self._swarm.play(SessionJob(self._draw.randrange(len(self._recorded.recordings))))
-        self.ended.append(EndedSession(time.monotonic(), outcome))
-
-
-@dataclass(frozen=True)
-class RefusalCost:
-    """Compare the cost of refusing a session with the cost of admitting it."""
-
-    refusal_ms: float
-    """CPU time that the engine process spends on refusing a long prompt."""
-    front_ms: float
-    """CPU time that the front spends on refusing it."""
-    prompt_ms: float
-    """CPU time that the engine process spends on such a prompt that is admitted."""
-    refused: int
-    asked: int = 100
-    """Prompts that had to be refused."""
-
-
-async def refusal_cost(where: ServiceAddress, front: int, engine: int, sizes: LoadSizes) -> RefusalCost:
-    """Fill every place, request more sessions, then free one place and take it. front, engine: process ids.
-
-    Raises RuntimeError if a place that was given back is not to be had.
-    """
-    prompt = [2 + i % 1_000 for i in range(PROMPT_TOKENS)]
-    async with StalledSession.filling(where, sizes.places) as stalled:
-        idle = await _cpu(engine, 1.0)
-        before, began = (proc.cpu_seconds(front), proc.cpu_seconds(engine)), time.monotonic()
-        refused = sum([await _refused(where, prompt) for _ in range(sizes.refusals)])
-        seconds = time.monotonic() - began
-        front_s, engine_s = proc.cpu_seconds(front) - before[0], proc.cpu_seconds(engine) - before[1]
-        await stalled[0].leave()
-        await asyncio.sleep(0.5)
-        before_s, began = proc.cpu_seconds(engine), time.monotonic()
-        if await _refused(where, prompt):
-            raise RuntimeError("a place that was given back is not to be had")
-        prompt_s = proc.cpu_seconds(engine) - before_s - idle * (time.monotonic() - began)
-    return RefusalCost(
-        refusal_ms=1000.0 * max(0.0, engine_s - idle * seconds) / sizes.refusals,
-        front_ms=1000.0 * front_s / sizes.refusals,
-        prompt_ms=1000.0 * prompt_s,
-        refused=refused,
-        asked=sizes.refusals,
-    )
-
-
-class StalledSession:
-    """Run a session whose device answers pings but confirms no token, so that it stalls after `run_ahead` tokens."""
-
-    def __init__(self, raw: RawStream) -> None:
-        self._raw = raw
-        self._still = asyncio.Event()
-        self._receiving = asyncio.create_task(self._receive())
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def filling(cls, where: ServiceAddress, places: int) -> AsyncIterator[list[StalledSession]]:
-        """Open as many stalled sessions as there are places, and yield them once none moves."""
-        async with contextlib.AsyncExitStack() as stack:
-            raws = [await stack.enter_async_context(RawStream(where)) for _ in range(places)]
-            for raw in raws:
-                await raw.open([1], STALLED_TOKENS)
-            stalled = [cls(raw) for raw in raws]
-            try:
-                for one in stalled:
-                    await asyncio.wait_for(one._still.wait(), FILLED_S)
-                yield stalled
-            finally:
-                await asyncio.gather(*(one.leave() for one in stalled))
-
-    async def leave(self) -> None:
-        self._raw.call.cancel()
-        self._receiving.cancel()
-        await asyncio.gather(self._receiving, return_exceptions=True)
-
-    async def _receive(self) -> None:
-        received = 0
-        while (message := await self._raw.receive()) is not None:
-            received += len(message.commit.token)
-            if received >= STALLED_TOKENS // 2:
-                self._still.set()
-            if message.WhichOneof("kind") == "ping":
-                await self._raw.send(pong=pb.Pong(nonce=message.ping.nonce))
-
-
-async def _refused(where: ServiceAddress, prompt: list[int]) -> bool:
-    """Request one token; return whether it was refused as Overloaded. Raises any other error."""
-    async with RawStream(where) as raw:
+    async def of(
+        cls,
+        client: AsyncClient,
+        prompt: Sequence[int],
+        tokens: int,
+        *,
+        until_s: float = math.inf,
+        most: float = math.inf,
+    ) -> Text:
+        """Generate a text to its end, to `until_s`, or to about `most` tokens, whichever comes first."""
+        text = cls(time.monotonic())
         try:
-            await raw.open(prompt, 1)
-            await raw.read_to_end()
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-            return True
-    return False
+            stream = await client.stream(prompt, **SAMPLED, max_tokens=tokens, ignore_eos=True, retries=0, timeout=None)
+            left_s = None if until_s == math.inf else max(0.0, until_s - text.asked_s)
+            async with asyncio.timeout(left_s), stream:
+                while len(text.tokens) < most and (chunk := await stream.next()) is not None:
+                    text.tokens += chunk.token_ids
+                    text.delivered_s += [time.monotonic()] * len(chunk.token_ids)
+        except TimeoutError:
+            pass
+        except OutriderError as error:
+            text.error = error
+        text.ended_s = time.monotonic()
+        return text
+
+    @property
+    def rate(self) -> float:
+        """Return the tokens per second from the first token on."""
+        seconds = self.delivered_s[-1] - self.delivered_s[0]
+        return (len(self.tokens) - 1) / seconds if seconds else 0.0
 
 
-async def _cpu(pid: int, seconds: float) -> float:
-    """Return the CPU seconds per second that a process uses, measured for `seconds`."""
-    before, began = proc.cpu_seconds(pid), time.monotonic()
-    await asyncio.sleep(seconds)
-    return (proc.cpu_seconds(pid) - before) / (time.monotonic() - began)
+# --- a crowd
 
 
-async def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.arguments("overload", __doc__).parse_args(argv)
-    pair = Pair.in_folder(options.models)
-    lengths = options.size.pick(smoke=SMOKE, quick=QUICK, full=FULL)
-    _, device_core = harness.cores()
-    heldout = harness.prompts("heldout", lengths.prompts)
-    prompts = {
-        one.id: ids for one, ids in zip(heldout, LongPrompts(pair).after(CONTEXT, "Part 1", heldout), strict=True)
-    }
-    settings = {
-        "greedy": Options(max_tokens=lengths.tokens, temperature=0.0, seed=0),
-        "T=0.8": Options(max_tokens=lengths.tokens, temperature=0.8, seed=SEED),
-    }
-    places = ("--max-sessions", str(lengths.places), "--kv-slots", str(KV_SLOTS))
-    async with harness.one_verifier(pair, *places, prefix_cache=False, coordinator=False) as cluster:
-        verifier = cluster.verifiers[0]
-        front, engine, *_ = proc.family(verifier.pid)
-        where = ServiceAddress(verifier.address, wait_s=0.0)  # asks once more, when the refusal says, and gives up
-        cost = await refusal_cost(where, front, engine, lengths)
-        recorded = await record_drafts(ServiceAddress(verifier.address), pair, prompts, settings)
-        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            file = Path(scratch, "recorded.json")
-            recorded.save(file)
-            async with Swarm(file, where, processes=PROCESSES, cores=[device_core]) as swarm:
-                closed, load = (LoadGenerator(swarm, recorded, device_core) for _ in range(2))
-                peak_level, peak = await _peak(closed, lengths)
-                offered = TIMES * peak.sessions_per_s
-                rate, came = await load.open(offered, lengths)
-    print(f"open loop, {offered:.1f} arrivals/s: {rate.tokens_per_s:.1f} tokens/s")
-    print(f"the clients' core was busy for {load.busy:.0%} of it, and for {closed.busy:.0%} of a closed loop at most")
-    busy = max(closed.busy, load.busy)
-    if busy > proc.MOST_BUSY:
-        print("the load generator was the limit: the goodput of this run says nothing about the verifier")
-    _finish(cost, peak_level, peak, rate, came, [e.outcome for e in load.ended], busy, options.size)
+@dataclass
+class Crowd:
+    """Runs users in a closed loop, and keeps what each of their requests came to."""
 
+    clients: Sequence[AsyncClient]
+    impatient: AsyncClient
+    prompts: Sequence[Sequence[int]]
+    setting: Setting
+    texts: list[Text] = field(default_factory=list)
+    asked: list[Text] = field(default_factory=list)
+    """Those of the impatient device."""
 
-async def _peak(load: LoadGenerator, lengths: LoadSizes) -> tuple[int, Goodput]:
-    rates = {}
-    for level in lengths.levels:
-        rates[level] = rate = await load.closed(level, lengths)
-        print(
-            f"closed loop, {level:>2} sessions: {rate.tokens_per_s:.1f} tokens/s, {rate.sessions_per_s:.2f} finished/s"
-        )
-        _check([e.outcome for e in load.ended])
-    return max(rates.items(), key=lambda item: item[1].tokens_per_s)
+    async def run(self) -> dict[str, Any]:
+        """Return the figures of a row."""
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        begin_s = began_s + self.setting.warm_s
+        end_s = begin_s + self.setting.seconds
+        users = (self._user(number, end_s) for number in range(len(self.clients)))
+        await asyncio.gather(self._ask(end_s), *users)
+        busy = (time.process_time() - cpu_s) / (time.monotonic() - began_s)
+        return {"users": len(self.clients), **self._row(begin_s, end_s), "users_busy": rounded(busy)}
 
+    async def _user(self, number: int, end_s: float) -> None:
+        turn = number
+        while time.monotonic() < end_s:
+            prompt = self.prompts[turn % len(self.prompts)]
+            text = await Text.of(self.clients[number], prompt, self.setting.tokens, until_s=end_s)
+            self.texts.append(text)
+            turn += 1
+            if text.error is not None:
+                await asyncio.sleep(min(text.error.retry_after_s or 1.0, max(0.0, end_s - time.monotonic())))
 
-def _check(outcomes: Sequence[SessionOutcome]) -> None:
-    """Raise RuntimeError if a session failed, other than by being refused as Overloaded."""
-    wrong = Counter(o.error for o in outcomes if o.error and not o.error.startswith("Overloaded"))
-    if wrong:
-        raise RuntimeError(f"sessions failed: {wrong.most_common(3)}")
+    async def _ask(self, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            self.asked.append(await Text.of(self.impatient, self.prompts[0], 1, until_s=end_s))
+            await asyncio.sleep(ASK_S)
 
+    def _row(self, begin_s: float, end_s: float) -> dict[str, Any]:
+        def counts(at_s: float) -> bool:
+            return begin_s < at_s <= end_s
 
-def _finish(
-    cost: RefusalCost,
-    peak_level: int,
-    peak: Goodput,
-    rate: Goodput,
-    came: int,
-    outcomes: Sequence[SessionOutcome],
-    busy: float,
-    size: Size = Size.FULL,
-) -> None:
-    """Print what was found and the last line; exits with status 1 if a criterion is not met.
-
-    busy: share of the time for which the clients' core was busy.
-    """
-    refusals = [1000.0 * seconds for outcome in outcomes for seconds in outcome.refused_s]
-    shed = sum(outcome.error.startswith("Overloaded") for outcome in outcomes)
-    second = sum(bool(outcome.refused_s) and outcome.finished for outcome in outcomes)
-    failures = Counter(o.error[:160] for o in outcomes if o.error and not o.error.startswith("Overloaded"))
-    errors = sum(failures.values())
-    for error, count in failures.most_common():
-        print(f"error, {count} times: {error}")
-    wrong = sum(outcome.wrong > 0 for outcome in outcomes)
-    share = rate.tokens_per_s / peak.tokens_per_s if peak.tokens_per_s else 0.0
-    print(
-        f"{came} came, {sum(o.finished for o in outcomes)} finished ({second} at the second attempt), {shed} gave up"
-        f" after two refusals; {len(refusals)} refusals took {statistics.median(refusals):.1f} ms in the middle"
-        if refusals
-        else f"{came} came and nobody was refused"
-    )
-    print(
-        f"a refusal of {PROMPT_TOKENS} tokens costs the engine {cost.refusal_ms:.2f} ms of CPU and the front"
-        f" {cost.front_ms:.2f}; the same prompt let in costs the engine {cost.prompt_ms:.0f} ms"
-        f" ({cost.refused} of {cost.asked} refused)"
-    )
-    harness.finish(
-        {
-            "goodput_share_of_peak": round(share, 3),
-            "peak_tokens_per_s": round(peak.tokens_per_s, 1),
-            "peak_sessions": peak_level,
-            "overload_tokens_per_s": round(rate.tokens_per_s, 1),
-            "arrivals": came,
-            "shed": shed,
-            "refusals": len(refusals),
-            "refusal_p50_ms": harness.rounded(quantile(refusals, 0.50)),
-            "refusal_p99_ms": harness.rounded(quantile(refusals, 0.99)),
-            "engine_ms_per_refusal": round(cost.refusal_ms, 3),
-            "front_ms_per_refusal": round(cost.front_ms, 3),
-            "engine_ms_per_prompt": round(cost.prompt_ms, 1),
-            "differing": wrong,
-            "errors": errors,
-            "clients_core_busy": round(busy, 3),
-        },
-        [
-            Criterion.bound("goodput under overload over the peak", share, at_least=WANTED),
-            Criterion.bound("share of the time for which the clients' core was busy", busy, at_most=proc.MOST_BUSY),
-            Criterion.none("sessions whose output differs", wrong),
-            Criterion.none("sessions that ended by an error", errors),
-            Criterion.none("prompts that were let in with every place taken", cost.asked - cost.refused),
-            Criterion.bound(
-                "CPU time of a refusal over that of the prompt", cost.refusal_ms / cost.prompt_ms, at_most=0.1
+        asked = [one for one in self.asked if counts(one.ended_s)]
+        refused = [one for one in asked if isinstance(one.error, Overloaded)]
+        refusals_ms = [1e3 * (one.ended_s - one.asked_s) for one in refused]
+        ended = [one for one in self.texts if counts(one.ended_s)]
+        whole = [one for one in ended if len(one.tokens) == self.setting.tokens]
+        times_s = [dict.fromkeys(one.delivered_s) for one in self.texts if one.delivered_s]
+        gaps_ms = [1e3 * (b - a) for times in times_s for a, b in itertools.pairwise(times) if counts(b)]
+        waits_s = [one.delivered_s[0] - one.asked_s for one in self.texts if one.delivered_s]
+        wrong = [one.error for one in (*ended, *asked) if one.error and not isinstance(one.error, Overloaded)]
+        for error in wrong:
+            say(f"{type(error).__name__}: {error}")
+        return {
+            "tokens_per_s": rounded(
+                sum(counts(at) for one in self.texts for at in one.delivered_s) / (end_s - begin_s), 1
             ),
-        ],
-        size,
+            "texts": len(whole),
+            "rate": rounded(statistics.median(one.rate for one in whole) if whole else None, 1),
+            "gap_ms_p99": rounded(quantile(gaps_ms, 0.99), 1),
+            "wait_s_p50": rounded(quantile(waits_s, 0.5)),
+            "wait_s_p99": rounded(quantile(waits_s, 0.99)),
+            "gave_up": sum(isinstance(one.error, Overloaded) for one in ended),
+            "refused": rounded(len(refused) / len(asked)) if asked else None,
+            "refusal_ms_p50": rounded(quantile(refusals_ms, 0.5), 1),
+            "refusal_ms_p99": rounded(quantile(refusals_ms, 0.99), 1),
+            "errors": len(wrong),
+        }
+
+
+@contextlib.asynccontextmanager
+async def clients(
+    count: int, draft: str | None, at: Mapping[str, str], *, patient: bool = True
+) -> AsyncIterator[list[AsyncClient]]:
+    """Yield so many devices, which have loaded what they need. Raises Overloaded.
+
+    at: address of the coordinator or of the verifier, by that name. patient: they wait for room.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        settings = None if patient else AT_ONCE
+        made = [AsyncClient(draft=draft, settings=settings, **at) for _ in range(count)]  # type: ignore[arg-type]
+        for client in made:
+            await stack.enter_async_context(client)
+            until_s = time.monotonic() + ROOM_S
+            while True:
+                try:
+                    await client.prepare()
+                    break
+                except Overloaded:
+                    if time.monotonic() > until_s:
+                        raise
+                await asyncio.sleep(1.0)
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def serving(pair: Pair, slots: int, *, coordinator: bool = True) -> AsyncIterator[Cluster]:
+    """Run a verifier with so many slots, with a coordinator or without, and keep this process on another core."""
+    verifier_core, own_core = harness.cores()
+    async with harness.cluster() as cluster:
+        if coordinator:
+            await cluster.start_coordinator(*harness.LOOPBACK, cores=[own_core])
+        models = ("--model", str(pair.target), "--draft", str(pair.draft), "--threads", "1", "--dtype", "float32")
+        await cluster.start_verifier(*models, "--max-sessions", str(slots), cores=[verifier_core])
+        available = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {own_core})
+        try:
+            yield cluster
+        finally:
+            os.sched_setaffinity(0, available)
+
+
+async def measure_crowds(options: argparse.Namespace, pair: Pair, prompts: Sequence[Sequence[int]]) -> None:
+    setting, rows = QUICK if options.quick else Setting(), []
+    slots = options.slots or setting.slots
+    for via in ("coordinator", "verifier"):
+        async with serving(pair, slots, coordinator=via == "coordinator") as cluster:
+            at = {via: cluster.address or cluster.verifiers[0].address}
+            for times in setting.crowds:
+                async with (
+                    clients(1, None, at, patient=False) as [impatient],
+                    clients(round(times * slots), None, at) as users,
+                ):
+                    rows.append({"asks": via} | await Crowd(users, impatient, prompts, setting).run())
+                say(rows[-1])
+    size = f"One verifier with {slots} slots, texts of {setting.tokens} tokens at temperature 0.8."
+    harness.finish(options, size, rows, slots=slots)
+
+
+# --- soak
+
+
+@dataclass
+class Soak:
+    """Runs sessions that come and go at a verifier, and watches its memory."""
+
+    cluster: Cluster
+    prompts: Sequence[Sequence[int]]
+    setting: Setting
+    slots: int
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    """When, and MB of each process."""
+    endings: Counter[str] = field(default_factory=Counter)
+    expected: dict[int, list[int]] = field(default_factory=dict)
+    """The first whole text of each prompt."""
+    differing: int = 0
+    tokens: int = 0
+
+    async def run(self, minutes: float) -> list[dict[str, Any]]:
+        """Run for so long; return a row for each process."""
+        until_s = time.monotonic() + 60.0 * minutes
+        background = [asyncio.create_task(work) for work in (self._watch(), self._killed(until_s))]
+        async with clients(max(1, self.slots // 2), "ngram", {"coordinator": self.cluster.address}) as made:
+            draws = [random.Random(SEED + number) for number in range(len(made))]
+            await asyncio.gather(*map(self._user, made, draws, [until_s] * len(made)))
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        return [
+            {
+                "process": name,
+                "mb_begin": rounded(self.samples[0][1][name], 1),
+                "mb_end": rounded(self.samples[-1][1][name], 1),
+                **growth([(at, mb[name]) for at, mb in self.samples if name in mb]),
+            }
+            for name in self.samples[0][1]
+        ]
+
+    async def _user(self, client: AsyncClient, draw: random.Random, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            number = draw.randrange(len(self.prompts))
+            most = draw.randint(1, self.setting.tokens) if draw.random() < 0.4 else math.inf
+            text = await Text.of(client, self.prompts[number], self.setting.tokens, most=most)
+            self.tokens += len(text.tokens)
+            self.endings["refused" if isinstance(text.error, Overloaded) else "error" if text.error else "end"] += 1
+            if text.error is not None:
+                say(f"{type(text.error).__name__}: {text.error}")
+                await asyncio.sleep(text.error.retry_after_s or 1.0)
+                continue
+            known = self.expected.setdefault(number, text.tokens)
+            shared = min(len(known), len(text.tokens))
+            self.differing += text.tokens[:shared] != known[:shared]
+            if len(text.tokens) > len(known):
+                self.expected[number] = text.tokens
+
+    async def _killed(self, until_s: float) -> None:
+        """Run devices that draft, and kill their process with all of their sessions now and then."""
+        count = max(1, self.slots - self.slots // 2 - 1)
+        options = SAMPLED | {"max_tokens": self.setting.tokens}
+        address = self.cluster.verifiers[0].address
+        users = Users(self.cluster.address, address, self.prompts, count, "auto", options=options, texts=1_000_000)
+        while time.monotonic() < until_s:
+            playing = asyncio.create_task(play(users, sorted(os.sched_getaffinity(0))))
+            await asyncio.wait({playing}, timeout=min(KILL_S, max(0.0, until_s - time.monotonic())))
+            playing.cancel()
+            self.endings["killed"] += count
+            await asyncio.gather(playing, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        coordinator = self.cluster.coordinator
+        while coordinator is not None:
+            front, *others = proc.family(self.cluster.verifiers[0].pid)
+            engine = max(others, key=proc.rss_mb, default=front)
+            named = {"front": front, "engine": engine, "coordinator": coordinator.pid}
+            self.samples.append((time.monotonic(), {name: proc.rss_mb(pid) for name, pid in named.items()}))
+            await asyncio.sleep(1.0)
+
+    async def kept(self) -> dict[str, int]:
+        """Return what is in use once all users have gone for a while."""
+        until_s = time.monotonic() + REST_S
+        while True:
+            load = (await harness.status(self.cluster.address)).verifiers[0].telemetry
+            if time.monotonic() > until_s or not (load.live_sessions or load.kv_used):
+                return {"sessions": load.live_sessions, "kv": load.kv_used}
+            await asyncio.sleep(0.5)
+
+    async def missing(self) -> int:
+        """Return how many of all session slots cannot be had at once."""
+        async with clients(self.slots, None, {"coordinator": self.cluster.address}) as made:
+            texts = [Text.of(client, self.prompts[0], 2 * self.setting.tokens) for client in made]
+            return sum(text.error is not None for text in await asyncio.gather(*texts))
+
+
+def growth(samples: Sequence[tuple[float, float]]) -> dict[str, float | None]:
+    """Return the slope of memory in the last half of the samples (seconds and MB), and its interval's upper end.
+
+    A line is fitted by least squares to the means of BLOCKS equal spans of time, since samples that follow one another
+    are not independent. Both are None where there are fewer samples than that.
+    """
+    half = (samples[0][0] + samples[-1][0]) / 2.0
+    span = [(at / 3_600.0, mb) for at, mb in samples if at >= half]
+    if len(span) < BLOCKS:
+        return {"mb_per_hour": None, "mb_per_hour_upper": None}
+    hours, mb = np.array([part.mean(axis=0) for part in np.array_split(np.array(span), BLOCKS)]).T
+    hours = hours - hours.mean()
+    spread = float(np.square(hours).sum())
+    slope = float((hours * (mb - mb.mean())).sum()) / spread
+    error = float(np.square(mb - mb.mean() - slope * hours).sum()) / (BLOCKS - 2)
+    return {
+        "mb_per_hour": rounded(slope, 1),
+        "mb_per_hour_upper": rounded(slope + T_95 * math.sqrt(error / spread), 1),
+    }
+
+
+async def measure_soak(options: argparse.Namespace, pair: Pair, prompts: Sequence[Sequence[int]]) -> None:
+    setting = QUICK if options.quick else Setting()
+    slots = options.slots or setting.slots
+    async with serving(pair, slots) as cluster:
+        soak = Soak(cluster, prompts, setting, slots)
+        rows = await soak.run(options.soak)
+        say(rows)
+        kept, missing = await soak.kept(), await soak.missing()
+    harness.finish(
+        options,
+        f"{options.soak:g} minutes of sessions that come and go at {slots} slots.",
+        rows,
+        minutes=options.soak,
+        endings=soak.endings,
+        tokens=soak.tokens,
+        differing=soak.differing,
+        slots_kept=kept,
+        slots_missing=missing,
     )
+
+
+async def measure(options: argparse.Namespace) -> None:
+    pair, setting = Pair.in_folder(options.models), QUICK if options.quick else Setting()
+    prompts = list(pair.encode(harness.prompts("heldout", setting.prompts)).values())
+    await (measure_soak if options.soak else measure_crowds)(options, pair, prompts)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = harness.arguments("overload", __doc__)
+    parser.add_argument("--slots", type=int, metavar="N", help="session slots of the verifier")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="measure memory and slots for so long instead")
+    options = parser.parse_args(argv)
+    harness.main(lambda: measure(options))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
