@@ -29,7 +29,7 @@ FOLDER = ROOT / "benchmarks"
 RESULTS, OUT = FOLDER / "results", FOLDER / "out"
 NAMES = (
     *("lossless", "latency", "window", "capacity", "engine"),
-    *("failover", "control_plane", "overload"),
+    *("failover", "control_plane", "overload", "constrained", "distill"),
 )
 LIMIT_S = 3_600
 """Seconds after which a run is stopped, because it hangs."""

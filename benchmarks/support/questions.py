@@ -1,14 +1,8 @@
-"""Generate prompts in any number: small sums in words, and the beginnings of Python functions.
-
-They are traffic to learn from. What is measured is `prompts/heldout.jsonl`, none of which is made here.
-"""
+"""Make questions of arithmetic in any number, as traffic to learn from; no held-out prompt is among them."""
 
 from __future__ import annotations
 
 import random
-import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
 
 _WORDS = {
     "names": """Ada Alma Amir Anders Anna Ben Bruno Carla Carmen Chen Dana Daria David Elena Elif Emil Erik Eva Farah
@@ -96,14 +90,6 @@ def arithmetic(count: int, seed: int) -> list[str]:
     return list(made)
 
 
-def code(count: int, seed: int) -> list[str]:
-    """Return beginnings of functions of the standard library, with up to eight lines before them."""
-    rng = random.Random(seed)
-    starts = list(_functions(Path(sysconfig.get_path("stdlib"))))
-    rng.shuffle(starts)
-    return starts[:count]
-
-
 def _question(rng: random.Random) -> str:
     first, second = rng.sample(WORDS["names"], 2)
     return rng.choice(TEMPLATES).format(
@@ -118,12 +104,3 @@ def _question(rng: random.Random) -> str:
         n=rng.randint(5, 40),
         big=10 * rng.randint(12, 60),
     )
-
-
-def _functions(root: Path) -> Iterator[str]:
-    for path in sorted(root.glob("*.py")):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        for number, line in enumerate(lines):
-            if line.lstrip().startswith("def ") and line.rstrip().endswith(":"):
-                begin = max(0, number - number % 8)
-                yield "".join(lines[begin : number + 1])
