@@ -142,11 +142,11 @@ class Asker:
     """Asks grammars about texts, in the ids of the target."""
 
     def __init__(self, target: Path) -> None:
-        config = AutoConfig.from_pretrained(target)
-        text = config.get_text_config()
-        ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id or 0]
+        config = AutoConfig.from_pretrained(target).get_text_config()
+        named = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        ends = [token for token in named if token is not None and token < config.vocab_size] or [0]
         self._end = ends[0]
-        self._grammars = Grammars((target / "tokenizer.json").read_text(encoding="utf-8"), text.vocab_size, ends)
+        self._grammars = Grammars((target / "tokenizer.json").read_text(encoding="utf-8"), config.vocab_size, ends)
         self._tokenizer = self._grammars.tokenizer
         pieces = ((self._tokenizer.decode_bytes([token]), token) for token in range(self._tokenizer.vocab_size))
         self._bytes = {piece[0]: token for piece, token in pieces if len(piece) == 1}

@@ -58,10 +58,10 @@ REFUSED = 3
 class Setting:
     """Set how much is measured."""
 
-    requests: int = 600
+    requests: int = 450
     tokens: int = 128
     """Tokens of a request, at most."""
-    train_minutes: float = 5.0
+    train_minutes: float = 4.0
     heldout: int = 16
     """Held-out prompts of each kind."""
     heldout_tokens: int = 96

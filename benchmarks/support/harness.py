@@ -246,6 +246,7 @@ async def cluster(*, prefix_cache: bool = True, throttle: Mapping[str, str] | No
     """
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         stand_apart(Path(scratch), prefix_cache=prefix_cache)
+        os.environ["OUTRIDER_COORDINATOR_STATE_DIR"] = str(Path(scratch) / "state")
         try:
             async with Cluster(logs=Path(scratch) / "logs", environment=throttle) as running:
                 if throttle:
