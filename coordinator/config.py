@@ -21,6 +21,20 @@ from outrider.wire.channels import ServerTls
 
 CLOCKS_DIFFER_S = 3_600.0
 """Seconds by which clocks of Redis, coordinators and verifiers may differ: what ended is remembered so much longer."""
+TICKET_TTL_S = 3_600.0
+"""Seconds for which a ticket lets a device attach to a verifier. Nothing else needs a valid ticket, so this bounds the
+use of a stolen one."""
+RESUME_GRACE_S = 86_400.0
+"""Seconds after its expiry for which a ticket still proves ownership of a session, to have it placed again: a stream
+may outlive its ticket."""
+TICKET_MS = int(1000 * (TICKET_TTL_S + CLOCKS_DIFFER_S))
+"""Milliseconds after which no ticket made until now lets a device attach, with clocks not alike."""
+SESSION_MS = int(1000 * (TICKET_TTL_S + RESUME_GRACE_S))
+"""Milliseconds that a session's record is kept: as long as one of its tickets proves ownership."""
+LEASE_MS = 5_000
+"""Shortest lease of a verifier."""
+LIMITS = SessionLimits()
+"""Limits of every session; windows stay below."""
 EMBEDDED = "embedded"
 """The value of `redis` that starts a Redis-compatible server as a child process."""
 MAX_PLACES = MAX_OPENS = MAX_STREAMS = 1_000_000
@@ -95,29 +109,9 @@ class CoordinatorConfig(BaseSettings):
     tenant_max_streams: int = Field(0, ge=0, le=MAX_STREAMS)
     """The most streams of one tenant at one verifier at once; 0 is no limit. Tickets carry it."""
 
-    lease_ms: int = Field(5_000, ge=100, le=600_000)
-    """Milliseconds without a report after which a verifier gets no more sessions: five lost reports."""
     report_interval_ms: int = Field(1_000, ge=20, le=60_000)
-    """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each."""
-    attach_grace_ms: int = Field(10_000, ge=100, le=600_000)
-    """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
-    ticket_ttl_s: float = Field(3_600.0, gt=0, le=86_400)
-    """Seconds for which a ticket lets a device attach to a verifier. Nothing else needs a valid ticket, so this
-    bounds the use of a stolen one."""
-    resume_grace_s: float = Field(86_400.0, ge=0, le=2_592_000)
-    """Seconds after its expiry for which a ticket still proves ownership of a session, to have it placed again: a
-    stream may outlive its ticket."""
-    epoch_span: int = Field(256, ge=1, le=65_536)
-    """Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
-
-    nodes: int = Field(SessionLimits.nodes, ge=0, le=1_024)
-    """W: the most nodes that a device may hold. Tickets carry it and the next three; windows stay below."""
-    depth: int = Field(SessionLimits.depth, ge=0, le=1_024)
-    """D: the most tokens that a device may draft beyond the last committed one."""
-    in_flight: int = Field(SessionLimits.in_flight, ge=0, le=4_096)
-    """F: the most nodes that a device has sent and that no Commit has covered yet."""
-    run_ahead: int = Field(SessionLimits.run_ahead, ge=1, le=4_096)
-    """C: the most tokens that a verifier commits beyond what the device is known to have received."""
+    """Milliseconds between two reports of a verifier: fresh enough for placement, one Redis round trip each. Five lost
+    reports, or five seconds, end a verifier's lease."""
 
     window_control: bool = True
     """Decide each session's speculation window by what verifiers measure; if false, each verifier's setting stands."""
@@ -150,16 +144,6 @@ class CoordinatorConfig(BaseSettings):
     """Tenants whose sessions must take part before a trial decides by itself, since any one may lie; with fewer you
     promote or roll back. 1 trusts every tenant. Without tenants it is 1."""
 
-    store_timeout_s: float = Field(2.0, gt=0, le=60)
-    """Longest wait for one Redis command, in seconds; callers then try another coordinator."""
-    watch_interval_s: float = Field(1.0, gt=0, le=60)
-    """Seconds between two checks of Redis, for the health service."""
-    stop_grace_s: float = Field(3.0, ge=0, le=600)
-    """Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
-    max_rpcs: int = Field(1_024, ge=1, le=65_536)
-    """Calls at once; more are refused with RESOURCE_EXHAUSTED."""
-    status_sessions: int = Field(1_000, ge=0, le=10_000)
-    """Sessions that one Status answer lists: about 100 bytes each."""
     metrics: str = ""
     """HOST:PORT, or a port on loopback, at which /metrics and /healthz are served over plain HTTP; empty serves none.
     They show load and speeds, and name no session and no tenant."""
@@ -176,22 +160,12 @@ class CoordinatorConfig(BaseSettings):
             raise ValueError("tls_client_ca needs tls_cert and tls_key: clients show certificates over TLS alone")
         if (self.artifacts is None) != (not self.http):
             raise ValueError("artifacts and http go together: the folder of drafts and where it is served")
-        if self.report_interval_ms * 2 > self.lease_ms:
-            raise ValueError(
-                f"report_interval_ms is {self.report_interval_ms}, must be at most half of lease_ms ({self.lease_ms}),"
-                " or one lost report ends a lease"
-            )
         return self
 
     @property
     def tls(self) -> ServerTls | None:
         """Return certificate and key for `channels.bind`; None without TLS."""
         return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None
-
-    @property
-    def limits(self) -> SessionLimits:
-        """Return the limits of every session, which its tickets carry."""
-        return SessionLimits(self.nodes, self.depth, self.in_flight, self.run_ahead)
 
     @property
     def tenant_limits(self) -> TenantLimits:
@@ -204,11 +178,6 @@ class CoordinatorConfig(BaseSettings):
         )
 
     @property
-    def ticket_ms(self) -> int:
-        """Return the milliseconds after which no ticket made until now lets a device attach, with clocks not alike."""
-        return int(1000 * (self.ticket_ttl_s + CLOCKS_DIFFER_S))
-
-    @property
-    def session_ms(self) -> int:
-        """Return the milliseconds that a session's record is kept: as long as one of its tickets proves ownership."""
-        return int((self.ticket_ttl_s + self.resume_grace_s) * 1000)
+    def lease_ms(self) -> int:
+        """Return the milliseconds without a report after which a verifier gets no more sessions."""
+        return max(LEASE_MS, 5 * self.report_interval_ms)

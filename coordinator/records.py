@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.core.protocol.messages import SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.ticket import Target
 
@@ -213,7 +212,6 @@ class Grant:
     ticket: bytes
     epoch_first: int
     epoch_last: int
-    limits: SessionLimits
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import SESSION_MS, TICKET_MS, CoordinatorConfig
 from coordinator.records import SessionStatus, VerifierStatus, WindowBounds, WindowDecision
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from coordinator.store.sessions import SessionStore, WindowStore
@@ -20,6 +20,8 @@ CORDON_MS = 30 * 86_400_000
 """Milliseconds for which a cordon outlives its verifier."""
 MAX_SCANNED = 10_000
 """Sessions looked at for one page: a tenant with few of them is found over several pages."""
+STATUS_SESSIONS = 1_000
+"""Sessions that one Status answer lists: about 100 bytes each."""
 STATUS_VERIFIERS = 1_000
 """Verifiers that one Status answer lists: about 500 bytes each."""
 
@@ -41,7 +43,7 @@ class AdminHandlers:
     async def status(self) -> tuple[list[VerifierStatus], list[SessionStatus], int, int]:
         """Return verifiers and sessions, as many as an answer lists, and how many there are of each."""
         ids = await self._verifiers.ids()
-        held, total = await self._sessions.held(ids, self._config.status_sessions)
+        held, total = await self._sessions.held(ids, STATUS_SESSIONS)
         verifiers = await self._verifiers.find(ids[:STATUS_VERIFIERS])
         return verifiers, await self._sessions.find(held), len(ids), total
 
@@ -100,9 +102,7 @@ class AdminHandlers:
 
     async def kill(self, session_id: str) -> str:
         """End a session for good and return the verifier that served it last. Raises NotFound."""
-        verifier_ids = await self._sessions.kill(
-            session_id, keep_ms=self._config.session_ms, ticket_ms=self._config.ticket_ms
-        )
+        verifier_ids = await self._sessions.kill(session_id, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
         if not verifier_ids:
             raise _no_session(session_id)
         log.info("session %s on verifier %s was killed by an operator", short_id(session_id), verifier_ids[0])
@@ -115,7 +115,7 @@ class AdminHandlers:
         """
         everything = (await self._windows.decisions(await self._verifiers.ids())).values()
         found = [decision for decision in everything if session_id in ("", decision.session_id)]
-        shown = found[: self._config.status_sessions]
+        shown = found[:STATUS_SESSIONS]
         named = [session_id] if session_id else []
         return shown, await self._windows.bounds([one.session_id for one in shown] + named), len(found)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coordinator.api.authentication import tenant_name
+from coordinator.config import LIMITS
 from coordinator.records import (
     Grant,
     OpenedSession,
@@ -22,7 +23,7 @@ from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, SIBLING
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, between
-from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID, SessionLimits
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS, MAX_SESSION_ID, MAX_VERIFIER_ID
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.bounds import at_most, identifier, label, text
 from outrider.wire.codecs import MAX_TICKET_BYTES, directive_to_proto, limits_to_proto
@@ -142,11 +143,10 @@ def tokens_from_proto(request: pb.ReportRequest) -> dict[str, int]:
 
 def report_to_proto(
     reply: tuple[ReportReply, Sequence[WindowDecision]] | None,
-    limits: SessionLimits,
     public_keys: Mapping[str, bytes],
     release_serial: int,
 ) -> pb.ReportResponse:
-    """Encode a reply; None means that the verifier has to register again. limits: of every session."""
+    """Encode a reply; None means that the verifier has to register again."""
     if reply is None:
         return pb.ReportResponse(public_keys=public_keys, release_serial=release_serial)
     found, decisions = reply
@@ -165,7 +165,7 @@ def report_to_proto(
             pb.SessionDirective(
                 session_id=decision.session_id,
                 epoch=decision.epoch,
-                directive=directive_to_proto(report_adapter.directive(decision, limits)),
+                directive=directive_to_proto(report_adapter.directive(decision, LIMITS)),
             )
             for decision in decisions
         ],
@@ -196,5 +196,5 @@ def _grant_to_proto(grant: Grant) -> pb.Grant:
         ticket=grant.ticket,
         epoch_first=grant.epoch_first,
         epoch_last=grant.epoch_last,
-        limits=limits_to_proto(grant.limits),
+        limits=limits_to_proto(LIMITS),
     )

@@ -15,7 +15,7 @@ from coordinator import placement
 from coordinator.api.authentication import Caller, RecordingPolicy
 from coordinator.api.counters import CoordinatorCounters
 from coordinator.api.ticket_key import TicketKeys
-from coordinator.config import CoordinatorConfig
+from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S, CoordinatorConfig
 from coordinator.records import (
     Grant,
     OpenedSession,
@@ -27,7 +27,7 @@ from coordinator.records import (
     WorkloadKey,
 )
 from coordinator.store.redis_store import RedisStore
-from coordinator.store.sessions import Placement, SessionStore, WindowStore
+from coordinator.store.sessions import EPOCH_SPAN, Placement, SessionStore, WindowStore
 from coordinator.store.verifiers import VerifierStore
 from coordinator.window import report_adapter
 from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
@@ -84,9 +84,7 @@ class Handlers:
         session_id = secrets.token_hex(16)
         keep_s = recording.keep_s_of(session_id)
         given = (request.draft, request.traffic, keep_s, keep_s > 0 and recording.prompts)
-        claims = Claims(
-            session_id, caller.name, "", 0, 0, 0.0, self.config.limits, _NO_TARGET, *given, caller.api_key_id
-        )
+        claims = Claims(session_id, caller.name, "", 0, 0, 0.0, LIMITS, _NO_TARGET, *given, caller.api_key_id)
         opened = await self._place(claims, request)
         weights = opened.primary.verifier.target.weights_hash
         prior = await self._prior(WorkloadKey(caller.name, request.draft, request.traffic, weights))
@@ -119,7 +117,7 @@ class Handlers:
         Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
         """
         claims = self._owner(tenant, session_id, presented)
-        await self._sessions.close(claims, keep_ms=self.config.ticket_ms)
+        await self._sessions.close(claims, keep_ms=TICKET_MS)
 
     async def targets(self) -> tuple[Target, ...]:
         """Return what the live verifiers serve, each target identity once."""
@@ -192,7 +190,7 @@ class Handlers:
 
         def decide() -> tuple[Sequence[WindowDecision], float]:
             begun = time.thread_time()
-            made = report_adapter.decide(verifier, sessions, before, reply.bounds, self.config.limits, priors)
+            made = report_adapter.decide(verifier, sessions, before, reply.bounds, LIMITS, priors)
             return tuple(made.values()), time.thread_time() - begun
 
         decisions, seconds = await asyncio.to_thread(decide)
@@ -270,16 +268,16 @@ class Handlers:
         claims = replace(claims, max_streams=placed.max_streams, place_until_unix=0.0)
         kept = replace(claims, place_until_unix=placed.until_unix)
         self.counters.placed["resume" if claims.epoch_last else "open", "yes" if standby else "no"] += 1
-        expires_unix = time.time() + self.config.ticket_ttl_s
+        expires_unix = time.time() + TICKET_TTL_S
         return OpenedSession(
             session_id=claims.session_id,
             primary=self._grant(kept, primary, epoch, expires_unix),
-            standby=self._grant(claims, standby, epoch + self.config.epoch_span, expires_unix) if standby else None,
+            standby=self._grant(claims, standby, epoch + EPOCH_SPAN, expires_unix) if standby else None,
             expires_unix=expires_unix,
         )
 
     def _grant(self, claims: Claims, verifier: VerifierRegistration, first: int, expires_unix: float) -> Grant:
-        last = first + self.config.epoch_span - 1
+        last = first + EPOCH_SPAN - 1
         signed = self.keys.signer.sign(
             replace(
                 claims,
@@ -287,11 +285,11 @@ class Handlers:
                 epoch_first=first,
                 epoch_last=last,
                 expires_unix=expires_unix,
-                limits=self.config.limits,
+                limits=LIMITS,
                 target=verifier.target,
             )
         )
-        return Grant(verifier, signed, first, last, self.config.limits)
+        return Grant(verifier, signed, first, last)
 
     async def _prior(self, workload: WorkloadKey) -> Prior:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
@@ -314,7 +312,7 @@ class Handlers:
 
     def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
         """Return the claims of a ticket that proves that `tenant` owns the session."""
-        known, grace_s = self.keys.public_keys, self.config.resume_grace_s
+        known, grace_s = self.keys.public_keys, RESUME_GRACE_S
         claims = ticket.verify(presented, known, audience=None, now=time.time(), grace_s=grace_s)
         if claims.session_id != session_id:
             named = short_id(claims.session_id)

@@ -27,6 +27,13 @@ from outrider.wire.health import Health
 
 log = logging.getLogger("coordinator")
 
+MAX_RPCS = 1_024
+"""Calls at once, beside those that check the health; more are refused with RESOURCE_EXHAUSTED."""
+WATCH_S = 1.0
+"""Seconds between two checks of Redis, for the health service, and of releases."""
+STOP_GRACE_S = 3.0
+"""Seconds that calls in progress may take to finish after SIGTERM; all calls are short."""
+
 
 @contextlib.asynccontextmanager
 async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
@@ -35,21 +42,21 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
     keys = ticket_key.load(config)
     async with contextlib.AsyncExitStack() as stack:
         embedded = stack.enter_context(EmbeddedServer()) if config.redis == EMBEDDED else None
-        store = RedisStore(embedded.url if embedded else config.redis, timeout_s=config.store_timeout_s)
+        store = RedisStore(embedded.url if embedded else config.redis)
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
         handlers, admin = Handlers(store, keys, config), AdminHandlers(store, config)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
-        server = channels.server(max_rpcs=config.max_rpcs, admit=Admission(authenticator, handlers.counters))
+        server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, handlers.counters))
         add_services(server, handlers, releases, authenticator, admin, tenants)
         watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
-        stack.push_async_callback(server.stop, config.stop_grace_s)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
         await channels.start(server)
-        task = asyncio.create_task(watch.forever(config.watch_interval_s))
+        task = asyncio.create_task(watch.forever(WATCH_S))
         stack.push_async_callback(_cancelled, task)
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does

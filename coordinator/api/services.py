@@ -148,7 +148,7 @@ class RegistryServicer(_Servicer, stubs.RegistryServicer):
         reply = await self.handlers.report(verifier_id, instance, verifier, sessions, tokens, seen, sequence=sequence)
         weights, devices = (reply[0].weights, reply[0].devices) if reply is not None else ("", {})
         serial = await self.releases.sample(weights, sessions if reply is not None else (), devices)
-        return codec.report_to_proto(reply, self.handlers.config.limits, self.handlers.keys.public_keys, serial)
+        return codec.report_to_proto(reply, self.handlers.keys.public_keys, serial)
 
     @_rpc
     async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
-from coordinator.config import CoordinatorConfig, TenantLimits
+from coordinator.config import TICKET_MS, CoordinatorConfig, TenantLimits
 from coordinator.records import Revocation
 from coordinator.store import keys, quotas, revocations
 from coordinator.store.redis_store import RedisStore
@@ -59,7 +59,6 @@ class TenantKeys:
         self._lost = False
         """Whether there were tenants, and Redis knows none."""
         self._store = store
-        self._ticket_ms = config.ticket_ms
         self._defaults = config.tenant_limits
         self._configured = configured
 
@@ -125,13 +124,13 @@ class TenantKeys:
         if known and (hashed := known.rpartition(" ")[2]):
             # First, so that a key which is gone is never one whose tickets still serve.
             revocation = Revocation("api_key", api_key_id(bytes.fromhex(hashed)))
-            await revocations.add(self._store, revocation, keep_ms=self._ticket_ms)
+            await revocations.add(self._store, revocation, keep_ms=TICKET_MS)
         written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)
             return self._tenant(name, written)
         if name in self._configured:
-            await revocations.add(self._store, Revocation("api_key", self._configured[name]), keep_ms=self._ticket_ms)
+            await revocations.add(self._store, Revocation("api_key", self._configured[name]), keep_ms=TICKET_MS)
             raise BadRequest(
                 f"tenant {name} has its key by the coordinator's settings: its tickets are revoked, and the key opens"
                 " sessions until you remove it there and restart"

@@ -29,6 +29,8 @@ from outrider.core.errors import BadRequest, Unavailable
 from outrider.core.histogram import CALL_S, Histogram
 
 SCRIPTS = Path(__file__).parent / "lua"
+TIMEOUT_S = 2.0
+"""Longest wait for one command; callers then try another coordinator."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
 BATCH = 32
@@ -64,12 +66,12 @@ class StoreCounters:
 class RedisStore:
     """A pool of connections that is safe to share between tasks; close it when done."""
 
-    def __init__(self, url: str, *, timeout_s: float = 2.0) -> None:
+    def __init__(self, url: str) -> None:
         """Prepare connections, which are made at first use. Raises BadRequest for a URL that redis does not accept."""
         self.name = without_credentials(url)
         self.counters = StoreCounters()
         try:
-            self._redis = _client(url, timeout_s)
+            self._redis = _client(url, TIMEOUT_S)
         except ValueError as error:
             raise BadRequest(
                 f"redis is {self.name!r}, must be a redis://, rediss:// or unix:// URL", field="redis"

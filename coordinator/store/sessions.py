@@ -23,6 +23,11 @@ from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
 from outrider.wire.ticket import Claims
 
+ATTACH_GRACE_MS = 10_000
+"""Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
+EPOCH_SPAN = 256
+"""Attaches that one grant allows: reconnects to one verifier without asking the coordinator."""
+
 
 class Placement(NamedTuple):
     """Tells where a session was placed."""
@@ -103,8 +108,8 @@ class SessionStore:
             touched = [keys.session(session_id), keys.waiting(request.target)]
             touched += [keys.tenant_places(name) for name in (tenant, *waiting)]
             name = "" if request.weights else request.target  # weights bind, names may change
-            arguments: list[Any] = [session_id, tenant, claims.epoch_last, config.epoch_span, config.attach_grace_ms]
-            arguments += [quotas.ATTACH_GRACES * config.attach_grace_ms, CHOICES, name, *(request.weights or ("", ""))]
+            arguments: list[Any] = [session_id, tenant, claims.epoch_last, EPOCH_SPAN, ATTACH_GRACE_MS]
+            arguments += [quotas.ATTACH_GRACES * ATTACH_GRACE_MS, CHOICES, name, *(request.weights or ("", ""))]
             arguments += [request.draft, request.traffic, int(shares), limits.max_places, running_ms]
             arguments += [int(number == len(among)), quotas.WAIT_MS, request.device_id, len(waiting), *waiting]
             for verifier_id, failed in those:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import SESSION_MS, TICKET_MS, CoordinatorConfig
 from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
@@ -83,7 +83,7 @@ class VerifierStore:
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
         await self._record(verifier_id, live, workloads, config.lease_ms)
-        revoked, last = revocations.from_reply(written_revocations, seen, config.ticket_ms)
+        revoked, last = revocations.from_reply(written_revocations, seen, TICKET_MS)
         own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
         return ReportReply(
             workloads,
@@ -112,7 +112,7 @@ class VerifierStore:
         """Return the reply of report.lua. target: its name. batch: number of the batch of tokens; 0 for none."""
         fields = redis_codec.verifier_telemetry_fields(verifier)
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
-        arguments = [verifier_id, instance, config.lease_ms, config.session_ms, RENEW_MS, batch, quotas.USE_MS]
+        arguments = [verifier_id, instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
         epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
         told = json.dumps([[one.session_id for one in sessions], epochs, of])
         arguments += [len(fields), len(tenants), *fields, *tenants, told]

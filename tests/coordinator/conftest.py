@@ -14,6 +14,18 @@ from coordinator.config import CoordinatorConfig
 from coordinator.store.embedded_redis import EmbeddedServer
 from outrider.wire import channels
 
+CONSTANTS = {
+    "attach_grace_ms": "coordinator.store.sessions",
+    "lease_ms": "coordinator.config",
+    "resume_grace_s": "coordinator.api.handlers",
+    "status_sessions": "coordinator.api.admin_handlers",
+    "stop_grace_s": "coordinator.api.server",
+    "ticket_ttl_s": "coordinator.api.handlers",
+    "timeout_s": "coordinator.store.redis_store",
+    "watch_s": "coordinator.api.server",
+}
+"""Constants that a test may give as if they were settings, by their modules."""
+
 
 @pytest.fixture
 def redis():
@@ -22,19 +34,19 @@ def redis():
 
 
 @pytest.fixture
-def config(redis, tmp_path) -> Callable[..., CoordinatorConfig]:
-    """Return a factory of coordinators' configurations over this test's Redis, by default with one state folder."""
+def config(redis, tmp_path, monkeypatch) -> Callable[..., CoordinatorConfig]:
+    """Return a factory of coordinators' configurations over this test's Redis, by default with one state folder.
+
+    It takes constants, too, which then hold for all coordinators of the test.
+    """
 
     def make(**changes: object) -> CoordinatorConfig:
-        settings = {
-            "listen": "127.0.0.1:0",
-            "redis": redis.url,
-            "state_dir": Path(tmp_path) / "state",
-            "watch_interval_s": 0.05,
-            "store_timeout_s": 10.0,  # a busy machine takes its time
-            "stop_grace_s": 0.2,
-            **changes,
-        }
+        # A busy machine takes its time for a command of Redis.
+        for name, value in {"watch_s": 0.05, "timeout_s": 10.0, "stop_grace_s": 0.2, **changes}.items():
+            if name in CONSTANTS:
+                monkeypatch.setattr(f"{CONSTANTS[name]}.{name.upper()}", value)
+                changes.pop(name, None)
+        settings = {"listen": "127.0.0.1:0", "redis": redis.url, "state_dir": Path(tmp_path) / "state", **changes}
         return CoordinatorConfig(**settings)
 
     return make

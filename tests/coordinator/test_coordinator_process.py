@@ -169,7 +169,6 @@ def test_without_its_extra_it_ends_with_2_and_one_line_that_names_the_extra(tmp_
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--listen", "nowhere"], "HOST:PORT"),
         (["--redis", "http://user:secret@host"], "redis://, rediss:// or unix://"),
-        (["--lease-ms", "1000"], "at most half of lease_ms"),
         (["--tls-cert", "x.pem"], "go together"),
         (["--artifacts", "drafts"], "artifacts and http go together"),
         (["--http", "127.0.0.1:0"], "artifacts and http go together"),

@@ -491,7 +491,7 @@ def test_however_it_begins_places_come_to_the_max_min_fair_shares(redis_of_simul
 
 async def simulated(redis, capacity: int, appetites: list[int], chance: random.Random) -> None:
     """Let the first tenant take what it wants, then all ask while sessions end, and compare with the fair shares."""
-    config = CoordinatorConfig(lease_ms=600_000, attach_grace_ms=600_000, tenant_opens_per_minute=0)
+    config = CoordinatorConfig(tenant_opens_per_minute=0)
     server = redis_client.Redis.from_url(redis.url)
     server.flushall()
     held: list[list[str]] = [[] for _ in appetites]

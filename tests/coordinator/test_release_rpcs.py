@@ -447,7 +447,7 @@ async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, r
 
 
 async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(start, redis) -> None:
-    await stable(await start(watch_interval_s=30.0))  # kept at once, not at the next look
+    await stable(await start(watch_s=30.0))  # kept at once, not at the next look
     redis.stop(kill=True)
     redis.start()
     assert await states(await start()) == {1: STABLE}
@@ -523,7 +523,7 @@ async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, 
 
 
 async def test_a_version_that_an_older_store_has_forgotten_is_not_taken_again(start, kept, refused) -> None:
-    coordinator = await start(watch_interval_s=30.0)
+    coordinator = await start(watch_s=30.0)
     await stable(coordinator)
     before = await kept.text()
     await publish(coordinator, signed(7))
@@ -532,10 +532,10 @@ async def test_a_version_that_an_older_store_has_forgotten_is_not_taken_again(st
 
 
 async def test_a_target_that_only_one_coordinator_remembers_is_put_back_beside_others(start, kept, tmp_path) -> None:
-    first = await start(watch_interval_s=30.0)
+    first = await start(watch_s=30.0)
     await stable(first)
     await kept.forget()
-    other = await start(state_dir=tmp_path / "other", watch_interval_s=30.0)
+    other = await start(state_dir=tmp_path / "other", watch_s=30.0)
     await publish(other, signed(9, weights_hash="sha256:x"))
     again = await start()
     await reaches(again, 1, STABLE)

@@ -23,7 +23,7 @@ def used(client: redis_client.Redis) -> tuple[int, int]:
 
 async def test_a_report_of_a_hundred_sessions_costs_little_more_than_a_command_for_each(start, redis) -> None:
     coordinator = await start(
-        tenant_keys=KEYS, window_control=False, watch_interval_s=60.0, lease_ms=60_000, attach_grace_ms=60_000
+        tenant_keys=KEYS, window_control=False, watch_s=60.0, lease_ms=60_000, attach_grace_ms=60_000
     )
     await coordinator.join("v1", capacity=200)
     opened = {name: await placed(coordinator, SESSIONS, key, draft_release="d") for name, key in KEYS.items()}

@@ -51,7 +51,7 @@ async def test_while_redis_is_dead_every_call_is_unavailable_in_words_and_works_
 
 
 async def test_a_redis_that_hangs_is_unavailable_within_the_timeout(start, redis, refused):
-    coordinator = await start(store_timeout_s=0.5)
+    coordinator = await start(timeout_s=0.5)
     await coordinator.join("v1")
     os.kill(redis.pid, signal.SIGSTOP)
     try:
@@ -120,7 +120,7 @@ def test_credentials_are_never_shown():
 
 
 async def test_the_error_of_a_store_does_not_show_its_password():
-    store = RedisStore("redis://user:secret@127.0.0.1:1/0", timeout_s=0.5)
+    store = RedisStore("redis://user:secret@127.0.0.1:1/0")
     with pytest.raises(OutriderError) as caught:
         await VerifierStore(store).find()
     assert "secret" not in str(caught.value)

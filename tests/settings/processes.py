@@ -49,7 +49,7 @@ PROCESSES = (
         ("coordinator.app",),
         coordinator_app.parser,
         {},
-        ("max_rpcs", "epoch_span", "status_sessions"),
+        ("tenant_max_places", "tenant_max_streams", "canary_tenants"),
     ),
     Process(
         "verifier",

@@ -23,7 +23,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) -> None:
-    ran = run_here(*COMMAND, str(good), "-o", "json", OUTRIDER_COORDINATOR_MAX_RPCS="9", OUTRIDER_EDGE_API_KEY=SECRET)
+    ran = run_here(
+        *COMMAND, str(good), "-o", "json", OUTRIDER_COORDINATOR_CANARY_TENANTS="9", OUTRIDER_EDGE_API_KEY=SECRET
+    )
     assert ran.returncode == 0, ran.stderr
     assert SECRET not in ran.stdout + ran.stderr
     document = json.loads(ran.stdout)
@@ -36,7 +38,7 @@ def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) 
     assert shown["coordinator.redis"] == ("redis://me:********@host", "file")
     assert shown["coordinator.admin_token"] == ("********", "file")
     assert shown["coordinator.join_token"] == (None, "default")
-    assert shown["coordinator.max_rpcs"] == (9, "environment")
+    assert shown["coordinator.canary_tenants"] == (9, "environment")
     assert shown["verifier.threads"] == (4, "file")
     assert shown["edge.api_key"] == ("********", "environment")
     assert len(shown) == sum(len(process.model.model_fields) for process in PROCESSES)
@@ -45,7 +47,7 @@ def test_what_is_right_is_shown_with_its_source_and_without_secrets(good: Path) 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = toml(
         tmp_path / "o.toml",
-        coordinator={"lease_ms": 1, "lissten": "x"},
+        coordinator={"report_interval_ms": 1, "lissten": "x"},
         verifier={"model": "m", "threads": "four"},
         edge={"serve_listen": "0.0.0.0:8080"},
         distil={"threads": 1},
@@ -58,7 +60,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     ]
     for part in (
         f"{file}: [distil]: no such table; the nearest is distill",
-        f"{file}: [coordinator] lease_ms: Input should be greater than or equal to 100, got 1",
+        f"{file}: [coordinator] report_interval_ms: Input should be greater than or equal to 20, got 1",
         f"{file}: [coordinator] lissten: no such setting; the nearest is listen",
         f"{file}: [verifier] threads: Input should be a valid integer",
         "OUTRIDER_DISTILL_THREADS: Input should be greater than or equal to 1, got '0'",

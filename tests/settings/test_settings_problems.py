@@ -79,7 +79,9 @@ def test_certificates_that_nobody_would_ask_for_or_show_are_refused(cls: type, s
 )
 def test_no_complaint_repeats_a_secret(tmp_path: Path, monkeypatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"OUTRIDER_COORDINATOR_{name}", value)
-    file = toml(tmp_path / "o.toml", coordinator={"admin_tokn": SECRET, "join_token": [SECRET], "lease_ms": 0})
+    file = toml(
+        tmp_path / "o.toml", coordinator={"admin_tokn": SECRET, "join_token": [SECRET], "report_interval_ms": 0}
+    )
     layers = Layers(CoordinatorConfig, {"redis": f"redis://me:{SECRET}@host"}, file)
     _, problems = layers.attempt()
     assert len(problems) >= 3
@@ -87,7 +89,7 @@ def test_no_complaint_repeats_a_secret(tmp_path: Path, monkeypatch, name: str, v
 
 
 def test_what_a_url_holds_is_no_more_shown_than_another_secret() -> None:
-    [said] = refusal(CoordinatorConfig, {"lease_ms": f"redis://me:{SECRET}@host"})
+    [said] = refusal(CoordinatorConfig, {"report_interval_ms": f"redis://me:{SECRET}@host"})
     assert SECRET not in said and "redis://me:********@host" in said
 
 
