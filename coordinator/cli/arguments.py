@@ -159,7 +159,7 @@ def _add_pair(made: argparse.ArgumentParser) -> None:
 def _add_top(commands: Any) -> None:
     top = _command(commands, "top", "top.top", "show verifiers and sessions live: load, acceptance, tokens/s")
     top.epilog = (
-        "q or Ctrl-C ends it. Acceptance and tokens/s are measured since the frame before. In the first frame, and "
+        "Acceptance and tokens/s are measured since the frame before. In the first frame, and "
         "with --once, acceptance counts since the live sessions began, and sessions have no tokens/s."
     )
     interval = _number(float, 0.1, 3_600)
@@ -330,7 +330,7 @@ def _log_format(text: str) -> str:
 
 def _add_output(made: argparse.ArgumentParser) -> None:
     text = "how to print what was found [default: table]"
-    made.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help=text)
+    made.add_argument("-o", "--output", choices=("table", "json"), default="table", help=text)
 
 
 def _add_limit(made: argparse.ArgumentParser) -> None:

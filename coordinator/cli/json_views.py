@@ -1,4 +1,4 @@
-"""Make the documents of `-o json` and `-o yaml`, whose names and units stay as they are. Tables are made of them, too.
+"""Make the documents of `-o json`, whose names and units stay as they are. Tables are made of them, too.
 
 Times end in `_s` or `_ms`, moments are ISO 8601 in UTC, shares go from 0 to 1, and null is what is not known.
 """

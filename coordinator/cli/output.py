@@ -1,7 +1,7 @@
-"""Print what a command has found, as a table (with rich), JSON or YAML, once or again and again.
+"""Print what a command has found, as a table (with rich) or JSON, once or again and again.
 
 What came from elsewhere cannot steer the terminal: tables show it escaped. rich is imported where a table is made, so
-that JSON and YAML do without it.
+that JSON does without it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Result:
     """Holds a command's result for programs and for people, and a notice."""
 
     document: Mapping[str, Any]
-    """The content as JSON and YAML show it; its names and units stay as they are."""
+    """The content as JSON shows it; its names and units stay as they are."""
     view: Callable[[], RenderableType]
     """Makes the table or the sentence for people, which leaves details out."""
     notice: str = ""
@@ -96,14 +96,9 @@ def render(result: Result, form: str, *, one_of_many: bool = False) -> str:
     if form == "json":
         return json.dumps(result.document, indent=None if one_of_many else 2)
     try:
-        if form == "table":
-            return rendered(result.view())
-        import yaml
+        return rendered(result.view())
     except ImportError as error:
-        needed = "tables need rich" if form == "table" else "-o yaml needs PyYAML"
-        raise ImportError(f"{needed}: pip install 'outrider[coordinator]', or use -o json") from error
-    text: str = yaml.safe_dump(dict(result.document), sort_keys=False, explicit_start=one_of_many)
-    return text.rstrip("\n")
+        raise ImportError("tables need rich: pip install 'outrider[coordinator]', or use -o json") from error
 
 
 def note(notice: str) -> None:
@@ -147,30 +142,18 @@ class Column(NamedTuple):
     cell: Callable[[Any], str | Text]
     """Makes the cell of a row."""
     justify: Literal["left", "right"] = "left"
-    spare: int = 0
-    """A narrow terminal does without the columns with the greatest number first; never without those with 0."""
 
 
 number = functools.partial(Column, justify="right")
 
 
-def table(columns: Sequence[Column], rows: Sequence[Any], width: int | None = None) -> Table:
-    """Return a table with a line for each row.
-
-    width: columns of a terminal that it is made to fit, without empty columns and those that matter least. If None, it
-    has all columns and is as wide as it needs.
-    """
-    cells = [[_text(column.cell(row)) for row in rows] for column in columns]
-    sizes = [max(len(c.title), *(text.cell_len for text in texts), 0) for c, texts in zip(columns, cells, strict=True)]
-    kept = list(range(len(columns)))
-    if width is not None:
-        kept = [i for i in _fitting(columns, sizes, width) if not rows or any(cells[i])]
+def table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
+    """Return a table with a line for each row."""
     made = _empty_table()
-    for i in kept:
-        size = sizes[i] if width is None else None
-        made.add_column(columns[i].title, justify=columns[i].justify, no_wrap=True, overflow="ellipsis", width=size)
-    for row in zip(*(cells[i] for i in kept), strict=True):
-        made.add_row(*row)
+    for column in columns:
+        made.add_column(column.title, justify=column.justify, no_wrap=True)
+    for row in rows:
+        made.add_row(*(_text(column.cell(row)) for column in columns))
     return made
 
 
@@ -221,11 +204,3 @@ def _empty_table(**more: Any) -> Table:
     from rich.table import Table
 
     return Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", **more)
-
-
-def _fitting(columns: Sequence[Column], sizes: Sequence[int], width: int) -> list[int]:
-    """Return the indices of the columns that stay."""
-    kept = list(range(len(columns)))
-    while sum(sizes[i] + _GAP for i in kept) - _GAP > width and any(columns[i].spare for i in kept):
-        kept.remove(max(kept, key=lambda i: columns[i].spare))
-    return kept

@@ -27,16 +27,6 @@ COLUMNS = (
 )
 
 
-def _step_cost(rows: int) -> Column:
-    return number(f"{rows} ROW{'S' if rows > 1 else ''}", lambda v: ms(v["step_cost_ms"].get(str(rows))))
-
-
-STEP_COSTS = (
-    Column("VERIFIER", lambda v: v["id"]),
-    *map(_step_cost, (1, 8, 32, 128, 512)),
-    number("SESSION", lambda v: f"{v['session_cost_ms']:.2f} ms"),
-)
-"""Columns of a step's cost by the verifier's cost model: this many rows of one session, and each further session."""
 _NO_VERIFIER = "no verifier is registered"
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
@@ -62,7 +52,7 @@ async def status(options: argparse.Namespace, call: AdminCall) -> Result:
         known,
         lambda: stacked(
             head,
-            *([table(COLUMNS, verifiers), table(STEP_COSTS, verifiers)] if verifiers else [_NO_VERIFIER]),
+            table(COLUMNS, verifiers) if verifiers else _NO_VERIFIER,
             table(sessions.COLUMNS, known["sessions"]) if known["sessions"] else sessions.NO_SESSIONS,
         ),
         "; ".join(left_out),

