@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from coordinator.cluster import Child, Cluster, stand_apart
-from coordinator.config import EMBEDDED, CoordinatorConfig
+from coordinator.config import CoordinatorConfig
 from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import DEFAULT_COORDINATOR
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
 from outrider.settings.layers import Layers, config_file, read_file
 from outrider.telemetry.logs import JsonFormatter, LogFormat
 from outrider.wire import local_tokens
-from outrider.wire.channels import check_free
 
 EXIT_FAILED = 1
 _NEEDS = {
@@ -43,7 +42,6 @@ _LOG_LINE = re.compile(r"(?P<time>[\d-]+ [\d:,]+) (?P<process>\w+(?: \d+)?) (?P<
 """A line of `outrider.telemetry.logs` for people."""
 _log_format: ContextVar[LogFormat] = ContextVar("_log_format", default="text")
 """How this command writes lines of its own and those of its children."""
-_STORES = ("redis://", "rediss://", "unix://")
 QUIET_S = 30.0
 """Seconds of loading after which a line says that it goes on."""
 
@@ -57,7 +55,6 @@ def up(options: argparse.Namespace) -> int:
     if options.tls_client_ca is not None and options.tls_cert is None:
         raise BadRequest("--tls-client-ca needs --tls-cert and --tls-key: callers show certificates over TLS alone")
     _check_extras("coordinator", "verifier")
-    _check_files(options, file)
     given = options.log_format or _coordinator_settings(options.state_dir, file).raw("log_format")
     _log_format.set("json" if given == "json" else "text")
     pair = _checked_pair(pair, file, needs_weights=options.engine != "vllm" and not _is_set("verifier", "engine", file))
@@ -183,39 +180,6 @@ def _checked_pair(
     return [word for flag, value in given.items() for word in (flag, value)]
 
 
-def _check_files(options: argparse.Namespace, file: Path | None) -> None:
-    """Look at what else the command line and the coordinator's settings name. Raises BadRequest."""
-    names = ("listen", "redis", "state_dir", "tls_cert", "tls_key", "insecure")
-    flags = {name: value for name in names if (value := getattr(options, name)) is not None}
-    config = Layers(CoordinatorConfig, flags, file).load()
-    for flag, path in (
-        ("--tls-cert", options.tls_cert),
-        ("--tls-key", options.tls_key),
-        ("--tls-client-ca", options.tls_client_ca),
-        ("--ca", options.ca),
-        ("--engine-python", options.engine_python),
-    ):
-        if path is not None and not path.is_file():
-            raise BadRequest(f"{flag} {path}: {'this is no file' if path.exists() else 'no such file'}")
-    own = not (options.engine_python or _is_set("verifier", "engine_python", file))
-    if options.engine == "vllm" and own and importlib.util.find_spec("vllm") is None:
-        raise BadRequest(
-            "--engine vllm: there is no vllm beside this command; make an environment for it with `python -m"
-            " cloud_verifier.vllm_environment FOLDER`, and give --engine-python FOLDER/bin/python"
-        )
-    state = config.state_dir.expanduser()
-    held = next(folder for folder in (state, *state.absolute().parents) if folder.exists())
-    if not held.is_dir() or not os.access(held, os.W_OK):
-        why = "is a file" if not held.is_dir() else "may not be written to"
-        raise BadRequest(f"--state-dir {state}: {'this' if held == state else held} {why}; give another folder")
-    if config.redis != EMBEDDED and not config.redis.startswith(_STORES):  # it may have a password, so it is not shown
-        raise BadRequest(f"--redis: must be {EMBEDDED} or a URL that begins with {', '.join(_STORES)}")
-    try:
-        check_free(config.listen)
-    except Unavailable as error:  # no peer is away: the command line is wrong
-        raise BadRequest(str(error), field="listen") from error
-
-
 # --- up
 
 
@@ -306,42 +270,23 @@ def _progress(text: str) -> None:
 
 def _say(text: str, stream: TextIO | None = None) -> None:
     """Print a line of this command itself; to stdout unless a stream is given."""
-    print(text if _log_format.get() == "text" else _json_line("up", "INFO", text), file=stream, flush=True)
+    if _log_format.get() == "json":
+        text = JsonFormatter("up").format(logging.makeLogRecord({"name": "outrider", "levelname": "INFO", "msg": text}))
+    print(text, file=stream, flush=True)
 
 
 def _print_log(name: str, line: str) -> None:
     """Print a line that a child wrote, with the child's name in it: several of them speak at once."""
-    if (entry := _json_entry(line)) is not None:
-        line = json.dumps({**entry, "process": _speaker(name, str(entry["process"]))}, ensure_ascii=False)
-    elif found := _LOG_LINE.fullmatch(line):
-        who = _speaker(name, found["process"])
-        text = f"{found['time']} {who} {found['level']} {found['message']}"
-        line = text if _log_format.get() == "text" else _json_line(who, found["level"], found["message"])
-    else:  # a traceback, or what a library prints
-        line = f"{name}: {line}" if _log_format.get() == "text" else _json_line(name, "WARNING", line)
+    if _log_format.get() == "json":
+        try:
+            entry = json.loads(line)
+        except ValueError:  # a traceback, or what a library prints
+            entry = None
+        known = entry if isinstance(entry, dict) else {"level": "WARNING", "message": line}
+        line = json.dumps({**known, "process": name}, ensure_ascii=False)
+    else:
+        line = f"{name}: {line}"
     print(line, file=sys.stderr, flush=True)
-
-
-def _speaker(name: str, process: str) -> str:
-    """Return who wrote a line: the child, or a process of its own, such as "verifier-2 engine"."""
-    return name if process in ("coordinator", "verifier") else f"{name} {process}"
-
-
-def _json_entry(line: str) -> dict[str, Any] | None:
-    """Return a line of a child's log in JSON; None for another line."""
-    if not line.startswith("{"):
-        return None
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if "process" in entry else None
-
-
-def _json_line(process: str, level: str, message: str) -> str:
-    """Return a line as the processes write it with `--log-format json`."""
-    record = {"name": "outrider", "levelname": level, "msg": message}
-    return JsonFormatter(process).format(logging.makeLogRecord(record))
 
 
 def _coordinator_settings(state_dir: str | None, file: Path | None) -> Layers[CoordinatorConfig]:
