@@ -64,14 +64,14 @@ class TenantKeys:
 
     async def holder(self, hashed: bytes | None) -> tuple[str, bool]:
         """Return the tenant whose key has this hash, "" if none has, and whether any tenant was ever created."""
-        name, any_created = await self._store.run("tenant_of", _KEYS, [hashed.hex() if hashed else ""])
+        name, any_created = await self._find(hashed.hex() if hashed else "")
         if any_created and not self._any_created:
             self._remember()
-        return str(name), self._any_created
+        return name, self._any_created
 
     async def watch(self) -> None:
         """Remember what another coordinator may have done, create a tenant, and say if Redis has lost all of them."""
-        _, any_created = await self._store.run("tenant_of", _KEYS, [""])
+        _, any_created = await self._find("")
         if any_created and not self._any_created:
             self._remember()
         if not any_created and self._any_created and not self._lost:
@@ -139,11 +139,17 @@ class TenantKeys:
 
     async def listed(self, after: str, limit: int) -> tuple[list[Tenant], str]:
         """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
-        flat = await self._store.run("tenant_list", _KEYS[:1], [])
+        [created] = await self._store.call("tenant_list", [("HGETALL", keys.TENANTS)])
         known = {name: Tenant(name, configured=True) for name in self._configured}
-        known |= {name: self._tenant(name, written) for name, written in zip(flat[::2], flat[1::2], strict=True)}
+        known |= {name: self._tenant(name, written) for name, written in created.items()}
         found = [known[name] for name in sorted(known) if name > after]
         return await self._measured(found[:limit]), found[limit - 1].name if len(found) > limit else ""
+
+    async def _find(self, hashed: str) -> tuple[str, bool]:
+        """Return the tenant whose key has this hash, "" if none has, and whether Redis knows any tenant."""
+        commands = [("HGET", keys.TENANT_KEYS, hashed), ("EXISTS", keys.TENANTS)]
+        name, any_created = await self._store.call("tenant_of", commands)
+        return name or "", bool(any_created)
 
     async def _measured(self, tenants: Sequence[Tenant]) -> list[Tenant]:
         """Return the tenants with their limits and what they use."""

@@ -7,7 +7,6 @@ start from the clock. While Redis is away every call raises Unavailable; the con
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
@@ -33,8 +32,6 @@ TIMEOUT_S = 2.0
 """Longest wait for one command; callers then try another coordinator."""
 MAX_CONNECTIONS = 32
 """More only queue inside Redis, which runs one command at a time."""
-BATCH = 32
-"""Calls whose commands are sent together."""
 SESSIONS_AT_ONCE = 256
 """Sessions that one script writes, so that no script holds Redis for more than about a millisecond."""
 _AWAY = (
@@ -79,7 +76,6 @@ class RedisStore:
         self._scripts: dict[str, Any] = {
             path.stem: self._redis.register_script(path.read_text()) for path in sorted(SCRIPTS.glob("*.lua"))
         }
-        self._batches = _CommandBatches(self._redis)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -88,19 +84,17 @@ class RedisStore:
     async def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script of the folder `lua` and return its reply. Raises Unavailable."""
         with self._counted(script):
-            code = self._scripts[script]
-            called = code.sha, len(keys), *keys, *arguments
-            try:
-                return (await self._batches.send([("EVALSHA", *called)]))[0]
-            except exceptions.NoScriptError:  # Redis is new, or has forgotten its scripts
-                return (await self._batches.send([("EVAL", code.script, *called[1:])]))[0]
+            return await self._scripts[script](keys=keys, args=arguments)
 
     async def call(self, operation: str, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one round trip, counted as `operation`, and return their replies. Raises Unavailable."""
         if not commands:
             return []
         with self._counted(operation):
-            return await self._batches.send(commands)
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return list(await pipe.execute())
 
     async def now_unix(self) -> float:
         """Return the time by Redis' clock, in seconds. Raises Unavailable."""
@@ -131,65 +125,6 @@ class RedisStore:
             f"the coordinator's store at {self.name} cannot be used ({type(error).__name__}: {str(error)[:200]}); live"
             " sessions go on, opening and resuming work again once it is back"
         )
-
-
-class _CommandBatches:
-    """Sends the commands that tasks issue in one turn of the event loop in one message, since a message costs more.
-
-    Redis runs commands one by one, and none is slow, so that a reply waits little for those of the same batch.
-    """
-
-    def __init__(self, redis: Any) -> None:
-        self._redis = redis
-        self._waiting: list[tuple[Sequence[Sequence[Any]], asyncio.Future[list[Any]]]] = []
-        self._sending: set[asyncio.Task[None]] = set()
-
-    async def send(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the commands' replies. Raises the error of the first that failed."""
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._begin)
-        replied: asyncio.Future[list[Any]] = loop.create_future()
-        self._waiting.append((commands, replied))
-        replies = await replied
-        failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
-        if failed is not None:
-            raise failed
-        return replies
-
-    def _begin(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for first in range(0, len(waiting), BATCH):
-            task = asyncio.get_running_loop().create_task(self._send(waiting[first : first + BATCH]))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
-
-    async def _send(self, waiting: Sequence[tuple[Sequence[Sequence[Any]], asyncio.Future[list[Any]]]]) -> None:
-        waiting = [call for call in waiting if not call[1].done()]  # others were given up meanwhile
-        if not waiting:
-            return
-        try:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for commands, _ in waiting:
-                    for command in commands:
-                        pipe.execute_command(*command)
-                replies = iter(await pipe.execute(raise_on_error=False))
-            for commands, replied in waiting:
-                own = [next(replies) for _ in commands]
-                if not replied.done():
-                    replied.set_result(own)
-        except (exceptions.DataError, TypeError, ValueError) as error:  # a command that cannot be sent, so none was
-            if len(waiting) > 1:
-                for call in waiting:
-                    await self._send([call])
-            else:
-                waiting[0][1].set_exception(error)
-        except BaseException as error:
-            for _, replied in waiting:
-                if not replied.done():
-                    replied.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
 
 
 def _client(url: str, timeout_s: float) -> Any:
