@@ -2,12 +2,11 @@
 
 The name may end in .gguf; ranges are served. It is a hash that only tenants' devices and operators learn, and a device
 that knows it may fetch the file. The device checks what arrives against the hash of a signed manifest, so it need not
-trust this server. Connections are few, and an idle one keeps a device from its draft, so silence ends them.
+trust this server. It guards against no slow or hostile client, which is a proxy's business.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
@@ -18,7 +17,6 @@ try:
     from starlette.requests import Request
     from starlette.responses import FileResponse, PlainTextResponse, Response
     from starlette.routing import Route
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from outrider.wire import web
 except ImportError as error:
@@ -31,12 +29,8 @@ from outrider.wire.channels import ServerTls, check_bind
 
 MAX_CONNECTIONS = 256
 """Further connections are refused with 503: a download may take minutes."""
-REQUEST_S = 15.0
-"""Seconds for a whole request, since the connection was made or the last answer was sent."""
-STALL_S = 60.0
-"""Seconds in which a client may read nothing of an answer that waits for it."""
-PER_PEER = 64
-"""Connections from one address; further ones are closed. Many devices may share one address."""
+IDLE_S = 15
+"""Seconds after an answer in which the next request must come."""
 STOP_S = 1
 """Seconds until downloads under way are cut off at the end; devices resume them elsewhere or later."""
 _WILD = ("0.0.0.0", "::", "")
@@ -79,10 +73,9 @@ async def serving(
         ) from error
     config = web.config(
         application(artifacts),
-        http=Connection,
         log_level="warning",
         limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=int(REQUEST_S),
+        timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,
         ssl_certfile=str(tls.cert) if tls else None,
         ssl_keyfile=str(tls.key) if tls else None,
@@ -95,58 +88,3 @@ async def serving(
         raise BadRequest(f"TLS certificate and key cannot be used: {error}", field="tls") from error
     async with web.serving(config, address, "drafts") as port:
         yield url or web.url(address, port, tls=tls is not None)
-
-
-class Connection(H11Protocol):
-    """Limits a client's silence, how long answers stay unread, and its address's connections."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        super().connection_made(transport)
-        if self._from_this_address() > PER_PEER:
-            transport.abort()
-        else:
-            self._await_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop("request")
-        self._stop("stall")
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._await_request()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._await_request()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stop("stall")
-        self._start("stall", STALL_S)
-
-    def resume_writing(self) -> None:
-        self._stop("stall")
-        super().resume_writing()
-
-    def _await_request(self) -> None:
-        """Limit the time of the next request, which may come byte by byte or not at all."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop("request")
-        elif "request" not in self._timers and not self.transport.is_closing():
-            self._start("request", REQUEST_S)
-
-    def _start(self, what: str, limit_s: float) -> None:
-        self._timers[what] = self.loop.call_later(limit_s, self.transport.abort)
-
-    def _stop(self, what: str) -> None:
-        if timer := self._timers.pop(what, None):
-            timer.cancel()
-
-    def _from_this_address(self) -> int:
-        """Return the number of connections from this client's address, including this one."""
-        if self.client is None:
-            return 0
-        peers = (getattr(other, "client", None) for other in self.connections)
-        return sum(peer is not None and peer[0] == self.client[0] for peer in peers)
