@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from coordinator.records import WindowDecision
 from coordinator.store.redis_store import StoreCounters, call_histograms
 from outrider.core.errors import OutriderError
-from outrider.core.histogram import CALL_S, LEVELS, STEP_S, Histogram
+from outrider.core.histogram import CALL_S, LEVELS, Histogram
 
 SPEEDUPS = (0.8, 0.9, 0.98, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 """Histogram bounds of a speed-up over plain streaming."""
@@ -22,16 +22,11 @@ class WindowCounters:
 
     k: Histogram = field(default_factory=lambda: Histogram(LEVELS))
     """Speculation length."""
-    depth: Histogram = field(default_factory=lambda: Histogram(LEVELS))
-    """Window depth."""
-    draft_wait_s: Histogram = field(default_factory=lambda: Histogram(STEP_S))
     speedup: Histogram = field(default_factory=lambda: Histogram(SPEEDUPS))
     """Predicted, over plain streaming."""
 
     def add(self, decision: WindowDecision) -> None:
         self.k.add(decision.window.k)
-        self.depth.add(decision.window.depth)
-        self.draft_wait_s.add((decision.window.draft_wait_ms or 0.0) / 1e3)
         self.speedup.add(decision.speedup)
 
 

@@ -44,9 +44,6 @@ FLEET_S = 0.5
 verifier has room is read with each placement."""
 AGAIN_S = 0.05
 """The same before a session is refused."""
-PRIOR_S, MOST_PRIORS = 1.0, 1_024
-"""Seconds for which a prior that was read serves further sessions of its workload, and for how many workloads: reports
-change it by little each second."""
 PLACED_AT_ONCE, MOST_WAITING = 32, 512
 """Sessions that are opened at once, and resumed at once, so that reports, of which none waits, keep their share of a
 busy process; and how many more may wait for that."""
@@ -72,8 +69,6 @@ class Handlers:
         self._fleet_read: placement.Fleet = {}
         self._fleet_read_at = -math.inf
         """When it was, by the monotonic clock."""
-        self._priors_read: dict[WorkloadKey, tuple[float, Prior]] = {}
-        """Priors and when they were read, the longest ago first."""
         self._fleet_reading = asyncio.Lock()
         self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
         self._waiting = dict.fromkeys(self._turns, 0)
@@ -295,20 +290,10 @@ class Handlers:
         """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
         if not workload.draft:
             return Prior()
-        read_at, prior = self._priors_read.get(workload, (-math.inf, Prior()))
-        if time.monotonic() - read_at <= PRIOR_S:
-            return prior
-        begun = time.monotonic()
         try:
-            found = (await self._windows.priors([workload])).get(workload)
+            return (await self._windows.priors([workload])).get(workload, Prior())
         except Unavailable:
-            return prior
-        self._priors_read.pop(workload, None)
-        if found is not None:  # the first session of a workload makes its prior at once
-            self._priors_read[workload] = begun, found
-            if len(self._priors_read) > MOST_PRIORS:
-                self._priors_read.pop(next(iter(self._priors_read)))
-        return found or Prior()
+            return Prior()
 
     def _owner(self, tenant: str, session_id: str, presented: bytes) -> Claims:
         """Return the claims of a ticket that proves that `tenant` owns the session."""

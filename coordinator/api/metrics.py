@@ -79,10 +79,6 @@ class CoordinatorCollector(Collector):
         yield histogram(f"{NAME}_decide_seconds", "CPU time of one decision on a verifier's windows", counts.decide_s)
         window, what = f"{NAME}_window", "of windows decided"
         yield histogram(f"{window}_k", f"Levels that a step verifies, {what}", counts.windows.k)
-        yield histogram(f"{window}_depth", f"Levels drafted ahead, {what}", counts.windows.depth)
-        yield histogram(
-            f"{window}_draft_wait_seconds", f"Wait before a plain step, {what}", counts.windows.draft_wait_s
-        )
         yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.windows.speedup)
 
 

@@ -8,7 +8,6 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator.api import handlers
 from coordinator.records import Prior, Window, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, verifiers
 from coordinator.window import report_adapter
@@ -59,18 +58,6 @@ async def test_a_session_that_opens_gets_the_prior_of_its_workload_key(cluster) 
     await cluster.report("v1", [report(first.session_id, GOOD)])
     prior = (await cluster.open(draft_release=DRAFT, traffic_class="code")).prior
     assert (prior.first_acceptance, prior.sibling_acceptance, prior.observations) == (0.75, 0.5, 8)
-
-
-async def test_a_prior_that_was_read_serves_further_sessions_for_a_second_at_most(cluster, redis, monkeypatch) -> None:
-    monkeypatch.setattr(handlers, "PRIOR_S", 60.0)
-    first = await cluster.open(draft_release=DRAFT)
-    await cluster.report("v1", [report(first.session_id, GOOD)])
-    prior = (await cluster.open(draft_release=DRAFT)).prior
-    async with aioredis.from_url(redis.url) as store:
-        await store.delete(KEY)
-    assert (await cluster.open(draft_release=DRAFT)).prior == prior
-    monkeypatch.setattr(handlers, "PRIOR_S", 0.0)
-    assert not (await cluster.open(draft_release=DRAFT)).HasField("prior")
 
 
 async def test_what_a_lossy_rule_accepts_is_no_prior(cluster) -> None:
