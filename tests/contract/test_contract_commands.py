@@ -65,7 +65,7 @@ def test_an_operator_sees_a_session_and_steers_how_far_it_speculates(cluster: Cl
         def evaluated() -> int:
             """Return how many draft tokens were evaluated while twenty chunks came."""
             before = stream.statistics.evaluated
-            assert all([stream.next() for _ in range(20)])
+            assert all(stream.next() for _ in range(20))
             return stream.statistics.evaluated - before
 
         until(lambda: evaluated() < 10)  # a few are taken all the same, to see how many would be accepted
