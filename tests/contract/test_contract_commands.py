@@ -49,7 +49,7 @@ def test_an_operator_sees_the_cluster(cluster: Cluster, words: str, pattern: str
     assert re.search(pattern, cluster.outrider(*words.split()))
     if "--" not in words:
         assert cluster.asked(*words.split())
-        assert "\n" in cluster.outrider(*words.split(), "-o", "yaml")
+        assert "\n" in cluster.outrider(*words.split(), "-o", "json")
 
 
 def test_an_operator_sees_a_session_and_steers_how_far_it_speculates(cluster: Cluster, client: Client) -> None:

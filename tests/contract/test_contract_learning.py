@@ -125,8 +125,9 @@ def test_releases_reach_devices_and_are_taken_back_in_mid_session_without_a_toke
         until(lambda: streams[before].next() and streams[before].statistics.release == trial)
         cluster.outrider("releases", "rollback", trial, "--key", publisher.variables["OUTRIDER_DISTILL_KEY"])
         for name, stream in streams.items():
-            until(lambda stream=stream: stream.next() and stream.statistics.release == before)
-            assert stream.statistics.attaches == 1 and len(stream.statistics.swaps_s) == (2 if name == before else 1)
+            swaps = 2 if name == before else 1
+            until(lambda stream=stream, swaps=swaps: stream.next() and len(stream.statistics.swaps_s) == swaps)
+            assert stream.statistics.attaches == 1 and stream.statistics.release == before
             stream.close()
             tokens = stream.completion.token_ids
             assert reference.differences(reference.ids(PROMPTS[0]), tokens, Sampling(temperature=1.0, seed=1)) == []

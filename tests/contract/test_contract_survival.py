@@ -60,11 +60,11 @@ def whole(plain: Client) -> tuple[int, ...]:
 def test_a_verifier_that_is_killed_costs_its_sessions_no_token(
     cluster: Cluster, client: Client, whole: tuple[int, ...]
 ) -> None:
-    with (
-        cluster.verifier("--verifier-id", "victim") as victim,
-        begun(cluster, client, victim, 1, **LONG) as late,
-        begun(cluster, client, victim, 40, **LONG) as early,
-    ):
+    with cluster.verifier("--verifier-id", "victim") as victim, cluster.cordoned("verifier-1", "verifier-2"):
+        late, early = client.stream(PROMPT, **LONG), client.stream(PROMPT, **LONG)
+        taken(early, 40)
+        taken(late, 1)
+        assert late.statistics.address == early.statistics.address == victim.ready
         victim.signal(signal.SIGKILL)
     for stream in (late, early):
         assert stream.drain().token_ids == whole

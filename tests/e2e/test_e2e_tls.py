@@ -48,7 +48,7 @@ def test_other_users_neither_administer_nor_join_what_up_started_and_its_own_use
     up = ("up", "--listen", "127.0.0.1:0", "--model", TARGET, "--state-dir", state, "--", *QUICK)
     with running(tmp_path, READY, "outrider", *up, **without) as program:
         cluster = Cluster(tmp_path, program.ready, program)
-        [kept] = [file for file in state.iterdir() if file.name.startswith("tokens-")]
+        [kept] = [file for file in state.iterdir() if file.name.startswith("tokens")]
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         status = ("outrider", "verifiers", "list", "--coordinator", program.ready)
         join = ("--model", TARGET, "--coordinator", program.ready, "--verifier-id", "joined", *QUICK)
