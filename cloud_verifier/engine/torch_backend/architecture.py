@@ -16,8 +16,6 @@ STATE_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 """Types of layers that carry a state from token to token."""
 BATCH_ROPE = ("dynamic", "longrope")
 """Rotary positions whose frequencies transformers changes for a whole batch once one sequence of it is long."""
-MIXTURE = "expert"
-"""Every mixture of experts in transformers has it in the name or class of some part."""
 
 OTHER_MODEL = "choose a model type that docs/models.md lists as served, or try --engine vllm"
 
