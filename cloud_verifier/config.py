@@ -84,10 +84,6 @@ class VerifierConfig(BaseSettings):
     """Device of the target: cpu, cuda, or one GPU of several, as cuda:1."""
     attention: Literal["auto", "sdpa", "triton"] = "auto"
     """Attention backend. auto: triton on CUDA, with graphs, and sdpa elsewhere."""
-    compile: bool = False
-    """Whether torch compiles the target's layers at the start: on a CPU with attention sdpa, on CUDA with
-    triton. That takes up to a minute, and about ten seconds where it has been done before; steps then take about 0.9 of
-    the time. It needs a C++ compiler, and is undone if steps get no faster."""
     threads: int = Field(default=1, ge=1, le=1024)
     """CPU threads of the forward pass."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
@@ -204,7 +200,7 @@ class VerifierConfig(BaseSettings):
                 f"tensor_parallel is {self.tensor_parallel}, and engine torch runs on one GPU: give engine vllm"
             )
         if self.engine == "vllm":
-            for name, value in (("attention", "auto"), ("compile", False), ("heads", None), ("server_draft", None)):
+            for name, value in (("attention", "auto"), ("heads", None), ("server_draft", None)):
                 if getattr(self, name) != value:
                     raise ValueError(f"{name} is {getattr(self, name)}, which engine vllm does not have; leave it out")
 

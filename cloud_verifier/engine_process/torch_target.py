@@ -16,7 +16,7 @@ from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.step_profiler import describe
-from cloud_verifier.engine.torch_backend.executor import TorchExecutor, compile_if_faster, profile
+from cloud_verifier.engine.torch_backend.executor import TorchExecutor, profile
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from cloud_verifier.engine.weights import Progress
@@ -43,7 +43,8 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         on_progress=progress,
     )
     heads = _heads(config, model, progress)
-    prepare(model, config, progress)
+    progress("numerics check: token trees against plain sequences")
+    check_numerics(model)
     progress("measuring what a step costs")
     cost = profile(model, config.token_budget)
     progress(describe(cost))
@@ -76,22 +77,6 @@ def serve(config: VerifierConfig, end: EngineEnd) -> None:
         max_sequence=longest_session(config.limits, executor),
     )
     serve_engine(engine, end, ready)
-
-
-def prepare(model: TargetModel, config: VerifierConfig, progress: Progress) -> None:
-    """Compile the model, if the settings ask for it, and check its numerics. Raises ModelRefused if they are wrong."""
-    if config.compile:
-        progress("compiling the target, which takes up to a minute the first time")
-        progress(compile_if_faster(model))
-    progress("numerics check: token trees against plain sequences")
-    try:
-        check_numerics(model)
-    except ModelRefused as error:
-        if not model.compiled:
-            raise
-        model.uncompile()
-        progress(f"the target is not compiled after all: {error}")
-        check_numerics(model)
 
 
 def _heads(config: VerifierConfig, model: TargetModel, progress: Progress) -> list[ServerSource]:

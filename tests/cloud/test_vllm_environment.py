@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
         ({"engine_python": "/usr/bin/python3"}, "engine_python is for vLLM"),
         ({"tensor_parallel": 2}, "engine torch runs on one GPU"),
         ({"engine": "vllm", "attention": "sdpa"}, "attention is sdpa, which engine vllm does not have"),
-        ({"engine": "vllm", "compile": True}, "compile is True, which engine vllm does not have"),
         ({"engine": "vllm", "server_draft": "d.gguf"}, "server_draft is d.gguf, which engine vllm does not have"),
     ],
 )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
-from time import perf_counter, process_time
+from time import perf_counter
 
 import numpy as np
 import torch
-import torch._inductor.config
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.device_sampling import DeviceSampler
@@ -27,10 +25,6 @@ from outrider.core.verification import TreeBatch, Verified
 
 PREFIX = 128
 """Number of tokens before the rows of each session, where steps are measured."""
-COMPILED_ROWS = (1, 8)
-"""Rows of each session in the steps that show whether compiling pays."""
-COMPILE_ROUNDS = 7
-"""Number of measurements of each of them; the least counts."""
 
 
 class TorchExecutor:
@@ -239,45 +233,6 @@ def profile(
     for size in (knot for knot in KNOTS if knot <= rows and model.graphs):
         seconds([size])
     return measure_cost(seconds, rows, limit_s=limit_s, clock=clock)
-
-
-def compile_if_faster(model: TargetModel) -> str:
-    """Compile the model's layers, and undo it unless steps get faster; return what was found, for the log.
-
-    It takes up to a minute, and some seconds when the same model is compiled again on the same machine. Raises
-    ModelRefused for a model that is not on a CPU with attention sdpa or on CUDA with triton.
-    """
-    on_cuda = model.device.type == "cuda"
-    if model.attention.name != ("triton" if on_cuda else "sdpa"):
-        raise ModelRefused(
-            f"{model.label} cannot be compiled with attention {model.attention.name} on {model.device.type}; compile is"
-            " for a CPU with attention sdpa, or CUDA with triton: leave it out"
-        )
-    # On a CPU its own time, which other work on the machine lengthens less.
-    seconds = timed_steps(model, COMPILED_ROWS[-1] * SESSIONS, perf_counter if on_cuda else process_time)
-    # Only this process compiles: helpers would stay, and take memory, as long as the engine.
-    torch._inductor.config.compile_threads = 1
-    model.compile()
-    best = {(compiled, rows): float("inf") for compiled in (True, False) for rows in COMPILED_ROWS}
-    # With CUDA graphs, each change captures all of them again.
-    turns = [key for key in best for _ in range(COMPILE_ROUNDS)] if on_cuda else COMPILE_ROUNDS * list(best)
-    try:
-        # A step of a single row, where it is not padded, has code of its own.
-        for counts in ([1], *([rows] * SESSIONS for rows in COMPILED_ROWS)):
-            seconds(counts)
-        for compiled, rows in turns:
-            if compiled != model.compiled:
-                model.run_compiled(compiled)
-            best[compiled, rows] = min(best[compiled, rows], seconds([rows] * SESSIONS))
-    except Exception as error:  # no C++ compiler, or code that torch cannot compile
-        model.uncompile()
-        return f"the target is not compiled: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    share = fmean(best[True, rows] / best[False, rows] for rows in COMPILED_ROWS)
-    if share < 1.0:
-        model.run_compiled(True)
-        return f"the target is compiled: steps take {share:.2f} of the time"
-    model.uncompile()
-    return f"the target is not compiled: steps take {share:.2f} of the time with it"
 
 
 def timed_steps(model: TargetModel, rows: int, clock: Callable[[], float]) -> Callable[[Sequence[int]], float]:

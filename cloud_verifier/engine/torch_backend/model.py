@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch._dynamo.config
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -36,15 +34,10 @@ from cloud_verifier.engine.torch_backend.architecture import (
     longest_sequence,
 )
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
-from cloud_verifier.engine.torch_backend.kernels import operators
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionBackend, AttentionPlan, Scoring, SdpaBackend
 from cloud_verifier.engine.torch_backend.kernels.cuda_graphs import CudaGraphRecorder, GraphedForward
 from cloud_verifier.engine.torch_backend.kernels.fusion import fuse
-from cloud_verifier.engine.torch_backend.kernels.linear import (
-    LEAST_ROWS,
-    PADDED_ROWS,
-    pack_linears,
-)
+from cloud_verifier.engine.torch_backend.kernels.linear import LEAST_ROWS, pack_linears
 from cloud_verifier.engine.torch_backend.kernels.step_tables import WIDTHS
 from cloud_verifier.engine.torch_backend.kernels.triton_attention import TritonBackend, choose
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool, LayerShape
@@ -67,7 +60,6 @@ class TargetModel:
     weights_hash: hex digest of all that decides on the tokens: the weights and the configuration of their use.
     layers: shape of the keys and values of each attention layer, in order of layer_idx.
     deviation: greatest difference of logits between trees and plain sequences in the numerics check; None before it.
-    compiled: whether forward passes run what was compiled.
     states: after a forward pass, the hidden states `[R, H]` that its logits were made of, if `keep_states` was called.
     """
 
@@ -90,7 +82,6 @@ class TargetModel:
         fix_rope(module)
         self._fused = fuse(module, triton=self.attention.name == "triton")
         self._packed = pack_linears(module)
-        self.compiled = False
         self.states: torch.Tensor | None = None
         self._seen_states: torch.Tensor | None = None
         """What the output layer read last."""
@@ -158,7 +149,6 @@ class TargetModel:
     def backend(self) -> str:
         """Return the kernels in use: attention's, and those of replaced layers."""
         replaced = ("+onednn" if self._packed else "") + ("+fused" if self._fused else "")
-        replaced += "+compiled" if self.compiled else ""
         return self.attention.name + replaced
 
     @property
@@ -173,12 +163,8 @@ class TargetModel:
         """Return logits `[R, V]` of the rows that the batch asks for; write keys and values of all rows to the pool."""
         logits = self.graphs(batch, plan) if self.graphs else None
         if logits is None:
-            least = 1
-            if self._packed:
-                least = PADDED_ROWS if self.compiled else LEAST_ROWS  # a single row would be compiled anew
+            least = LEAST_ROWS if self._packed else 1
             ids, positions = _padded(batch.input_ids, least), _padded(batch.position_ids, least)
-            if self.compiled:  # code is compiled anew for tensors that were made outside of inference mode
-                ids, positions = ids.clone(), positions.clone()
             logits = self._logits(ids, positions, batch.logit_rows, plan)
         if self._seen_states is not None:
             self.states = self._step_states(len(batch.logit_rows))
@@ -248,50 +234,6 @@ class TargetModel:
         if len(logits) != len(rows):
             raise _Unserved(ALL_LOGITS, f"{len(logits)} rows came, {len(rows)} were asked for")
         return logits
-
-    def compile(self) -> None:
-        """Have torch compile the layers between ids and logits when they run next, and run them so while `compiled`.
-
-        The attention and the packed linear layers are left as they are: torch's own code for them is no faster.
-        """
-        for part in self._compiled_parts():
-            part.forward = self._either(part.forward, torch.compile(part.forward, dynamic=True))
-        self.deviation = None
-        self.run_compiled(True)
-
-    def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            # The reference is never compiled, nor is a forward pass whose operators are watched.
-            use = self.compiled and _running.get(None) is not None and _get_current_dispatch_mode() is None
-            return (compiled if use else plain)(*args, **kwargs)
-
-        return forward
-
-    def run_compiled(self, compiled: bool) -> None:
-        """Choose whether forward passes run what `compile` has compiled."""
-        self.compiled = compiled
-        self.graphs = self._new_graphs()
-
-    def uncompile(self) -> None:
-        """Undo `compile`."""
-        for part in self._compiled_parts():
-            vars(part).pop("forward", None)
-        self.run_compiled(False)
-
-    def _compiled_parts(self) -> list[Any]:
-        """Return what is compiled: all layers as one, or with CUDA graphs each of them.
-
-        Layers of one kind then share their code, which takes seconds instead of minutes to make. To enter compiled code
-        takes time on the host, which only a graph saves: on a CPU, eight layers gain nothing by it.
-        """
-        base, count = self.module.base_model, int(self.config.num_hidden_layers)
-        if self.attention.name != "triton":
-            return [base]
-        torch._dynamo.config.allow_unspec_int_on_nn_module = True  # layer_idx then makes no layer a kind of its own
-        lists = (one for one in base.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count)
-        return list(
-            next((one for one in lists if any(hasattr(part, "layer_idx") for part in one[0].modules())), [base])
-        )
 
     @torch.inference_mode()
     def linear_logits(self, ids: list[int]) -> torch.Tensor:
@@ -389,29 +331,8 @@ def _attention(
     if position_bias is not None:
         raise _Unserved(POSITION_BIAS, type(module).__name__)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    attend = _attend_operator if torch.compiler.is_compiling() else _attend
-    return attend(query, key, value, module.layer_idx, scale, sliding_window, softcap, s_aux), None
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layer: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    return _running.get().attend(layer, query, key, value, Scoring(scale, window, softcap, sinks))
-
-
-_attend_operator = operators.define(  # torch.compile cannot look into a plan
-    "attend(Tensor query, Tensor key, Tensor value, SymInt layer, float scale, int? window, float? softcap,"
-    " Tensor? sinks) -> Tensor",
-    lambda *arguments: _attend(*arguments).contiguous(),
-    lambda query, key, value, *_: query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]),
-)
+    scoring = Scoring(scale, sliding_window, softcap, s_aux)
+    return _running.get().attend(module.layer_idx, query, key, value, scoring), None
 
 
 def _install(module: Any, label: str) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cloud_verifier.engine.torch_backend.kernels import operators
 from cloud_verifier.engine.torch_backend.kernels.linear import packable, packed_if_equal, plain
 
 _PARALLEL = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -85,22 +84,9 @@ class TritonRMSNorm(nn.Module):
         self._rounded = rounded
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        norm = _rms_norm_operator if torch.compiler.is_compiling() else _rms_norm
-        out: torch.Tensor = norm(x, self.weight, self._eps, self._rounded)
-        return out
+        from cloud_verifier.engine.torch_backend.kernels import triton_norm  # where there is a GPU
 
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounded: bool) -> torch.Tensor:
-    from cloud_verifier.engine.torch_backend.kernels import triton_norm  # where there is a GPU
-
-    return triton_norm.rms_norm(x, weight, eps, rounded)
-
-
-_rms_norm_operator = operators.define(  # torch.compile need not look into a kernel
-    "rms_norm(Tensor x, Tensor weight, float eps, bool rounded) -> Tensor",
-    _rms_norm,
-    lambda x, weight, eps, rounded: x.new_empty(x.shape, dtype=torch.result_type(x, weight) if rounded else x.dtype),
-)
+        return triton_norm.rms_norm(x, self.weight, self._eps, self._rounded)
 
 
 @torch.inference_mode()

@@ -7,24 +7,18 @@ beside it, which MKL's do below four. bfloat16 gains as much.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from cloud_verifier.engine.torch_backend.kernels import operators
-
 log = logging.getLogger(__name__)
 
 _HINT_ROWS = 16
 """Rows that the packed layout is made for; the best choice measured from 1 to 128 rows."""
-PADDED_ROWS = 4
-"""Rows to which fewer are padded where that pays."""
-LEAST_ROWS = PADDED_ROWS if "AVX512" in torch.backends.cpu.get_cpu_capability() else 1
+LEAST_ROWS = 4 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 1
 """Fewer rows are padded to these; a step as a whole, so that layers need not pad. With AVX-512 four are computed faster
 than one. With AVX2, whose rows have the same bits either way, 1 / 2 / 3 rows of the shipped target take 14.3 / 14.1 /
 16.4 ms on one core, and padded 16.9 / 18.2 / 19.0."""
@@ -40,16 +34,8 @@ _pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _linear: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
-_numbers = itertools.count()
-_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
-"""Every layer that lives, by its number."""
-
-
 class PackedLinear(nn.Module):
-    """Replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`.
-
-    torch.compile does not look into it, since it knows no packed weights: there it is one operator.
-    """
+    """Replaces nn.Linear for inference on a CPU; x `[..., in]` -> `[..., out]`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -59,13 +45,8 @@ class PackedLinear(nn.Module):
         """Shape and dtype, which some models ask for; it holds no values."""
         self._bias = linear.bias
         self._packed = _pack(linear.weight.detach().contiguous(), _HINT_ROWS)
-        self._number = next(_numbers)
-        _layers[self._number] = self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            compiled: torch.Tensor = _packed_linear(x, self._number)
-            return compiled
         rows = x.reshape(-1, self.in_features)
         count = rows.shape[0]
         if (padded := _padded(count)) > count:
@@ -74,13 +55,6 @@ class PackedLinear(nn.Module):
         if padded > count:
             out = out[:count]
         return out.reshape(*x.shape[:-1], self.out_features)
-
-
-_packed_linear = operators.define(
-    "packed_linear(Tensor x, int number) -> Tensor",
-    lambda x, number: _layers[number](x),
-    lambda x, number: x.new_empty(*x.shape[:-1], _layers[number].out_features),
-)
 
 
 @torch.inference_mode()
