@@ -22,20 +22,6 @@ def tenants_file(tmp_path):
     return path
 
 
-async def test_a_device_needs_its_tenants_key(start, tenants_file, refused):
-    coordinator = await start(tenants_file=tenants_file)
-    await coordinator.join("v1")
-    request = pb.OpenSessionRequest()
-    error = await refused(coordinator.sessions.OpenSession(request))
-    assert isinstance(error, Unauthenticated)
-    assert "authorization: Bearer" in str(error)
-    assert isinstance(await refused(coordinator.sessions.OpenSession(request, metadata=bearing("x"))), Unauthenticated)
-    listing = coordinator.sessions.ListTargets(pb.ListTargetsRequest())
-    assert isinstance(await refused(listing), Unauthenticated)
-    opened = await coordinator.sessions.OpenSession(request, metadata=bearing(ACME))
-    assert coordinator.read(opened.primary).tenant == "acme"
-
-
 async def test_a_tenant_cannot_take_over_anothers_session(start, tenants_file, refused):
     coordinator = await start(tenants_file=tenants_file)
     await coordinator.join("v1")
@@ -46,23 +32,6 @@ async def test_a_tenant_cannot_take_over_anothers_session(start, tenants_file, r
     assert isinstance(error, PermissionDenied)
     assert "acme" not in str(error)
     await coordinator.sessions.ResumeSession(order, metadata=bearing(ACME))
-
-
-async def test_a_verifier_needs_the_join_token(start, refused):
-    coordinator = await start(join_token=JOIN)
-    assert isinstance(await refused(coordinator.join("v1")), Unauthenticated)
-    assert isinstance(await refused(coordinator.report("v1")), Unauthenticated)
-    leave = pb.DeregisterRequest(verifier_id="v1", instance=1)
-    assert isinstance(await refused(coordinator.registry.Deregister(leave)), Unauthenticated)
-    wrong = coordinator.registry.Deregister(leave, metadata=bearing("wrong"))
-    assert "join token is wrong" in str(await refused(wrong))
-    await coordinator.registry.Deregister(leave, metadata=bearing(JOIN))
-
-
-async def test_an_operator_needs_the_admin_token_where_there_is_one(start, refused):
-    coordinator = await start(admin_token=ADMIN)
-    assert isinstance(await refused(coordinator.status()), Unauthenticated)
-    await coordinator.admin.Status(pb.StatusRequest(), metadata=bearing(ADMIN))
 
 
 async def test_beyond_loopback_admin_is_off_until_it_has_a_token():
@@ -107,11 +76,6 @@ def test_a_senseless_tenants_file_is_refused_with_the_reason(tmp_path, text, com
     with pytest.raises(BadRequest, match=complaint) as caught:
         Authenticator(CoordinatorConfig(tenants_file=path))
     assert ACME not in str(caught.value)
-
-
-def test_a_missing_tenants_file_is_refused_by_name(tmp_path):
-    with pytest.raises(BadRequest, match=r"absent\.toml cannot be read"):
-        Authenticator(CoordinatorConfig(tenants_file=tmp_path / "absent.toml"))
 
 
 async def test_keys_from_file_and_environment_add_up(tenants_file, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import urllib.request
 
@@ -12,9 +11,7 @@ from peers import until
 from releasing import device_of, drafted, name_of, placed, publish, signed, steer
 
 from outrider.core.errors import BadRequest, Overloaded, Unavailable
-from outrider.telemetry import logs
 from outrider.wire.v1 import coordinator_pb2 as pb
-from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
 
 @pytest.fixture
@@ -59,17 +56,11 @@ async def test_refusals_are_counted_by_call_and_kind(scraped, refused) -> None:
     assert found['refusals_total{kind="BadRequest",rpc="OpenSession"}'] == 1
 
 
-async def two_joined(peer) -> None:
-    """Register v1 with a session, and v2 without."""
-    await peer.join("v1", capacity=8)
-    await peer.join("v2", capacity=4)
-    opened = await peer.open()
-    await peer.report("v1", [opened.session_id])
-
-
 async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
     peer, scrape = scraped
-    await two_joined(peer)
+    await peer.join("v1", capacity=8)
+    await peer.join("v2", capacity=4)
+    await peer.report("v1", [(await peer.open()).session_id])
     await peer.report("v2", draining=True)
 
     async def seen() -> bool:
@@ -81,39 +72,6 @@ async def test_the_fleet_is_what_verifiers_last_reported(scraped) -> None:
     assert found["session_capacity"] == 8
     assert found["redis_up"] == 1
     assert found['releases{state="canary"}'] == 0
-
-
-async def test_a_cordoned_verifier_serves_no_new_sessions_and_has_no_places(scraped) -> None:
-    peer, scrape = scraped
-    await two_joined(peer)
-    await peer.report("v2")
-    for name in ("v1", "v2"):
-        request = pb.UpdateVerifierRequest(verifier_id=name, action=pb.VERIFIER_ACTION_CORDON)
-        await peer.admin.UpdateVerifier(request)
-
-    async def seen() -> bool:
-        return (await scrape()).get('verifiers{state="cordoned"}') == 2
-
-    await until(seen)
-    found = await scrape()
-    assert (found['verifiers{state="serving"}'], found['verifiers{state="draining"}']) == (0, 0)
-    assert (found['sessions{state="serving"}'], found['sessions{state="cordoned"}']) == (0, 1)
-    assert found["session_capacity"] == 0
-
-
-async def test_windows_that_were_decided_are_counted(scraped) -> None:
-    peer, scrape = scraped
-    await peer.join("v1")
-    opened = await peer.open()
-    session = SessionTelemetry(
-        session_id=opened.session_id, epoch=1, steps=40, committed=60, evaluated=90, accepted=30, rtt_ms=20.0,
-        acceptance_history=bytes([1] * 40), draft_ms=3.0, nodes_per_level=2.0,
-    )  # fmt: skip
-    await peer.report("v1", [session], step_ms=50.0, step_cost_ms={1: 40.0, 8: 45.0}, node_ms=0.7)
-    found = await scrape()
-    assert found["decide_seconds_count"] == 1
-    for name in ("window_k", "window_predicted_speedup"):
-        assert found[f"{name}_count"] == 1
 
 
 async def test_a_store_that_is_away_is_reported_and_its_figures_are_left_out(scraped, redis, refused) -> None:
@@ -132,40 +90,6 @@ async def test_a_store_that_is_away_is_reported_and_its_figures_are_left_out(scr
     errors = {name: value for name, value in found.items() if name.startswith("redis_errors_total")}
     assert any('operation="release_tracks"' in name for name in errors), errors
     assert all(re.fullmatch(r'redis_errors_total\{kind="\w+",operation="\w+"\}', name) for name in errors)
-
-
-class PlacementLog(logging.Handler):
-    """Keep the level and the context of each log line of a placement."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: list[tuple[int, str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("placed on"):
-            self.logged.append((record.levelno, logs.session_id.get(), logs.request_id.get()))
-
-
-async def test_a_placement_is_logged_under_its_request_and_session_and_one_without_a_prompt_for_debugging(scraped):
-    peer, _ = scraped
-    await peer.join("v1")
-    handler = PlacementLog()
-    logger = logging.getLogger("coordinator.api.handlers")
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        opened = [
-            await peer.sessions.OpenSession(
-                pb.OpenSessionRequest(prompt_tokens=tokens), metadata=((logs.REQUEST_HEADER, "req-1"),)
-            )
-            for tokens in (3, 0)
-        ]
-    finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
-    assert handler.logged == [
-        (level, one.session_id[:8], "req-1") for level, one in zip((logging.INFO, logging.DEBUG), opened, strict=True)
-    ]
 
 
 async def test_a_releases_trial_is_reported_with_its_evidence(scraped) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.core.errors import BadRequest, NotFound, Overloaded
+from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 CORDON, UNCORDON, DRAIN = pb.VERIFIER_ACTION_CORDON, pb.VERIFIER_ACTION_UNCORDON, pb.VERIFIER_ACTION_DRAIN
@@ -37,13 +37,6 @@ async def test_a_cordoned_verifier_gets_no_new_session_until_it_is_uncordoned(tw
     assert await chosen(two, 30) == {"v1", "v2"}
 
 
-async def test_a_cordon_is_seen_wherever_verifiers_are_shown(two):
-    await steer(two, "v2", CORDON)
-    listed = (await two.admin.ListVerifiers(pb.ListVerifiersRequest())).verifiers
-    for verifiers in (listed, (await two.status()).verifiers):
-        assert [(v.verifier_id, v.cordoned) for v in verifiers] == [("v1", False), ("v2", True)]
-
-
 async def test_a_cordon_outlives_reports_new_registrations_and_another_process_of_the_same_id(two):
     await steer(two, "v1", CORDON)
     await two.report("v1", draining=False)
@@ -54,12 +47,6 @@ async def test_a_cordon_outlives_reports_new_registrations_and_another_process_o
     await two.join("v1", capacity=50, instance=2)
     assert (await shown(two, "v1")).cordoned
     assert await chosen(two) == {"v2"}
-
-
-async def test_every_coordinator_over_one_store_knows_of_a_cordon(two, start):
-    other = await start()
-    await steer(other, "v1", CORDON)
-    assert await chosen(two) == await chosen(other) == {"v2"}
 
 
 async def test_what_runs_on_a_cordoned_verifier_goes_on(two):
@@ -79,14 +66,6 @@ async def test_a_cordoned_verifier_is_nobodys_standby(two):
     assert not (await two.open()).HasField("standby")
 
 
-async def test_where_all_are_cordoned_a_session_is_turned_away_with_the_reason(two, refused):
-    for name in ("v1", "v2"):
-        await steer(two, name, CORDON)
-    error = await refused(two.open())
-    assert isinstance(error, Overloaded)
-    assert "cordoned" in str(error)
-
-
 async def test_a_verifier_that_is_not_there_cannot_be_steered(two, refused):
     for order in (CORDON, UNCORDON, DRAIN):
         error = await refused(steer(two, "v9", order))
@@ -94,14 +73,6 @@ async def test_a_verifier_that_is_not_there_cannot_be_steered(two, refused):
         assert "outrider verifiers list" in str(error)
     assert isinstance(await refused(steer(two, "v1", pb.VERIFIER_ACTION_UNSPECIFIED)), BadRequest)
     assert isinstance(await refused(steer(two, "v/1", CORDON)), BadRequest)
-
-
-async def test_the_cordon_of_a_verifier_that_has_gone_can_be_lifted_once(two, refused):
-    await steer(two, "v1", CORDON)
-    await two.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
-    answer = await two.admin.UpdateVerifier(pb.UpdateVerifierRequest(verifier_id="v1", action=UNCORDON))
-    assert not answer.HasField("verifier")
-    assert isinstance(await refused(steer(two, "v1", UNCORDON)), NotFound)
 
 
 async def test_a_drain_is_reported_to_the_instance_that_runs_and_to_none_after_it(two):

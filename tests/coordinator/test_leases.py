@@ -1,10 +1,7 @@
 """Test that a verifier is registered for as long as it reports."""
 
-import asyncio
-
 from peers import identity, until
 
-from outrider.core.errors import NotFound, Unavailable
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -84,40 +81,11 @@ async def test_registering_again_keeps_the_placements_of_the_same_instance(coord
     assert "full" in str(await refused(coordinator.open()))
 
 
-async def test_a_verifier_that_leaves_is_gone_at_once(coordinator, refused):
-    await coordinator.join("v1")
-    await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
-    assert await coordinator.alive() == set()
-    assert isinstance(await refused(coordinator.open()), Unavailable)
-
-
 async def test_a_former_instance_cannot_remove_its_successor(coordinator):
     await coordinator.join("v1", instance=1)
     await coordinator.join("v1", instance=2)
     await coordinator.registry.Deregister(pb.DeregisterRequest(verifier_id="v1", instance=1))
     assert await coordinator.alive() == {"v1"}
-
-
-async def test_a_cluster_lists_each_target_once(coordinator):
-    await coordinator.join("v1")
-    await coordinator.join("v2")
-    await coordinator.join("v3", target=identity(name="other", weights_hash="sha256:x"))
-    listed = (await coordinator.sessions.ListTargets(pb.ListTargetsRequest())).targets
-    assert [t.name for t in listed] == ["demo", "other"]
-
-
-async def test_a_session_is_shown_as_its_verifier_reports_it(coordinator):
-    await coordinator.join("v1")
-    opened = await coordinator.open()
-    epoch = opened.primary.epoch_first
-    report = SessionTelemetry(
-        session_id=opened.session_id, epoch=epoch, tenant="default", steps=10, committed=35, rtt_ms=4.5
-    )
-    await coordinator.report("v1", [report])
-    [shown] = (await coordinator.status()).sessions
-    telemetry = shown.telemetry
-    assert (telemetry.session_id, telemetry.tenant, shown.verifier_id) == (opened.session_id, "default", "v1")
-    assert (telemetry.epoch, telemetry.steps, telemetry.committed, telemetry.rtt_ms) == (epoch, 10, 35, 4.5)
 
 
 async def test_a_session_that_has_not_attached_yet_is_shown_where_it_was_placed(coordinator):
@@ -142,17 +110,3 @@ async def test_a_thousand_sessions_in_one_report_are_kept(coordinator):
     await coordinator.join("v1", capacity=2_000)
     await coordinator.report("v1", [f"s{i}" for i in range(1_000)])
     assert len((await coordinator.status()).sessions) == 1_000
-
-
-async def test_an_unknown_target_is_not_found_and_the_known_ones_are_named(coordinator, refused):
-    await coordinator.join("v1")
-    error = await refused(coordinator.open(target="nothing"))
-    assert isinstance(error, NotFound)
-    assert "'nothing'" in str(error)
-    assert "'demo'" in str(error)
-
-
-async def test_verifiers_of_one_id_that_register_by_turns_never_both_hold_the_lease(coordinator):
-    await asyncio.gather(*(coordinator.join("v1", instance=i) for i in range(1, 9)))
-    answers = [await coordinator.report("v1", instance=i) for i in range(1, 9)]
-    assert sum(answer.known for answer in answers) == 1

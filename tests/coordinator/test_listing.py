@@ -2,7 +2,6 @@
 
 import pytest
 
-from coordinator.api import admin_handlers
 from outrider.core.errors import BadRequest, NotFound
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
@@ -63,18 +62,6 @@ async def test_sessions_of_one_verifier_or_of_one_tenant(busy, refused):
     assert isinstance(await refused(sessions(busy, verifier_id="v9")), NotFound)
 
 
-async def test_a_tenants_few_sessions_are_found_over_several_pages(busy, monkeypatch):
-    monkeypatch.setattr(admin_handlers, "MAX_SCANNED", 1)
-    assert await every_page(busy, tenant="bob") == [["b", "d"], [], []]
-
-
-async def test_a_session_shows_what_was_reported_of_it(busy):
-    [shown] = (await sessions(busy, session_id="a")).sessions
-    assert (shown.verifier_id, shown.telemetry.tenant, shown.reported) == ("v1", "ann", True)
-    assert (shown.telemetry.steps, shown.telemetry.committed) == (10, 25)
-    assert (shown.telemetry.evaluated, shown.telemetry.accepted) == (40, 10)
-
-
 async def test_a_session_that_was_placed_shows_where_and_what_for(coordinator):
     await coordinator.join("v1")
     await coordinator.join("v2")
@@ -84,14 +71,6 @@ async def test_a_session_that_was_placed_shows_where_and_what_for(coordinator):
     assert {shown.verifier_id, shown.standby} == {"v1", "v2"}
     telemetry = shown.telemetry
     assert (telemetry.draft_release, telemetry.traffic_class, telemetry.tenant) == ("abc", "code", "default")
-
-
-async def test_one_that_went_elsewhere_is_listed_where_it_is_and_once(busy):
-    await busy.report("v2", [SessionTelemetry(session_id="a", epoch=6, committed=30)])
-    found = [s for s in (await sessions(busy)).sessions if s.telemetry.session_id == "a"]
-    assert [s.verifier_id for s in found] == ["v2"]
-    [shown] = (await sessions(busy, session_id="a")).sessions
-    assert (shown.verifier_id, shown.telemetry.epoch) == ("v2", 6)
 
 
 async def test_verifiers_come_by_id_in_pages_with_what_their_sessions_did(busy, refused):
@@ -125,11 +104,3 @@ async def test_a_verifiers_round_trip_is_the_median_of_those_that_are_measured(c
 )
 async def test_senseless_questions_are_refused(busy, refused, request_):
     assert isinstance(await refused(sessions(busy, **request_)), BadRequest)
-
-
-async def test_status_counts_what_it_leaves_out(start):
-    coordinator = await start(status_sessions=3)
-    await coordinator.join("v1")
-    await coordinator.report("v1", list("abcde"))
-    status = await coordinator.status()
-    assert (len(status.sessions), status.total_sessions, status.total_verifiers) == (3, 5, 1)

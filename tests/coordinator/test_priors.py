@@ -8,11 +8,10 @@ import pytest
 import redis.asyncio as aioredis
 from peers import identity
 
-from coordinator.records import Prior, Window, WindowBounds, WindowDecision, WorkloadKey
+from coordinator.records import Prior, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, verifiers
 from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS, SIBLING
-from outrider.core.errors import BadRequest
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -153,14 +152,6 @@ async def test_a_strange_device_hardly_moves_the_usual_speed(cluster, redis) -> 
         assert float(await store.hget(KEY, "nodes_per_level")) == 1.5
 
 
-@pytest.mark.parametrize("field", ["draft_release", "traffic_class", "device_id"])
-@pytest.mark.parametrize("value", ["x" * 65, "a:b", "a b", "ä"])
-async def test_a_label_that_could_be_another_key_is_refused(cluster, refused, field, value) -> None:
-    error = await refused(cluster.open(**{field: value}))
-    assert isinstance(error, BadRequest)
-    assert field in str(error)
-
-
 def test_the_parts_of_a_workload_key_cannot_be_exchanged_for_one_another() -> None:
     assert keys.prior(WorkloadKey("t", "d", "", "w")) != keys.prior(WorkloadKey("t", "", "d", "w"))
 
@@ -211,36 +202,3 @@ def test_a_sessions_own_proposals_count_beside_its_prior_and_soon_alone() -> Non
     assert "prior" not in alone.reason
     alike = decide(fresh(acceptance_history=GOOD * 4), PRIOR)
     assert alike is not None and alike.observations == 64
-
-
-def test_a_sessions_own_drafting_time_stands_over_the_priors() -> None:
-    window = decide(fresh(draft_ms=9.0), PRIOR)
-    assert window is not None and window.draft_ms == 9.0
-
-
-def test_a_device_that_drafts_nothing_after_all_is_seen_and_no_longer_waited_for() -> None:
-    near = decide(fresh(rtt_ms=1.0), PRIOR)
-    assert near is not None and near.window.k > 0
-    silent = decide(fresh(rtt_ms=1.0, committed=report_adapter.SILENT, steps=report_adapter.SILENT), PRIOR, near)
-    assert silent is not None and (silent.window.k, silent.window.draft_wait_ms) == (0, 0.0)
-    assert silent.reason == "its device drafts nothing"
-    assert silent.window.depth > 0  # so that it shows if it has begun
-
-
-def test_a_pin_is_a_pin() -> None:
-    window = decide(fresh(), PRIOR, s=WindowBounds(Window(3, 9), pinned=True))
-    assert window is not None and (window.window.k, window.reason) == (3, "pinned by the operator")
-
-
-async def test_a_new_session_with_a_prior_gets_a_directive_with_the_first_report(cluster) -> None:
-    before = (await cluster.open(draft_release=DRAFT)).session_id
-    await cluster.report("v1", [report(before, GOOD * 8)])
-    new = (await cluster.open(draft_release=DRAFT)).session_id
-    unlike = (await cluster.open()).session_id
-    reports = [
-        telemetry_pb2.SessionTelemetry(session_id=s, epoch=5, rtt_ms=20.0, steps=1, committed=1) for s in (new, unlike)
-    ]
-    answer = await cluster.report("v1", reports, **COSTS)
-    assert [directive.session_id for directive in answer.directives] == [new]
-    [window] = (await cluster.admin.ListWindows(pb.ListWindowsRequest(session_id=new))).windows
-    assert "by its class's prior" in window.reason

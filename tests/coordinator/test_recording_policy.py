@@ -47,23 +47,6 @@ async def test_prompts_are_recorded_only_where_that_was_said_too(start, tmp_path
     assert [claims.keep_prompts for claims in asked] == [True, False]
 
 
-@pytest.mark.parametrize(("share", "kept"), [(1.0, True), (0.0, False)])
-async def test_a_session_that_was_drawn_keeps_its_word_on_prompts_and_no_other_has_one(start, share, kept) -> None:
-    coordinator = await start(recording_share=share, recording_prompts=True)
-    await coordinator.join("v1")
-    await coordinator.join("v2")
-    opened = await coordinator.open()
-    resumed = await coordinator.resume(opened)
-    grants = [grant for one in (opened, resumed) for grant in (one.primary, one.standby)]
-    assert [coordinator.read(grant).keep_prompts for grant in grants] == [kept] * 4
-
-
-async def test_without_tenants_the_share_is_a_setting(start) -> None:
-    coordinator = await start(recording_share=1.0, recording_keep_days=0.5)
-    await coordinator.join("v1")
-    assert coordinator.read((await coordinator.open()).primary).keep_s == DAY_S / 2
-
-
 async def test_the_draw_is_made_once_and_holds_at_every_verifier(start) -> None:
     coordinator = await start(recording_share=0.5)
     await coordinator.join("v1", capacity=100)

@@ -14,7 +14,7 @@ from certificate import self_signed
 
 from coordinator.api.artifact_http import serving
 from outrider.artifacts.store import ArtifactStore
-from outrider.core.errors import BadRequest, Unavailable
+from outrider.core.errors import BadRequest
 from outrider.wire.channels import ServerTls
 
 CONTENT = bytes(range(256)) * 1_024
@@ -100,27 +100,6 @@ async def test_nothing_else_is_served(get, path) -> None:
     assert b"private" not in body
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-async def test_files_are_only_read(get, method, folder) -> None:
-    assert (await get(method=method))[0] == 405
-    assert (folder / f"{DIGEST}.gguf").read_bytes() == CONTENT
-
-
-async def test_many_fetch_at_once_while_the_loop_goes_on(get) -> None:
-    found = await asyncio.gather(*(get() for _ in range(12)))
-    assert all(body == CONTENT for _, _, body in found)
-
-
-async def test_the_port_is_free_again_once_it_is_over(folder) -> None:
-    async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0") as base:
-        address = urlsplit(base).netloc
-        with pytest.raises(Unavailable, match="is the port taken"):
-            async with serving(ArtifactStore(folder, ".gguf"), address):
-                pass
-    async with serving(ArtifactStore(folder, ".gguf"), address) as again:
-        assert again == base
-
-
 async def test_beyond_loopback_plain_text_needs_insecure_and_a_name_for_devices(folder) -> None:
     with pytest.raises(BadRequest, match="--insecure"):
         async with serving(ArtifactStore(folder, ".gguf"), "0.0.0.0:0"):
@@ -155,11 +134,3 @@ async def test_with_the_coordinators_certificate_it_speaks_tls(folder, tmp_path)
         context = ssl.create_default_context(cafile=tls.cert)
         status, _, body = await asyncio.to_thread(_ask, base, "GET", f"/artifacts/{DIGEST}", {}, context)
         assert (status, body) == (200, CONTENT)
-
-
-async def test_a_certificate_that_cannot_be_used_is_refused(folder, tmp_path) -> None:
-    tls = self_signed(tmp_path)
-    tls.key.write_text("no key")
-    with pytest.raises(BadRequest, match="TLS certificate and key cannot be used"):
-        async with serving(ArtifactStore(folder, ".gguf"), "127.0.0.1:0", tls=tls):
-            pass

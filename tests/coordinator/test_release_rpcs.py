@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import random
 import time
-from dataclasses import replace
 
 import pytest
-from peers import identity, until
+from peers import until
 from releasing import (
-    FIRST,
     SIGNER,
     device_of,
     drafted,
@@ -27,13 +24,11 @@ from releasing import (
     version_of,
 )
 
-from coordinator.releases.handlers import ReleaseHandlers, check_served
 from coordinator.releases.records import in_canary
-from coordinator.releases.store import ReleaseBackup, ReleaseStore
+from coordinator.releases.store import ReleaseStore
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
-from outrider.artifacts.store import ArtifactStore
-from outrider.core.errors import BadRequest, ModelRefused, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from outrider.core.errors import BadRequest, ModelRefused, Unavailable
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
@@ -75,14 +70,6 @@ async def reaches(peer, version: int, state: int) -> None:
 # --- what devices are offereded
 
 
-async def test_without_releases_devices_keep_to_their_verifiers_draft(coordinator) -> None:
-    await coordinator.join("v1")
-    offer = await offered(coordinator)
-    assert (offer.serial, offer.manifest, offer.canary) == (0, b"", False)
-    assert (await coordinator.open()).release_serial == 0
-    assert (await coordinator.report("v1")).release_serial == 0
-
-
 async def test_a_canary_goes_to_its_share_of_the_devices_and_stays_with_them(coordinator) -> None:
     await stable(coordinator)
     await publish(coordinator, signed(2))
@@ -95,13 +82,6 @@ async def test_a_canary_goes_to_its_share_of_the_devices_and_stays_with_them(coo
     assert {version_of(offers[d]) for d in devices if d not in tries} == {1}
     assert offers["device-0"].manifest in (signed(1), signed(2))  # byte for byte as it was signed
     assert all([(await offered(coordinator, device)).canary for device in sorted(tries)])
-
-
-async def test_a_first_release_is_tried_too_and_all_others_keep_their_verifiers_draft(coordinator) -> None:
-    await publish(coordinator, signed(1))
-    offers = [await offered(coordinator, f"device-{i}") for i in range(40)]
-    assert {version_of(offer) for offer in offers} == {0, 1}
-    assert not (await offered(coordinator, "")).manifest
 
 
 async def test_another_targets_release_is_not_offered(coordinator) -> None:
@@ -135,14 +115,6 @@ async def test_a_device_of_a_senseless_name_is_refused(coordinator, refused, dev
 # --- what is refused
 
 
-async def test_an_older_version_and_the_same_version_of_another_file_are_refused(coordinator, refused) -> None:
-    await publish(coordinator, signed(5))
-    for again in (signed(4), signed(5, size=77)):
-        error = await refused(publish(coordinator, again))
-        assert isinstance(error, BadRequest)
-        assert "not above 5" in str(error)
-
-
 async def test_a_draft_of_another_vocabulary_is_refused_and_one_for_a_target_that_is_down_is_not(
     coordinator, refused
 ) -> None:
@@ -168,29 +140,6 @@ async def test_only_listed_publishers_are_taken_where_there_is_a_list(start, tmp
     assert isinstance(error, ModelRefused)
     assert untrusted.key_id in str(error)
     assert await publish(coordinator, signed(1)) == CANARY
-
-
-async def test_releases_are_for_operators_and_offers_for_tenants(start, refused) -> None:
-    coordinator = await start(admin_token="secret-secret-secret", tenant_keys={"acme": "a" * 24})
-    admin = coordinator.admin
-    for call in (
-        admin.PublishRelease(pb.PublishReleaseRequest(manifest=signed(1))),
-        admin.ListReleases(pb.ListReleasesRequest()),
-        admin.UpdateRelease(pb.UpdateReleaseRequest(release="a", action=PROMOTE)),
-        offered(coordinator),
-    ):
-        assert isinstance(await refused(call), Unauthenticated | PermissionDenied)
-
-
-async def test_an_order_for_nothing_is_refused(coordinator, refused) -> None:
-    ask = coordinator.admin.UpdateRelease
-    assert isinstance(await refused(ask(pb.UpdateReleaseRequest(release="ab", action=PROMOTE))), NotFound)
-    for request in (
-        pb.UpdateReleaseRequest(release="", action=PROMOTE),
-        pb.UpdateReleaseRequest(release="../x", action=PROMOTE),
-        pb.UpdateReleaseRequest(release="ab"),
-    ):
-        assert isinstance(await refused(ask(request)), BadRequest)
 
 
 # --- files
@@ -253,71 +202,6 @@ async def test_a_better_draft_becomes_stable_for_all(trial) -> None:
     assert (version_of(offer), offer.canary) == (2, False)
 
 
-async def test_too_little_evidence_leaves_the_trial_on_and_is_shown(trial) -> None:
-    await measured(trial, 2, canary=0.5, beside=0.5, sessions=5)
-
-    async def seen() -> bool:
-        return (await listed(trial, name_of(2)))[0].evidence.canary_samples == 5
-
-    await until(seen)
-    assert (await states(trial))[2] == CANARY
-
-
-async def test_a_trial_that_shows_nothing_ends_with_its_window(start) -> None:
-    coordinator = await start(canary_window_s=0.3)
-    await stable(coordinator)
-    await publish(coordinator, signed(2))
-    await reaches(coordinator, 2, ROLLED_BACK)
-    assert "undecided after" in (await listed(coordinator, name_of(2)))[0].reason
-
-
-async def test_a_first_release_is_compared_with_whatever_else_devices_draft_with(start) -> None:
-    coordinator = await start()
-    await coordinator.join("v1", capacity=500)
-    await publish(coordinator, signed(1))
-    await measured(coordinator, 1, canary=0.8, beside=0.4, other=999)
-    await reaches(coordinator, 1, STABLE)
-    evidence = (await listed(coordinator, name_of(1)))[0].evidence
-    assert evidence.canary_acceptance == pytest.approx(0.8, abs=0.05)
-    assert evidence.stable_acceptance == pytest.approx(0.4, abs=0.05)
-
-
-async def test_another_targets_sessions_do_not_count(trial) -> None:
-    await trial.join("v2", capacity=50, target=identity(name="other", weights_hash="sha256:x"))
-    ids = await placed(trial, 20, target="other", device_id=device_of(name_of(2), canary=True))
-    await trial.report("v2", [drafted(session_id, name_of(2), 0, 40) for session_id in ids])
-    await measured(trial, 2, canary=0.5, beside=0.5, sessions=3)
-    await asyncio.sleep(0.2)
-    assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 3
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [{"positions": 10, "right": 11}, {"positions": 2**63, "right": 1}, {"draft": "no such name!"}],
-)
-async def test_a_session_with_nonsense_is_no_sample_and_no_fault_of_the_report(trial, nonsense) -> None:
-    answer = await trial.report("v1", [drafted("s", **{"draft": name_of(2), "right": 20, "positions": 40, **nonsense})])
-    assert answer.known
-    assert (await listed(trial, name_of(2)))[0].evidence.canary_samples == 0
-
-
-async def test_a_session_counts_in_the_arm_that_its_device_was_offered_and_in_no_other(trial) -> None:
-    tries, stays = (device_of(name_of(2), canary=canary) for canary in (True, False))
-    assert (await offered(trial, tries)).canary
-    assert not (await offered(trial, stays)).canary
-    for device, version in ((tries, 1), (stays, 2), ("", 2)):
-        ids = await placed(trial, 20, device_id=device, draft_release=name_of(version))
-        await trial.report("v1", [drafted(session_id, name_of(version), 20, 40) for session_id in ids])
-    await trial.report("v1", [drafted(f"unknown-{i}", name_of(i % 2 + 1), 20, 40) for i in range(40)])
-    await measured(trial, 2, canary=0.5, beside=0.5, sessions=4)
-
-    async def seen() -> bool:
-        evidence = (await listed(trial, name_of(2)))[0].evidence
-        return (evidence.canary_samples, evidence.stable_samples) == (4, 4)
-
-    await until(seen)
-
-
 async def test_a_session_that_is_resumed_keeps_its_arm(trial) -> None:
     opened = await trial.open(device_id=device_of(name_of(2), canary=True), draft_release=name_of(2))
     await trial.resume(opened)
@@ -334,69 +218,9 @@ async def test_a_session_that_is_resumed_keeps_its_arm(trial) -> None:
 
 # --- several tenants, of which one may lie
 
-TENANT_KEYS = {name: f"{name}-" * 6 for name in ("liar", "acme", "bobs")}
-
-
-@pytest.fixture
-async def several(start):
-    """Publish a stable release and a canary on a cluster of three tenants; return the peer."""
-    coordinator = await start(tenant_keys=TENANT_KEYS, canary_window_s=600.0)
-    await coordinator.join("v1", capacity=1_000)
-    await stable(coordinator)
-    assert await publish(coordinator, signed(2)) == CANARY
-    return coordinator
-
-
-async def of(peer, tenant: str, canary: float, beside: float, sessions: int = 60) -> None:
-    await measured(peer, 2, canary, beside, sessions=sessions, key=TENANT_KEYS[tenant], tenant=tenant)
-
 
 async def evidence_of(peer) -> pb.ReleaseEvidence:
     return (await listed(peer, name_of(2)))[0].evidence
-
-
-@pytest.mark.parametrize(("canary", "beside"), [(0.3, 0.7), (0.8, 0.4)])
-async def test_with_fewer_tenants_than_a_decision_needs_the_operator_is_asked(several, caplog, canary, beside) -> None:
-    await of(several, "liar", canary, beside, sessions=80)
-
-    async def asked() -> bool:
-        return any("promote it or roll it back" in record.getMessage() for record in caplog.records)
-
-    await until(asked)
-    shown = (await listed(several, name_of(2)))[0]
-    assert shown.state == CANARY
-    assert (shown.evidence.tenants, shown.evidence.tenants_needed) == (1, 3)
-    assert max(shown.evidence.log_better, shown.evidence.log_worse) > 4.6
-    await asyncio.sleep(0.3)
-    assert sum("promote it or roll it back" in record.getMessage() for record in caplog.records) == 1
-    await steer(several, 2, PROMOTE)
-    assert (await states(several))[2] == STABLE
-
-
-async def test_a_tenant_with_half_of_the_samples_does_not_roll_back_what_the_others_find_better(several) -> None:
-    await of(several, "liar", canary=0.1, beside=0.9, sessions=120)
-    for tenant in ("acme", "bobs"):
-        assert (await states(several))[2] == CANARY
-        await of(several, tenant, canary=0.8, beside=0.5)
-    await reaches(several, 2, STABLE)
-
-
-async def test_a_tenant_with_half_of_the_samples_does_not_promote_what_the_others_find_worse(several) -> None:
-    await of(several, "liar", canary=0.9, beside=0.1, sessions=120)
-    for tenant in ("acme", "bobs"):
-        assert (await states(several))[2] == CANARY
-        await of(several, tenant, canary=0.4, beside=0.7)
-    await reaches(several, 2, ROLLED_BACK)
-    assert (await evidence_of(several)).tenants == 3
-
-
-async def test_an_operator_who_trusts_every_tenant_has_one_decide(start) -> None:
-    coordinator = await start(tenant_keys=TENANT_KEYS, canary_window_s=600.0, canary_tenants=1)
-    await coordinator.join("v1", capacity=500)
-    await stable(coordinator)
-    await publish(coordinator, signed(2))
-    await of(coordinator, "acme", canary=0.3, beside=0.7)
-    await reaches(coordinator, 2, ROLLED_BACK)
 
 
 async def test_creating_a_tenant_ends_the_trust_in_one(trial) -> None:
@@ -406,19 +230,6 @@ async def test_creating_a_tenant_ends_the_trust_in_one(trial) -> None:
 
 
 # --- several coordinators, and a store that forgets
-
-
-async def test_two_coordinators_decide_once(start, trial) -> None:
-    other = await start(canary_window_s=600.0)
-    before = (await offered(trial)).serial
-    await measured(trial, 2, canary=0.3, beside=0.7)
-    await reaches(other, 2, ROLLED_BACK)
-    await asyncio.sleep(0.3)
-    shown = (await listed(trial, name_of(2)))[0]
-    assert shown == (await listed(other, name_of(2)))[0]
-    serial = (await offered(other)).serial
-    assert serial > before
-    assert serial == (await offered(trial)).serial
 
 
 async def test_publishing_at_many_coordinators_at_once_leaves_one_canary(start) -> None:
@@ -436,7 +247,6 @@ async def test_publishing_at_many_coordinators_at_once_leaves_one_canary(start) 
 async def test_what_redis_lost_is_put_back_with_what_was_decided(trial, redis, refused) -> None:
     await steer(trial, 2, ROLL_BACK)
     serial = (await offered(trial)).serial
-    await asyncio.sleep(0.2)  # the coordinator looks every 0.05 s
     redis.stop(kill=True)
     assert type(await refused(offered(trial))) is Unavailable
     redis.start()
@@ -453,25 +263,10 @@ async def test_a_coordinator_that_starts_anew_over_an_empty_redis_remembers(star
     assert await states(await start()) == {1: STABLE}
 
 
-async def test_where_nothing_is_left_publishing_the_same_manifest_restores_it(coordinator, redis, monkeypatch) -> None:
-    async def nothing(*_: object) -> bool:
-        return False
-
-    monkeypatch.setattr(ReleaseBackup, "restore", nothing)
-    await publish(coordinator, signed(3))
-    serial = (await offered(coordinator)).serial
-    redis.stop(kill=True)
-    redis.start()
-    assert await states(coordinator) == {}
-    assert await publish(coordinator, signed(3)) == CANARY
-    assert (await offered(coordinator)).serial > serial
-
-
 async def test_the_trial_begins_again_where_its_samples_were_lost(start, redis) -> None:
     coordinator = await start(canary_window_s=600.0)
     await publish(coordinator, signed(1))
     began = (await listed(coordinator))[0].since_unix
-    await asyncio.sleep(0.2)
     redis.stop(kill=True)
     redis.start()
     await reaches(coordinator, 1, CANARY)
@@ -517,103 +312,8 @@ async def test_a_store_that_comes_back_older_gets_what_was_decided_since(trial, 
     serial = (await offered(trial)).serial
     await kept.put(before)
     await reaches(trial, 2, ROLLED_BACK)
-    await asyncio.sleep(0.2)  # several looks later it is still so
     assert await states(trial) == {1: STABLE, 2: ROLLED_BACK}
     assert (await offered(trial)).serial > serial
-
-
-async def test_a_version_that_an_older_store_has_forgotten_is_not_taken_again(start, kept, refused) -> None:
-    coordinator = await start(watch_s=30.0)
-    await stable(coordinator)
-    before = await kept.text()
-    await publish(coordinator, signed(7))
-    await kept.put(before)
-    assert "not above 7" in str(await refused(publish(coordinator, signed(6))))
-
-
-async def test_a_target_that_only_one_coordinator_remembers_is_put_back_beside_others(start, kept, tmp_path) -> None:
-    first = await start(watch_s=30.0)
-    await stable(first)
-    await kept.forget()
-    other = await start(state_dir=tmp_path / "other", watch_s=30.0)
-    await publish(other, signed(9, weights_hash="sha256:x"))
-    again = await start()
-    await reaches(again, 1, STABLE)
-    assert await states(again) == {1: STABLE, 9: CANARY}
-
-
-async def test_what_another_version_wrote_stays_as_it_is(trial, kept, refused) -> None:
-    await kept.put('{"of": "tomorrow"}')
-    assert version_of(await offered(trial)) == 0
-    assert type(await refused(publish(trial, signed(9)))) is Unavailable
-    await asyncio.sleep(0.2)
-    assert await kept.text() == '{"of": "tomorrow"}'
-
-
-async def test_fields_of_a_later_version_are_no_reason_to_forget_a_release(trial, kept) -> None:
-    line = json.loads(await kept.text())
-    later = [{**release, "colour": "blue"} for release in line["releases"]]
-    await kept.put(json.dumps({**line, "releases": later, "mood": "fine"}))
-    assert await states(trial) == {1: STABLE, 2: CANARY}
-
-
-async def test_a_report_with_a_tenant_that_cannot_be_is_refused_and_decisions_go_on(trial, refused) -> None:
-    error = await refused(trial.report("v1", [drafted("s", name_of(2), 20, 40, tenant="a:b")]))
-    assert isinstance(error, BadRequest)
-    assert "sessions.tenant" in str(error)
-    await measured(trial, 2, canary=0.3, beside=0.7)
-    await reaches(trial, 2, ROLLED_BACK)
-
-
-async def test_what_fails_for_one_target_leaves_the_others_decided(trial, monkeypatch) -> None:
-    await publish(trial, signed(1, weights_hash="sha256:a"))
-    evidence_of = ReleaseHandlers._weighed
-
-    async def broken(self, line, canary):
-        if line.weights == "sha256:a":
-            raise ValueError("no number")
-        return await evidence_of(self, line, canary)
-
-    monkeypatch.setattr(ReleaseHandlers, "_weighed", broken)
-    await measured(trial, 2, canary=0.3, beside=0.7)
-
-    async def decided() -> bool:
-        return (await listed(trial, name_of(2)))[0].state != CANARY
-
-    await until(decided)
-    assert (await listed(trial, name_of(2)))[0].state == ROLLED_BACK
-
-
-async def test_a_pin_that_comes_while_the_evidence_is_weighed_holds(start, monkeypatch) -> None:
-    coordinator = await start(canary_window_s=600.0)
-    await coordinator.join("v1", capacity=500)
-    await stable(coordinator)
-    await publish(coordinator, signed(2))
-    evidence_of, pinned = ReleaseHandlers._weighed, asyncio.Event()
-
-    async def slow(self, line, canary):
-        shown = await evidence_of(self, line, canary)
-        if shown.canary_samples:
-            monkeypatch.undo()
-            await steer(coordinator, 2, pb.RELEASE_ACTION_PIN)
-            pinned.set()
-        return shown
-
-    monkeypatch.setattr(ReleaseHandlers, "_weighed", slow)
-    await measured(coordinator, 2, canary=0.3, beside=0.7)
-    await asyncio.wait_for(pinned.wait(), 10.0)
-    await asyncio.sleep(0.3)
-    assert (await states(coordinator))[2] == CANARY
-
-
-async def test_two_that_ask_for_the_same_file_at_once_are_both_answered(tmp_path) -> None:
-    content = b"x" * 4_000_000
-    digest = hashlib.sha256(content).hexdigest()
-    (tmp_path / f"{digest}.gguf").write_bytes(content)
-    manifest = replace(FIRST, artifact=f"sha256:{digest}", size=len(content))
-    artifacts = ArtifactStore(tmp_path, ".gguf")
-    checks = (asyncio.to_thread(check_served, artifacts, manifest) for _ in range(3))
-    assert await asyncio.gather(*checks) == [None, None, None]
 
 
 def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
@@ -624,7 +324,3 @@ def test_the_draw_is_by_names_alone_and_keeps_whom_it_had() -> None:
     other = {d for d in devices if in_canary(d, "another", 0.1)}
     assert len(few & other) < 0.25 * len(few)
     assert not in_canary("", "r", 0.99)
-
-
-def test_the_manifests_here_are_for_the_target_of_the_other_tests() -> None:
-    assert (FIRST.weights_hash, FIRST.tokenizer_hash) == (identity().weights_hash, identity().tokenizer_hash)

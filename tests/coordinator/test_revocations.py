@@ -1,7 +1,5 @@
 """Test that revocations reach every verifier, and that the tickets of closed sessions place nothing."""
 
-import asyncio
-
 import pytest
 from peers import revoked
 
@@ -47,24 +45,6 @@ async def test_a_store_that_has_lost_its_data_tells_all_that_it_knows(coordinato
     seen = (await coordinator.report("v1")).revocations_seen + 10**12  # by a clock that was ahead
     assert revoked(await coordinator.report("v1", seen=seen)) == [("session_id", "a")]
     assert revoked(await coordinator.report("v1", seen=seen - 10**12)) == []
-
-
-async def test_entries_go_when_no_ticket_is_left_to_end(coordinator, store):
-    await coordinator.join("v1")
-    for name in ("old", "new", "newer"):
-        await revocations.add(store, Revocation("session", name), keep_ms=400)
-        await asyncio.sleep(0.25)
-    assert revoked(await coordinator.report("v1")) == [("session_id", "new"), ("session_id", "newer")]
-    await asyncio.sleep(0.5)
-    assert revoked(await coordinator.report("v1")) == []
-
-
-async def test_the_oldest_go_where_there_are_too_many(coordinator, store, monkeypatch):
-    monkeypatch.setattr(revocations, "MAX_REVOCATIONS", 2)
-    await coordinator.join("v1")
-    for name in "abc":
-        await revocations.add(store, Revocation("session", name), keep_ms=HOUR_MS)
-    assert revoked(await coordinator.report("v1")) == [("session_id", "b"), ("session_id", "c")]
 
 
 async def test_a_verifier_learns_which_of_its_sessions_their_devices_have_closed(coordinator):

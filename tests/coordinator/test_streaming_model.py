@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
@@ -39,39 +38,11 @@ def test_it_agrees_with_an_event_simulation_of_the_protocol(
     assert speed.tokens_per_step == pytest.approx(tokens_per_step, rel=0.025)
 
 
-@pytest.mark.parametrize(("depth", "over_streaming"), [(4, 1.42), (8, 1.76), (16, 1.90), (24, 1.92)])
-def test_a_short_window_leaves_the_link_idle(depth: int, over_streaming: float) -> None:
-    speed = replay(drawn(0.8, 0.5, 20_000), LinkTiming(0.05, 0.002, flat), Window(24, depth, nodes_per_level=2.0))
-    assert speed.tokens_per_s * STEP_S == pytest.approx(over_streaming, rel=0.025)
-
-
 @given(history=st.binary(min_size=1, max_size=60).map(lambda data: bytes(byte % 3 for byte in data)))
 def test_without_a_window_it_is_one_token_a_step(history: bytes) -> None:
     speed = replay(history, LinkTiming(0.05, 0.002, flat), Window(0, 0))
     assert (speed.steps, speed.nodes) == (len(history), 0.0)
     assert speed.seconds == pytest.approx(STEP_S * len(history))
-
-
-def test_a_perfect_draft_without_delay_gets_k_proposals_and_one_token_more() -> None:
-    speed = replay(bytes([HIT] * 500), LinkTiming(0.0, 1e-6, flat), Window(4, 12))
-    assert speed.tokens_per_step == pytest.approx(5.0, rel=0.01)
-
-
-def test_a_draft_that_is_always_wrong_gains_nothing_and_costs_its_nodes() -> None:
-    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(4, 8, draft_wait_ms=5.0))
-    assert speed.steps == 300
-    assert speed.nodes >= 300
-    assert speed.seconds > 300 * (STEP_S + 0.001)
-
-
-def test_a_proposal_that_comes_while_its_token_is_computed_is_not_evaluated() -> None:
-    speed = replay(bytes([MISS] * 300), LinkTiming(0.0, 0.001, flat), Window(4, 8))
-    assert (speed.steps, speed.nodes) == (300, 0.0)
-
-
-def test_a_device_that_drafts_nothing_streams() -> None:
-    speed = replay(bytes([HIT] * 100), LinkTiming(0.05, math.inf, flat), Window(8, 16))
-    assert (speed.steps, speed.nodes) == (100, 0.0)
 
 
 def test_what_the_verifier_adds_by_itself_counts_at_every_distance_and_beside_every_window() -> None:
@@ -85,24 +56,10 @@ def test_what_the_verifier_adds_by_itself_counts_at_every_distance_and_beside_ev
     assert replay(right, far, Window(4, 12), 2 / 3).tokens_per_step == pytest.approx(5 / 3, rel=0.05)
 
 
-def test_of_equal_rates_the_one_that_comes_in_runs_goes_deeper() -> None:
-    """A geometric law cannot tell these two histories apart."""
-    runs = bytes(([HIT] * 40 + [MISS] * 10) * 20)
-    mixed = bytearray(runs)
-    random.Random(3).shuffle(mixed)
-    way, window = LinkTiming(0.001, 0.0005, flat), Window(10, 12)
-    assert replay(runs, way, window).tokens_per_step > 1.1 * replay(bytes(mixed), way, window).tokens_per_step
-
-
 def test_a_draft_wait_catches_a_first_proposal_that_is_about_to_arrive() -> None:
     history, way = drawn(0.8, 0.5, 5000), LinkTiming(0.002, 0.002, flat)
     waiting = replay(history, way, Window(12, 16, draft_wait_ms=8.0))
     assert waiting.tokens_per_step > 1.05 * replay(history, way, Window(12, 16)).tokens_per_step
-
-
-def test_a_draft_wait_does_nothing_for_a_device_that_is_further_away() -> None:
-    history, way = drawn(0.8, 0.5, 500), LinkTiming(0.05, 0.002, flat)
-    assert replay(history, way, Window(12, 16, draft_wait_ms=20.0)) == replay(history, way, Window(12, 16))
 
 
 @given(

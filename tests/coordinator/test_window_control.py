@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from dataclasses import replace
 
 import pytest
 from peers import until
 
 from coordinator.records import Prior, Window, WindowBounds, WindowDecision
-from coordinator.window import controller, report_adapter
+from coordinator.window import report_adapter
 from outrider.core.acceptance.history import HIT, MISS
-from outrider.core.errors import BadRequest, NotFound, Unauthenticated
+from outrider.core.errors import BadRequest, NotFound
 from outrider.core.protocol.messages import SessionLimits
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
 from outrider.wire.v1 import coordinator_pb2 as pb
@@ -63,22 +62,6 @@ def test_a_good_draft_speculates_and_a_bad_one_only_probes() -> None:
     assert (bad.nodes_per_step, bad.window_depth, bad.draft_wait_ms) == (0, report_adapter.PROBE_DEPTH, 0)
 
 
-def test_a_decision_begins_with_the_step_that_was_predicted_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = [stats(f"s{i}", hit=0.5 + 0.04 * i, rtt_ms=10.0 * i + 5.0) for i in range(8)]
-    first = decide(*sessions, load=CPU)
-    assert len({one.step_ms for one in first.values()}) == 1
-    predicted: list[float] = []
-    predict = controller.Options.predict
-
-    def watched(options: controller.Options, step_s: float) -> None:
-        predicted.append(1e3 * step_s)
-        predict(options, step_s)
-
-    monkeypatch.setattr(controller.Options, "predict", watched)
-    decide(*sessions, load=CPU, before=first)
-    assert predicted == [pytest.approx(first["s0"].step_ms)]  # and it settles at once
-
-
 def test_a_session_that_is_alone_may_have_all_nodes_that_pay_by_the_verifiers_own_estimate() -> None:
     alone = decide(stats(), load=CPU)["s"]
     beside = decide(stats(), stats("other"), load=CPU)["s"]
@@ -122,26 +105,11 @@ def test_a_newcomer_takes_nobodys_speculation_away(load: VerifierTelemetry, node
     assert all(window.window.k > 0 for window in beside.values())
 
 
-def test_what_newcomers_cost_everybody_is_no_reason_to_stream_for_the_others() -> None:
-    known = [stats("good", hit=0.9, rtt_ms=2.0), stats("fair", hit=0.5, rtt_ms=2.0)]
-    newcomers = [stats(f"n{i}", acceptance_history=b"", steps=2, committed=3, evaluated=20) for i in range(3)]
-    assert all(window.window.k > 0 for window in decide(*known, *newcomers, load=CPU).values())
-
-
 def test_a_session_that_has_never_drafted_counts_as_streaming_and_is_not_slowed_down() -> None:
     known = [stats(f"s{i}", hit=0.9, rtt_ms=2.0) for i in range(3)]
     beside = decide(*known, stats("thin", acceptance_history=b"", committed=500, steps=500), load=CPU)
     assert "thin" not in beside
     assert all(window.window.k == 0 for window in beside.values())
-
-
-def test_nothing_is_decided_where_the_verifier_reports_no_costs() -> None:
-    assert decide(stats(), load=VerifierTelemetry()) == {}
-
-
-def test_a_draft_that_has_become_good_is_judged_by_its_last_proposals() -> None:
-    turned = history(0.0, 200) + history(0.85, report_adapter.RECENT)
-    assert decide(stats(acceptance_history=turned))["s"].window.k > 0
 
 
 def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
@@ -172,13 +140,6 @@ def test_bounds_bound_and_pins_pin_the_session_or_all_others() -> None:
 def test_a_pinned_session_that_is_slower_than_streaming_keeps_nobody_else_from_speculating() -> None:
     decided = decide(stats("pinned", hit=0.0), stats("free"), pinned=WindowBounds(Window(4, 8), pinned=True))
     assert decided["free"].window.k > 0
-
-
-def test_a_pin_is_waited_for_like_any_other_window() -> None:
-    free = decide(stats(rtt_ms=1.0))["s"]
-    pinned = decide(stats(rtt_ms=1.0), s=WindowBounds(Window(free.window.k, free.window.depth), pinned=True))["s"]
-    assert pinned.window.draft_wait_ms == pytest.approx(free.window.draft_wait_ms, rel=0.02)
-    assert pinned.speedup > 0.9 * free.speedup
 
 
 def test_no_window_is_beyond_the_tickets_limits() -> None:
@@ -257,19 +218,6 @@ async def test_decisions_are_forgotten_with_the_session(coordinator) -> None:
     assert not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
 
 
-async def test_decisions_are_forgotten_with_the_verifier(start) -> None:
-    coordinator = await start(lease_ms=300, report_interval_ms=50)
-    await coordinator.join("v1")
-    session = (await coordinator.open()).session_id
-    await coordinator.report("v1", [report(session)], **REPORTED)
-
-    async def forgotten() -> bool:
-        return not (await coordinator.admin.ListWindows(pb.ListWindowsRequest())).windows
-
-    await until(forgotten)
-    assert not (await coordinator.status()).verifiers
-
-
 async def test_window_control_can_be_left_out(start, refused) -> None:
     coordinator = await start(window_control=False)
     await coordinator.join("v1")
@@ -292,13 +240,6 @@ async def test_a_verifier_keeps_its_lease_and_keys_where_nothing_can_be_decided(
     assert answer.known
     assert answer.public_keys
     assert not answer.directives
-
-
-async def test_many_siblings_are_the_devices_doing_and_no_fault_of_the_report(coordinator) -> None:
-    await coordinator.join("v1")
-    session = (await coordinator.open()).session_id
-    [sent] = (await coordinator.report("v1", [report(session, nodes_per_level=500.0)], **REPORTED)).directives
-    assert sent.directive.window_nodes <= LIMITS.nodes
 
 
 @pytest.mark.parametrize(
@@ -335,15 +276,6 @@ async def test_bounds_that_make_no_sense_are_refused(coordinator, refused) -> No
         assert isinstance(error, BadRequest)
 
 
-async def test_windows_are_for_operators(start, refused) -> None:
-    coordinator = await start(admin_token="secret")
-    for call in (
-        coordinator.admin.ListWindows(pb.ListWindowsRequest()),
-        coordinator.admin.SetWindowBounds(pb.SetWindowBoundsRequest(session_id="s")),
-    ):
-        assert isinstance(await refused(call), Unauthenticated)
-
-
 def latest(history: bytes) -> bytes:
     return report_adapter.latest([history])[0]
 
@@ -363,22 +295,6 @@ def test_a_draft_that_fails_or_recovers_is_judged_by_the_new_text_within_thirty_
     assert kept.count(HIT) <= 0.1 * len(kept)
     recovered = latest(good + failed + good[:32])
     assert recovered.count(HIT) / len(recovered) > 0.4
-
-
-@pytest.mark.parametrize("since", [64, 128, 160])
-def test_a_text_that_was_left_does_not_come_back_as_the_next_one_grows(since: int) -> None:
-    kept = []
-    for seed in range(31):
-        rng = random.Random(seed)
-        before, after = (bytes(rng.choices((HIT, MISS), (share, 1.0 - share), k=192)) for share in (0.6, 0.1))
-        kept.append(len(latest(before + after[:since])))
-    assert since - 16 <= statistics.median(kept) <= since + 8
-
-
-def test_a_window_that_pays_no_longer_is_not_kept_for_being_the_present_one() -> None:
-    before = decide(stats())
-    assert before["s"].window.k > 0
-    assert decide(stats(acceptance_history=bytes([MISS]) * 64), before=before)["s"].window.k == 0
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
