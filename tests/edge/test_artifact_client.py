@@ -59,14 +59,6 @@ async def fetched(library: ArtifactClient, offset: int = 0) -> bytes:
     return b"".join([chunk async for chunk in library.fetch(hash_of(DATA), offset)])
 
 
-async def test_the_standby_describes_what_a_hung_verifier_does_not(world: World) -> None:
-    world.one.freeze()
-    library = await world.library()
-    assert (await library.describe()).vocabulary_size == world.two.script.vocabulary_size
-    assert await fetched(library, 100) == DATA[100:]
-    assert world.two.fetches == [(hash_of(DATA), 100)] and not world.one.fetches
-
-
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_download_goes_on_at_the_standby_where_it_broke_off(world: World, *, hangs: bool) -> None:
     if hangs:

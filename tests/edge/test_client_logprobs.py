@@ -27,15 +27,6 @@ async def openai(client: AsyncClient) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-async def test_each_token_has_its_own(client: AsyncClient) -> None:
-    completion = await client.generate("x", max_tokens=50, logprobs=2)
-    expected = tuple(logprobs_of(at, token, 2) for at, token in enumerate(completion.token_ids))
-    assert completion.logprobs == expected
-    assert (await client.generate("x", max_tokens=5)).logprobs is None
-    bare = (await client.generate("x", max_tokens=5, logprobs=0)).logprobs
-    assert bare is not None and [one.top for one in bare] == [()] * 5
-
-
 async def test_broken_streams_neither_lose_nor_double_one(client: AsyncClient, verifier: FakeVerifier) -> None:
     verifier.script.step_s = 0.01
     stream = await client.stream("x", max_tokens=200, logprobs=1)
@@ -57,22 +48,6 @@ async def test_the_draft_alone_has_none_to_tell(client: AsyncClient, verifier: F
 
     with pytest.raises(Unavailable, match="only the target has log-probabilities"):
         await client.generate("x", max_tokens=5, prompt_logprobs=1, offline="draft_only")
-
-
-def scores_of(prompt: tuple[int, ...], top: int) -> tuple[TokenLogprobs | None, ...]:
-    return (None, *(logprobs_of(at, token, top) for at, token in enumerate(prompt) if at))
-
-
-@pytest.mark.parametrize("max_tokens", [0, 30])
-async def test_each_token_of_a_prompt_has_its_own(client: AsyncClient, max_tokens: int) -> None:
-    stream = await client.stream(TEXT, max_tokens=max_tokens, prompt_logprobs=2)
-    completion = await stream.drain()
-    assert len(stream.prompt_token_ids) > 20 and len(completion.token_ids) == max_tokens
-    assert completion.prompt_logprobs == scores_of(stream.prompt_token_ids, 2)
-    assert (completion.finish_reason, completion.logprobs, completion.verified) == ("length", None, True)
-    assert (await client.generate(TEXT, max_tokens=1)).prompt_logprobs is None
-    [only] = (await client.generate([65], max_tokens=0, prompt_logprobs=0)).prompt_logprobs or ()
-    assert only is None
 
 
 async def test_chat_tells_them_as_openai_does(openai: AsyncOpenAI) -> None:
@@ -119,14 +94,6 @@ async def test_a_prompt_is_echoed_with_them(openai: AsyncOpenAI, max_tokens: int
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
             assert token.startswith("bytes:") or text[offset : offset + len(token)] == token
         assert logprobs["top_logprobs"][1:] == [{token: -1.0} for token in logprobs["tokens"][1:]]
-
-
-async def test_a_bias_reaches_the_target(openai: AsyncOpenAI, verifier: FakeVerifier) -> None:
-    await openai.completions.create(model="fake", prompt="x", max_tokens=1, logit_bias={"7": -100, "9": 1.5})  # type: ignore
-    assert verifier.opens[-1].attach.sampling.logit_bias == ((7, -100.0), (9, 1.5))
-    for wrong in ({"x": 1.0}, {"7": 101.0}, {"99999999": 1.0}):
-        with pytest.raises(BadRequestError, match="logit_bias"):
-            await openai.completions.create(model="fake", prompt="x", max_tokens=1, logit_bias=wrong)  # type: ignore
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,26 @@
-"""Test `outrider-edge` as a process: interrupted, cut off, and without its extras."""
+"""Test `outrider-edge` where the contract tests do not: long chats, readers that leave, and missing extras."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from fake_verifier import FakeVerifier, Script
 from scripted import tokenizer_json
 
+from edge_agent.cli import main
 from edge_agent.target.tokenizer import TargetTokenizer
 
 TEMPLATE = b"{% for m in messages %}{{ m.content }};{% endfor %}"
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-for missing in sys.argv.pop(1).split():
-    sys.modules[missing] = None
-from edge_agent.cli import main
-main()
-"""
-
-INTERRUPTED_AT_IMPORT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-awaited = sys.argv[1]
-
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if name == awaited:
-            signal.raise_signal(signal.SIGINT)
-
-sys.meta_path.insert(0, Interrupting())
-del sys.argv[1]
-from outrider.console_scripts import edge
-edge()
-"""
 
 
 @pytest.fixture
-async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
+async def verifier() -> AsyncIterator[FakeVerifier]:
     tokenizer = TargetTokenizer(tokenizer_json())
     (letter,) = tokenizer.encode_plain("x")
     script = Script(
@@ -55,83 +33,57 @@ async def verifier(tiny_gguf: Path) -> AsyncIterator[FakeVerifier]:
         yield running
 
 
-async def started(
-    arguments: Sequence[str], *, missing: str = "", stdout: int = asyncio.subprocess.PIPE
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        PROGRAM,
-        missing,
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=stdout,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
 def at(verifier: FakeVerifier, tmp_path: Path, *more: str) -> list[str]:
     return ["--verifier", verifier.address, "--cache-dir", str(tmp_path), "--draft", "none", *more]
 
 
-async def test_a_chat_forgets_its_oldest_turns_rather_than_end(verifier: FakeVerifier, tmp_path: Path) -> None:
+async def test_a_chat_forgets_its_oldest_turns_rather_than_end(
+    verifier: FakeVerifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     verifier.script.max_sequence = 60
-    process = await started(["chat", *at(verifier, tmp_path, "--max-tokens", "8", "--system", "S")])
-    out, err = await asyncio.wait_for(process.communicate(b"ask one thing\n" * 6), 20)
-    assert (process.returncode, err, out) == (0, b"", b"xxxxxxxx\n" * 6)
+    said = tmp_path / "said"
+    said.write_text("ask one thing\n" * 6)
+    with said.open() as typed:
+        monkeypatch.setattr(sys, "stdin", typed)
+        arguments = at(verifier, tmp_path, "--max-tokens", "8", "--system", "S")
+        await asyncio.to_thread(main, ["chat", *arguments])
+    assert capsys.readouterr() == ("xxxxxxxx\n" * 6, "")
     table = TargetTokenizer(tokenizer_json()).table
     last = b"".join(table[i] for i in verifier.opens[-1].attach.prompt)
     assert last.startswith(b"S;ask one thing;xxxxxxxx;") and last.endswith(b"ask one thing;") and len(last) <= 60
 
 
-async def test_a_reader_that_leaves_early_ends_it_quietly(verifier: FakeVerifier, tmp_path: Path) -> None:
+async def test_a_reader_that_leaves_early_ends_it_quietly(
+    verifier: FakeVerifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    try:
-        process = await started(["generate", "x", *at(verifier, tmp_path)], stdout=writing)
-    finally:
-        os.close(writing)
-    _, err = await asyncio.wait_for(process.communicate(), 20)
-    assert (process.returncode, err) == (141, b"")
-
-
-@pytest.mark.parametrize("command", [["generate", "x"], ["serve"]], ids=" ".join)
-@pytest.mark.parametrize("module", ["argparse", "edge_agent.sdk.client"])
-async def test_an_interrupt_during_the_first_imports_ends_a_command_quietly(
-    tmp_path: Path, command: list[str], module: str
-) -> None:
-    ended = await interrupted(module, [*command, "--verifier", "127.0.0.1:1", "--cache-dir", str(tmp_path)])
-    assert ended == (130, b"", b"")
-
-
-async def interrupted(module: str, arguments: Sequence[str]) -> tuple[int | None, bytes, bytes]:
-    """Return exit status, stdout and stderr of a command that is interrupted when it begins to import `module`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", INTERRUPTED_AT_IMPORT, module, *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out, err
-
-
-async def test_help_names_the_api_keys_variable_and_needs_no_extra() -> None:
-    for command in ([], ["generate"]):
-        process = await started([*command, "--help"], missing="jinja2 tokenizers llama_cpp")
-        out, err = await process.communicate()
-        assert (process.returncode, err) == (0, b"")
-        assert b"OUTRIDER_EDGE_API_KEY" in out
+    with io.TextIOWrapper(os.fdopen(writing, "wb")) as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, ["generate", "x", *at(verifier, tmp_path)])
+    assert ended.value.code == 141 and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("command", "missing"),
-    [("chat --message hi", "jinja2"), ("serve", "uvicorn")],
+    ("command", "needing", "missing"),
+    [
+        ("chat --message hi", "edge_agent.target.jinja", "jinja2"),
+        ("serve", "edge_agent.http.serve", "edge_agent.http.app"),
+    ],
 )
 async def test_without_the_extra_a_command_says_what_to_install(
-    verifier: FakeVerifier, tmp_path: Path, command: str, missing: str
+    verifier: FakeVerifier,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    needing: str,
+    missing: str,
 ) -> None:
-    process = await started([*command.split(), *at(verifier, tmp_path)], missing=missing)
-    _, err = await process.communicate()
-    assert process.returncode == 1
-    assert b"pip install 'outrider[edge]'" in err and err.count(b"\n") == 1
+    monkeypatch.delitem(sys.modules, needing, raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)  # an import of it raises ImportError
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(main, [*command.split(), *at(verifier, tmp_path)])
+    err = capsys.readouterr().err
+    assert ended.value.code == 1 and "pip install 'outrider[edge]'" in err and err.count("\n") == 1

@@ -16,12 +16,6 @@ from outrider.core.errors import ModelRefused
 BYTES = [bytes([i]) for i in range(256)]
 
 
-def test_what_is_unfinished_at_the_end_is_shown_as_such() -> None:
-    detokenizer = Detokenizer(BYTES)
-    assert detokenizer.feed(0xE2) == ""
-    assert detokenizer.flush() == "�"
-
-
 def test_special_and_unknown_ids_are_no_text() -> None:
     detokenizer = Detokenizer([b"a", b"<|end|>"], special={1})
     assert [detokenizer.feed(token) for token in (0, 1, 7)] == ["a", "", ""]

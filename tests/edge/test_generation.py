@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_verifier import FakeVerifier, Script, until_free
-from reciter import TEXT, recital
+from fake_verifier import FakeVerifier
+from reciter import TEXT
 from scripted import tokenizer_json
 
 from edge_agent import AsyncClient, EdgeSettings, Statistics, Timeout
@@ -35,34 +34,7 @@ def edge_settings() -> EdgeSettings:
     return SETTINGS
 
 
-@pytest.fixture
-def script(tiny_gguf: Path) -> Script:
-    return recital(tiny_gguf)
-
-
-@pytest.fixture
-async def verifier(script: Script) -> AsyncIterator[FakeVerifier]:
-    async with FakeVerifier(script) as running:
-        yield running
-
-
-# --- who wrote a token
-
-
 # --- how long it may take
-
-
-async def test_a_request_that_takes_too_long_ends_and_frees_the_verifier(
-    client: AsyncClient, verifier: FakeVerifier
-) -> None:
-    await client.prepare()
-    verifier.script.step_s = 0.05
-    begun = time.monotonic()
-    with pytest.raises(TimedOut, match=r"longer than 0\.5 s") as caught:
-        await client.generate("x", max_tokens=3000, timeout=0.5)
-    assert time.monotonic() - begun < 1.5
-    assert (caught.value.seconds, caught.value.first_token) == (0.5, False)
-    await until_free(verifier)
 
 
 async def test_loading_for_the_first_time_goes_on_where_a_request_has_run_out_of_time(
@@ -170,42 +142,6 @@ async def test_where_the_draft_may_write_alone_only_verifiers_that_are_there_are
 
 
 # --- without a verifier
-
-
-async def test_without_a_verifier_a_request_fails_unless_the_draft_may_write_alone(
-    client: AsyncClient, verifier: FakeVerifier
-) -> None:
-    await client.prepare()
-    await verifier.kill()
-    with pytest.raises(Unavailable):
-        await client.generate("x", max_tokens=5, retries=0)
-    stream = await client.stream("x", max_tokens=20, offline="draft_only", seed=5, temperature=0.9)
-    chunks = [chunk async for chunk in stream]
-    assert {chunk.verified for chunk in chunks} == {False}
-    completion = stream.completion
-    assert not completion.verified and completion.usage.completion_tokens == 20
-    assert set(completion.provenance) == {"draft"} and completion.statistics.unverified == 20
-    again = await client.generate("x", max_tokens=20, offline="draft_only", seed=5, temperature=0.9)
-    assert again.token_ids == completion.token_ids
-
-
-async def test_a_verifier_that_goes_in_mid_sequence_leaves_its_part_verified_and_the_rest_marked(
-    client: AsyncClient, verifier: FakeVerifier
-) -> None:
-    await client.prepare()
-    verifier.script.step_s = 0.02
-    stream = await client.stream("x", max_tokens=300, offline="draft_only")
-    verified: list[bool] = []
-    async for chunk in stream:
-        verified += [chunk.verified] * len(chunk.token_ids)
-        if len(verified) > 30 and all(verified):
-            await verifier.kill()
-    assert len(verified) == 300 and verified == sorted(verified, reverse=True) and verified[29] and not verified[-1]
-    first = verified.index(False)
-    statistics = stream.completion.statistics
-    assert statistics.unverified == 300 - first
-    assert f"300 tokens, {300 - first} of them unverified, in {statistics.steps} steps" in statistics.summary()
-    assert stream.completion.text.startswith(TEXT[:20]) and not stream.completion.verified
 
 
 async def test_a_new_client_writes_alone_with_what_an_earlier_one_has_fetched(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from reciter import Threaded, in_thread, recital
 from schemathesis import GenerationMode
 
-from edge_agent import AsyncClient
+from edge_agent import Client
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 
@@ -31,25 +29,11 @@ def verifier(tiny_gguf: Path) -> Iterator[Threaded]:
 
 @pytest.fixture(scope="module")
 def url(verifier: Threaded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    addresses: list[str] = []
-    ready, done = threading.Event(), asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        where = {"verifier": verifier.address, "cache_dir": tmp_path_factory.mktemp("cache")}
-        async with AsyncClient(**where) as client, serving(client, ServeOptions("127.0.0.1:0")) as address:
-            await client.prepare()
-            addresses.append(address)
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    yield addresses[0]
-    loops[0].call_soon_threadsafe(done.set)
-    thread.join(10)
+    with Client(verifier=verifier.address, cache_dir=tmp_path_factory.mktemp("cache")) as client:
+        client.prepare()
+        server = serving(client._client, ServeOptions("127.0.0.1:0"))
+        yield client._thread.run(server.__aenter__())
+        client._thread.run(server.__aexit__(None, None, None))
 
 
 def shortened(body: Any) -> Any:

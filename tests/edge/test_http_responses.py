@@ -25,24 +25,6 @@ async def streamed(openai: AsyncOpenAI, **asked: Any) -> tuple[list[dict[str, An
 # --- answers
 
 
-async def test_a_stream_is_the_whole_response_in_events(says: Says) -> None:
-    async with says(TEXT) as (openai, _):
-        asked: dict[str, Any] = {"input": "How is the weather?", "tools": [TOOL], "max_output_tokens": 2000}
-        whole = await openai.responses.create(model="", **asked)
-        events, response = await streamed(openai, **asked)
-        kinds = [item.type for item in whole.output]
-        assert kinds == ["reasoning", "message", "function_call", "function_call"]
-        ids = {"id", "call_id"}
-        assert [{k: v for k, v in item.items() if k not in ids} for item in response["output"]] == [
-            {k: v for k, v in item.to_dict().items() if k not in ids} for item in whole.output
-        ]
-        calls = [item for item in whole.output if item.type == "function_call"]
-        assert [(call.name, call.arguments) for call in calls] == [("weather", ARGUMENTS)] * 2
-        assert whole.output_text == "Let me see. " and len({call.call_id for call in calls}) == 2
-        assert sum(event["type"] == "response.output_text.delta" for event in events) > 1
-        assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == len("Köln, hm.\n".encode())
-
-
 async def test_an_error_before_the_first_token_has_its_status_and_a_later_one_is_an_event(says: Says) -> None:
     async with says("a" * 2000) as (openai, verifier):
         verifier.script.refuse = Overloaded("full", retry_after_s=0.1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_verifier import FakeVerifier
@@ -16,9 +14,6 @@ from edge_agent import AsyncClient, BadRequest
 from edge_agent.sdk.request import check_prompt
 from edge_agent.target.bundle import check_text
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
-
-LONG = "a few words, " * 75_000
-"""A prompt that takes about a second to tokenise, and gives more tokens than any prompt may have."""
 
 
 @pytest.fixture
@@ -34,43 +29,6 @@ async def client(verifier: FakeVerifier, tmp_path: Path) -> AsyncIterator[AsyncC
     async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, draft=None) as made:
         await made.prepare()
         yield made
-
-
-async def timed(work: Awaitable[Any]) -> tuple[float, float]:
-    """Return (seconds until it was refused as too long, the longest time in which nothing else could go on)."""
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.002)
-            longest = max(longest, time.monotonic() - before)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0.01)
-    begun = time.monotonic()
-    with pytest.raises(BadRequest, match=r"length of prompt is \d+ tokens"):
-        await work
-    took = time.monotonic() - begun
-    await asyncio.sleep(0.01)
-    watching.cancel()
-    return took, longest
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda client: client.stream(LONG),
-        lambda client: client.stream_chat([{"role": "user", "content": LONG}]),
-    ],
-    ids=["text", "chat"],
-)
-async def test_other_sessions_go_on_while_a_long_prompt_is_tokenised(
-    client: AsyncClient, ask: Callable[[AsyncClient], Awaitable[Any]]
-) -> None:
-    took, longest = await timed(ask(client))
-    assert longest < took / 3
 
 
 async def test_a_text_of_more_characters_than_the_target_holds_is_not_tokenised(
@@ -100,9 +58,21 @@ def test_too_many_token_ids_are_refused_before_a_look_at_each() -> None:
         check_prompt(["no id"] * (MAX_PROMPT_TOKENS + 1))
 
 
-async def test_a_streams_prompt_may_be_asked_again_as_ids(client: AsyncClient, verifier: FakeVerifier) -> None:
-    stream = await client.stream("hello", max_tokens=2)
-    await stream.drain()
-    await client.generate(stream.prompt_token_ids, max_tokens=2)
-    first, again = (opening.attach.prompt for opening in verifier.opens)
-    assert first == again == stream.prompt_token_ids != ()
+@pytest.mark.parametrize(
+    "ask",
+    [lambda client: client.stream("x"), lambda client: client.stream_chat([{"role": "user", "content": "x"}])],
+    ids=["text", "chat"],
+)
+async def test_a_prompt_is_tokenised_beside_the_event_loop(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch, ask: Callable[[AsyncClient], Awaitable[object]]
+) -> None:
+    tokenizer, threads = (await client.prepare()).tokenizer, list[threading.Thread]()
+
+    def encode(text: str) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    for name in ("encode", "encode_plain", "encode_prompt"):
+        monkeypatch.setattr(tokenizer, name, encode)
+    await ask(client)
+    assert threads and threading.current_thread() not in threads

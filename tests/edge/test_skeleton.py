@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from fake_verifier import FakeVerifier
-from reciter import in_thread, recital, reciting
+from reciter import recital, reciting
 from scripted import tokenizer_json
 
-from edge_agent import AsyncClient, Client, EdgeSettings, SkeletonPoint
+from edge_agent import AsyncClient, EdgeSettings, SkeletonPoint
 from edge_agent.sdk.generation import Deadline
 from edge_agent.sdk.types import Timeout
 from edge_agent.target.tokenizer import TargetTokenizer
@@ -22,7 +22,6 @@ from outrider.core.protocol.verifier import VerifierSession
 from outrider.wire.codecs import Open
 
 OUTLINE = "1. Boil the water\n2. Add the tea\n3. Wait\n"
-TITLES = ["Boil the water", "Add the tea", "Wait"]
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How do I make tea?"}]
 TOKENIZER = TargetTokenizer(tokenizer_json())
 
@@ -73,17 +72,6 @@ async def client(verifier: Listening, tmp_path: Path) -> AsyncIterator[AsyncClie
         yield made
 
 
-async def test_points_stand_in_the_outlines_order_below_their_titles(client: AsyncClient) -> None:
-    skeleton = await client.skeleton(ASKED, seed=3)
-    assert skeleton.outline.text == OUTLINE
-    assert [(point.number, point.title) for point in skeleton.points] == list(enumerate(TITLES, 1))
-    assert skeleton.text.startswith("1. Boil the water\n1. Boil") and skeleton.text.count("\n\n") == 2
-    assert skeleton.changes_answer and skeleton.verified and not skeleton.lossy
-    requests = [skeleton.outline, *(point.completion for point in skeleton.points if point.completion)]
-    assert skeleton.usage.completion_tokens == sum(one.usage.completion_tokens for one in requests)
-    assert {one.seed for one in requests} == {3}
-
-
 async def test_a_point_that_fails_comes_with_its_error_and_the_others_continue(
     client: AsyncClient, verifier: Listening
 ) -> None:
@@ -130,21 +118,6 @@ async def test_a_point_that_has_begun_late_is_not_limited_by_the_time_to_a_first
     with pytest.raises(TimedOut, match="longer than 10 s"):
         async with deadline.after_first_token().enforced(first_token=True):
             await asyncio.sleep(1)
-
-
-def test_the_blocking_client_gives_the_same(tmp_path: Path) -> None:
-    with (
-        in_thread(script()) as running,
-        Client(verifier=running.address, cache_dir=tmp_path, draft=None) as client,
-    ):
-        skeleton = client.skeleton(ASKED, points=3, parallel=2)
-        with client.stream_skeleton(ASKED) as stream:
-            numbers = sorted(point.number for point in stream)
-        assert numbers == [1, 2, 3] and stream.skeleton.text == skeleton.text
-        for point in client.stream_skeleton(ASKED):
-            assert point.completion is not None
-            break
-        running.until_free()
 
 
 async def test_a_title_that_the_length_cut_off_is_no_point(tmp_path: Path) -> None:
