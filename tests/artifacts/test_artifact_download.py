@@ -59,13 +59,6 @@ async def broken_off(store: ArtifactStore, after: int = 3) -> None:
         await get(store, Origin(breaks_after=after))
 
 
-async def test_a_source_that_cannot_resume_begins_anew(store: ArtifactStore) -> None:
-    await broken_off(store)
-    origin = Origin(whole=True)
-    assert (await get(store, origin)).read_bytes() == DATA
-    assert origin.offsets == [3000]
-
-
 async def test_a_short_file_is_kept_and_gone_on_with(store: ArtifactStore) -> None:
     error = await refused(store, Origin(DATA[:5500]))
     assert error.reason == "truncated" and f"5500 of {len(DATA)} bytes" in str(error)

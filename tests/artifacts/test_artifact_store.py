@@ -37,15 +37,6 @@ def test_a_file_is_put_under_its_digest_once_and_everybody_may_read_it(store: Ar
     assert store.path(DIGEST).read_bytes() == DATA and os.listdir(store.folder) == [f"{DIGEST}.gguf"]
 
 
-def test_two_that_put_one_file_at_once_do_not_mix(store: ArtifactStore, source: Path) -> None:
-    store.folder.mkdir(parents=True)
-    with store.partial(DIGEST) as held:
-        held.write(b"another writer's half")
-        store.put(source)
-        assert store.verify(DIGEST)
-    assert store.partial_path(DIGEST).exists(), "what the other writer has stays its own"
-
-
 @pytest.mark.parametrize("name", ["", "..", "../draft.gguf", "A" * 64, "0" * 63, f"{'0' * 64}.txt", "draft.gguf"])
 def test_only_digests_name_files(store: ArtifactStore, source: Path, name: str) -> None:
     store.put(source)

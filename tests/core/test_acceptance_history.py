@@ -21,25 +21,6 @@ def test_a_position_is_judged_by_its_first_proposal_and_then_by_the_others(propo
     assert history.outcomes() == (b"" if outcome == UNKNOWN else bytes([outcome]))
 
 
-def test_late_proposals_are_judged_in_the_order_in_which_they_come() -> None:
-    history = AcceptanceHistory(position=10)
-    for _ in range(3):
-        history.commit(7, [])
-    history.late(10, accepted=True)
-    history.late(11, accepted=False)
-    history.late(11, accepted=True)
-    history.late(12, accepted=False)
-    assert history.outcomes() == bytes([HIT, SIBLING, MISS])
-
-
-def test_where_no_sibling_is_evaluated_one_that_would_have_been_accepted_is_a_miss() -> None:
-    history = AcceptanceHistory()
-    history.commit(1, [1, 2])
-    history.commit(2, [1, 2])
-    assert history.outcomes() == bytes([HIT, SIBLING])
-    assert history.outcomes(siblings=False) == bytes([HIT, MISS])
-
-
 def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_evaluated() -> None:
     session = VerifierSession(Attach(1, (1, 2)), SessionLimits())
     session.append(Append(1, 1, 0, (0, 0, 1), (5, 6, 7)))  # 5 and 6 for position 0, 7 below 5
@@ -50,33 +31,6 @@ def test_the_protocol_judges_what_came_in_time_what_came_late_and_what_was_not_e
     session.append(Append(1, 4, 2, (0, 4), (4, 3)))  # late: 4 for position 2; 3 below it is in time
     session.commit(tree_batch_of(session.tree, ()), Verified((8,), ()))
     assert session.history.outcomes() == bytes([HIT, MISS, HIT, MISS])
-
-
-def test_positions_are_counted_once_and_by_the_first_proposal() -> None:
-    history = AcceptanceHistory()
-    for proposals in ([7], [8, 7], [8], []):
-        history.commit(7, proposals)
-    assert (history.positions, history.first_accepted) == (4, 1)
-    history.late(3, accepted=True)  # nothing was proposed there
-    history.late(3, accepted=False)
-    history.late(2, accepted=True)  # the first proposal was another
-    assert (history.positions, history.first_accepted) == (4, 2)
-    history.commit(7, [7], counts=False)
-    assert (history.positions, history.first_accepted) == (4, 2)
-    history.restart()
-    assert (history.positions, history.first_accepted) == (0, 0)
-    assert history.outcomes() == bytes([HIT, SIBLING, SIBLING, HIT, HIT])
-
-
-def test_positions_count_from_the_first_proposal_on_that_is_judged() -> None:
-    history = AcceptanceHistory()
-    for proposals in ([], [], [8], [], [7]):
-        history.commit(7, proposals)
-    assert (history.positions, history.first_accepted) == (3, 1)
-    history.late(1, accepted=True)  # from before: it counts with its own draft token
-    assert (history.positions, history.first_accepted) == (4, 2)
-    history.late(3, accepted=True)  # its position has been counted
-    assert (history.positions, history.first_accepted) == (4, 3)
 
 
 @given(

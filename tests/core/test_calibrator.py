@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from reliability import Reliability, reliability
 
-from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Agreement, Calibrator
+from outrider.core.acceptance.calibrator import MARGIN_EDGES, AcceptancePrior, Calibrator
 
 
 def test_the_prior_grows_with_the_lead_of_the_first_proposal_and_falls_with_the_lag_of_the_others() -> None:
@@ -37,28 +37,6 @@ def test_observations_outweigh_the_prior(truth: float) -> None:
     assert calibrator.observations == 300
 
 
-def test_old_luck_fades() -> None:
-    calibrator = Calibrator()
-    for _ in range(2000):
-        calibrator.observe(0, 1.2, 1, True)
-    for _ in range(400):
-        calibrator.observe(0, 1.2, 1, False)
-    assert calibrator.probability(0, 1.2, 1) < 0.5
-
-
-def test_what_all_depths_show_counts_at_each_until_it_has_shown_otherwise() -> None:
-    calibrator = Calibrator()
-    for _ in range(200):
-        calibrator.observe(0, 1.2, 1, False)
-    unseen = calibrator.probability(0, 1.2, 9)
-    assert unseen < 0.1
-    for _ in range(60):
-        calibrator.observe(0, 1.2, 4, True)
-    assert calibrator.probability(0, 1.2, 9) > 0.7
-    assert calibrator.probability(0, 1.2, 1) < 0.1
-    assert calibrator.probability(0, 1.2, 2) == calibrator.probability(0, 1.2, 3)
-
-
 # --- what was measured elsewhere
 
 
@@ -76,19 +54,6 @@ def test_a_measurement_from_elsewhere_is_what_first_proposals_are_expected_to_do
     assert calibrator.probability(0, 4.0, 1) > calibrator.probability(0, 0.2, 1)
     caught = sum(calibrator.probability(rank, 1.0, 1) for rank in (1, 2, 3))
     assert caught == pytest.approx(0.4 * (1 - calibrator.probability(0, 1.0, 1)), rel=0.2)
-
-
-def test_it_counts_for_a_few_observations_and_no_more_once_enough_were_made() -> None:
-    calibrator = Calibrator()
-    calibrator.start_from(AcceptancePrior(0.2, 0.0, 256))
-    for _ in range(40):
-        calibrator.observe(0, 1.2, 1, True)
-    assert calibrator.probability(0, 1.2, 1) > 0.8
-    for _ in range(400):
-        calibrator.observe(1, 0.6, 1, False)
-    before = [calibrator.probability(rank, 3.0, 1) for rank in range(4)]
-    calibrator.start_from(AcceptancePrior(0.99, 1.0, 256))
-    assert [calibrator.probability(rank, 3.0, 1) for rank in range(4)] == before
 
 
 # --- reliability: what was predicted when a path was drafted is what happened to it
@@ -138,20 +103,3 @@ def test_predicted_path_acceptance_is_what_happens_with_a_draft_that_drifts() ->
 
 def test_the_same_check_finds_the_prior_alone_wrong() -> None:
     assert paths(Calibrator(), learns=False).error > 0.05
-
-
-def test_what_better_sources_say_has_estimates_of_its_own() -> None:
-    calibrator = Calibrator()
-    unknown = calibrator.probability(0, 1.2, 1)
-    for _ in range(100):
-        calibrator.observe(0, 1.2, 1, True, Agreement.FIRST)
-        calibrator.observe(0, 1.2, 1, False, Agreement.MISSING)
-    assert calibrator.probability(0, 1.2, 1) == unknown
-    assert calibrator.probability(0, 1.2, 1, Agreement.FIRST) > 0.9
-    assert calibrator.probability(0, 1.2, 1, Agreement.MISSING) < 0.1
-
-
-def test_a_contradicted_proposal_is_doubted_from_the_first() -> None:
-    calibrator = Calibrator()
-    found = [calibrator.probability(0, 1.2, 1, agreement) for agreement in Agreement]
-    assert found[Agreement.UNKNOWN] == found[Agreement.FIRST] > found[Agreement.LATER] > found[Agreement.MISSING]

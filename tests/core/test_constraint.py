@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +76,6 @@ def test_a_sequence_ends_only_where_the_grammar_may(grammars: Grammars) -> None:
     state = grammars.begin("start: /a*/")
     assert state.allows(EOS, [])
     assert EOS in allowed_after(state, [])
-
-
-def test_what_the_grammar_leaves_no_choice_for_is_known_at_once(grammars: Grammars) -> None:
-    state = grammars.begin(OBJECT)
-    forced = state.forced([])
-    assert grammars.tokenizer.decode_str(forced) == '{"name":'
-    for count in range(len(forced)):
-        assert allowed_after(state, forced[:count]) == {forced[count]}
-    assert state.forced(forced) == []
 
 
 @settings(deadline=None, max_examples=60)
@@ -177,23 +167,6 @@ def test_a_wrong_grammar_is_refused_by_what_is_wrong(grammars: Grammars, grammar
     assert not grammars.knows(grammar)
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        "start: /x(((a{900}){1000}){1000})|y/",
-        "start: " + " | ".join(json.dumps(c + "hello wor ld" * 9_000) for c in "xy"),
-    ],
-)
-def test_a_long_text_without_a_choice_ends_the_sequence_that_comes_to_it(grammars: Grammars, grammar: str) -> None:
-    """A grammar may hide such a text behind a choice; what it costs then is bounded, too."""
-    state = grammars.begin(grammar)
-    assert state.forced([]) == []
-    with pytest.raises(BadRequest, match=r"no choice for (\d+) tokens at once, must be at most 1024") as caught:
-        state.forced(ids_of(grammars, "x"))
-    assert int(re.findall(r"\d+", str(caught.value))[0]) <= 100_000
-    assert not grammars.knows(grammar)
-
-
 def test_a_session_that_exceeds_the_limits_leaves_the_next_one_all_of_them(grammars: Grammars) -> None:
     grammar = "start: /(?s:.*)a(?s:.){200}b/"
     rng = np.random.default_rng(1)
@@ -216,14 +189,6 @@ def test_a_sequence_that_the_grammar_forbids_is_refused_when_it_is_resumed(gramm
     constraint.commit(ids_of(grammars, "[1]"))
     with pytest.raises(BadRequest, match="grammar"):
         constraint.masked(np.zeros(VOCABULARY), 9, [])
-
-
-def test_only_the_grammars_that_were_used_last_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.core.constraint.CACHED", 3)
-    names = [f'start: "{number}"' for number in range(4)]
-    for name in (*names[:3], names[0], names[3]):
-        grammars.begin(name)
-    assert [grammars.knows(name) for name in names] == [True, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -95,35 +95,10 @@ def test_what_is_no_token_id_is_refused_and_changes_nothing(wrong: int, many: in
     assert model.following([5])[0].tolist() == []
 
 
-def test_only_the_most_frequent_followers_are_looked_at() -> None:
-    text = [token for follower in range(2, 60) for token in (1, follower)] + [1, 2, 1, 2, 1]
-    model = NgramModel()
-    model.reset(text)
-    ids, log_q = model.following()
-    assert len(ids) == FOLLOWERS
-    assert ids[0] == 2
-    assert float(np.exp(log_q).sum()) < 1.0
-
-
 # Proposals among the tokens that were found
 
 IDS = np.array([4, 9, 2], dtype=np.int64)
 LOG_Q: NDArray[np.float64] = np.log(np.array([0.5, 0.3, 0.1]))
-
-
-def test_greedy_proposals_come_by_probability_with_what_separates_them() -> None:
-    found = propose_among(IDS, LOG_Q, SamplingParams(), 0, 5, 2)
-    assert [(p.token, p.rank) for p in found] == [(4, 0), (9, 1)]
-    assert [p.margin for p in found] == pytest.approx([np.log(5 / 3), np.log(5 / 3)])
-
-
-def test_a_single_token_is_as_certain_as_it_is_more_probable_than_all_unnamed_ones() -> None:
-    [weak] = propose_among(IDS[:1], np.log([0.4]), SamplingParams(), 0, 0, 3)
-    [even] = propose_among(IDS[:1], np.log([0.5]), SamplingParams(), 0, 0, 3)
-    [strong] = propose_among(IDS[:1], np.log([0.95]), SamplingParams(), 0, 0, 3)
-    assert weak.margin == 0.0
-    assert even.margin == pytest.approx(0.0)
-    assert strong.margin == pytest.approx(np.log(19))
 
 
 def test_sampled_proposals_have_the_noise_that_a_model_with_these_probabilities_would_have() -> None:

@@ -18,17 +18,6 @@ def tree(*nodes: tuple[int, int], position: int = 0) -> TokenTree:
     return made
 
 
-def test_what_was_accepted_counts_by_depth_and_order() -> None:
-    acceptance = NodeAcceptance()
-    before = acceptance.probability(1, 0), acceptance.probability(1, 1), acceptance.probability(2, 0)
-    for _ in range(200):
-        acceptance.learn(tree((ROOT, 5), (ROOT, 6), (2, 7)), [6, 8])
-    assert acceptance.probability(1, 0) < 0.1 < before[0]
-    assert acceptance.probability(1, 1) > 0.85 > before[1]
-    assert acceptance.probability(2, 0) < 0.1 < before[2]
-    assert acceptance.probability(3, 0) == NodeAcceptance().probability(3, 0)
-
-
 def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_own_way() -> None:
     everyone = NodeAcceptance()
     for _ in range(50):
@@ -38,14 +27,6 @@ def test_a_new_session_starts_from_what_all_sessions_taught_and_then_goes_its_ow
     for _ in range(100):
         mine.observe(1, 0, accepted=False)
     assert mine.probability(1, 0) < 0.25
-
-
-def test_a_draft_that_turns_bad_is_found_out_and_forgiven_when_it_recovers() -> None:
-    acceptance = NodeAcceptance(NodeAcceptance())
-    for accepted, bound in ((True, 0.8), (False, 0.35), (True, 0.7)):
-        for _ in range(60):
-            acceptance.observe(1, 0, accepted)
-        assert acceptance.probability(1, 0) > bound if accepted else acceptance.probability(1, 0) < bound
 
 
 def test_a_nodes_probability_is_the_product_along_the_path_and_order_is_that_of_arrival() -> None:
@@ -83,17 +64,6 @@ def test_any_number_of_best_nodes_is_closed_under_ancestors(
         assert 0.0 < probability < 1.0
         assert made[node].parent in taken
         taken.add(node)
-
-
-def test_one_tenants_bad_drafts_say_little_of_anothers() -> None:
-    everyone = NodeAcceptance()
-    good, bad = NodeAcceptance(everyone, shared=True), NodeAcceptance(everyone, shared=True)
-    for _ in range(200):
-        NodeAcceptance(good).observe(1, 0, accepted=True)
-    for _ in range(3000):
-        NodeAcceptance(bad).observe(1, 0, accepted=False)
-    assert NodeAcceptance(good).probability(1, 0) > 0.8
-    assert NodeAcceptance(bad).probability(1, 0) < 0.1
 
 
 def test_what_a_child_is_worth_beside_another_source_is_measured_as_a_share_of_the_expected() -> None:

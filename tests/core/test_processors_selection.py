@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,16 +56,3 @@ def test_what_is_kept_is_what_a_sort_of_everything_keeps(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     assert_the_same(np.array(logits), SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
-
-
-@pytest.mark.parametrize("digits", [0, 1, 12])
-@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 4.0])
-@pytest.mark.parametrize(
-    "params", [{"top_k": 50}, {"top_p": 0.95}, {"top_k": 3_000, "top_p": 0.9}, {"top_p": 0.9999999}]
-)
-def test_so_it_is_over_a_large_vocabulary_flat_or_steep_with_many_equals(
-    params: dict[str, float], spread: float, digits: int
-) -> None:
-    rng = np.random.default_rng(digits)
-    logits = np.round(rng.normal(size=20_011) * spread, digits)
-    assert_the_same(logits, SamplingParams(temperature=0.8, **params))

@@ -80,7 +80,6 @@ class Containing:
 # --------------------------------------------------------------------------- refusals
 
 TWIN = "token of node {} is {}, must be another than its siblings'"
-WIDE = SessionLimits(nodes=100, depth=100, in_flight=3, run_ahead=5)
 STEP = None
 """Stands for a step of the verifier among the Appends that come before."""
 REFUSED: dict[str, tuple[list[Append | None], Append, str, str]] = {
@@ -165,53 +164,7 @@ def test_an_alias_that_the_device_still_holds_counts_as_held_until_the_device_ha
     assert verifier.held == 2
 
 
-def test_credit_comes_back_only_with_a_commit_that_the_device_has_received() -> None:
-    verifier = session(limits=WIDE)
-    verifier.append(append(1, 0, (0, 5), (0, 6), (0, 7)))
-    step(verifier)
-    assert refused(verifier, append(4, 0, (0, 8))) == ("first_id", Containing("ids in flight are 4, must be at most 3"))
-    verifier.append(append(4, 1, (0, 5), (0, 6), (0, 7)))
-    assert verifier.seen == 6
-
-
 # --------------------------------------------------------------------------- what is no error
-
-
-def test_a_replay_is_skipped_however_old_its_base() -> None:
-    verifier = session(limits=SessionLimits(nodes=4, depth=4, in_flight=4, run_ahead=9))
-    sent = []
-    for round_ in range(4):
-        first = 1 + 4 * round_
-        sent.append(append(first, verifier.position, *[(0, token) for token in range(5, 9)]))
-        verifier.append(sent[-1])
-        step(verifier)
-    verifier.append(append(17, 4, idle=True))
-    before = state(verifier)
-    for message in sent:
-        verifier.append(message)
-    assert state(verifier) == before
-
-
-def test_a_replay_does_not_take_idle_back() -> None:
-    verifier = session()
-    first, report = append(1, 0, (0, 5)), append(2, 0)
-    verifier.append(first)
-    verifier.append(report)
-    verifier.append(append(2, 0, idle=True))
-    verifier.append(first)
-    verifier.append(report)
-    assert verifier.idle
-
-
-def test_idle_before_the_latest_commit_arrived_does_not_count() -> None:
-    verifier = session()
-    step(verifier)
-    verifier.append(append(1, 0, idle=True))
-    assert not verifier.idle
-    verifier.append(append(1, 1, idle=True))
-    assert verifier.idle
-    step(verifier)
-    assert not verifier.idle
 
 
 @pytest.mark.parametrize("parent", [1, 2, 99])
@@ -221,25 +174,6 @@ def test_a_parent_that_is_not_smaller_is_unknown_and_its_child_dead(parent: int)
     verifier.append(append(1, 0, (parent, 5), (0, 6)))
     assert (verifier.seen, verifier.dead) == (2, 1)
     assert [(node.id, node.parent) for node in verifier.tree] == [(2, ROOT)]
-
-
-def test_a_late_right_node_lets_its_children_live() -> None:
-    verifier = session()
-    step(verifier)
-    step(verifier)
-    verifier.append(append(1, 0, (0, 0), (1, 1), (2, 5), (1, 6)))
-    assert [(node.id, node.position, node.parent) for node in verifier.tree] == [(3, 2, ROOT)]
-    assert (verifier.held, verifier.dead) == (3, 1)
-
-
-def test_after_the_end_everything_is_ignored() -> None:
-    verifier = session(max_tokens=1)
-    verifier.append(append(1, 0, (0, 5)))
-    assert step(verifier).finish is Finish.LENGTH
-    before = state(verifier)
-    verifier.append(append(99, 99, (100, 5)))
-    assert state(verifier) == before
-    assert (verifier.held, verifier.may_step) == (0, False)
 
 
 def test_a_batch_that_was_running_at_a_cancel_is_discarded() -> None:

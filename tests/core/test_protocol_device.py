@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from outrider.core.errors import Fenced, ProtocolViolation
-from outrider.core.protocol.device import DeviceSession, ReattachNeeded
+from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Attach, Commit, Finish, SessionLimits, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
-from outrider.core.tree import ROOT
 
 EOS = 9
 LIMITS = SessionLimits(nodes=4, depth=3, in_flight=5, run_ahead=4)
@@ -33,38 +32,6 @@ def test_attach_takes_only_a_greater_epoch() -> None:
             session.attach(epoch, LIMITS)
 
 
-def test_an_ignored_eos_is_a_token_like_any_other() -> None:
-    session = DeviceSession((1,), eos_token_ids=(EOS,), ignore_eos=True)
-    session.attach(1, LIMITS)
-    end = session.add(ROOT, EOS)
-    assert end is not None
-    assert session.may_extend(end)
-
-
-def test_no_more_ids_are_in_flight_than_allowed() -> None:
-    session = device(SessionLimits(nodes=9, depth=3, in_flight=2, run_ahead=4))
-    for token in range(4):
-        session.add(ROOT, token)
-    first = session.poll(resting=False)
-    assert first is not None
-    assert (len(first.tokens), first.idle) == (2, True)  # credit is gone: nothing comes before the next Commit
-    assert session.poll(resting=False) is None
-    session.on_commit(commit(session, 7, seen=2))
-    session.add(ROOT, 5)
-    second = session.poll(resting=False)
-    assert second is not None
-    assert (second.first_id, second.base, second.tokens) == (3, 1, (5,))
-
-
-def test_idle_is_said_once_for_each_commit() -> None:
-    session = device()
-    assert session.poll(resting=True) == Append(1, 1, 0, idle=True)
-    assert session.poll(resting=True) is None
-    session.on_commit(commit(session, 3))
-    assert session.poll(resting=True) == Append(1, 1, 1, idle=True)
-    assert session.poll(resting=True) is None
-
-
 @pytest.mark.parametrize(("run_ahead", "after"), [(1, 1), (2, 1), (4, 2), (8, 4)])
 def test_a_silent_device_reports_what_it_received_at_half_of_the_run_ahead(run_ahead: int, after: int) -> None:
     session = device(SessionLimits(4, 3, 5, run_ahead))
@@ -76,42 +43,12 @@ def test_a_silent_device_reports_what_it_received_at_half_of_the_run_ahead(run_a
     assert session.poll(resting=False) is None
 
 
-def test_a_gap_asks_for_a_new_attach_and_changes_nothing() -> None:
-    session = device()
-    session.add(ROOT, 3)
-    with pytest.raises(ReattachNeeded):
-        session.on_commit(Commit(1, 1, (4,), 1))
-    assert (session.received, len(session.tree)) == ([], 1)
-
-
 def test_a_delivered_token_never_changes() -> None:
     session = device()
     session.on_commit(commit(session, 3, 4))
     with pytest.raises(ProtocolViolation):
         session.on_commit(Commit(1, 1, (5, 6), 0))
     assert session.received == [3, 4]
-
-
-def test_a_delivery_tells_which_nodes_carried_its_tokens() -> None:
-    session = device()
-    first = session.add(ROOT, 3)
-    assert first is not None
-    second = session.add(first, 4)
-    delivery = session.on_commit(commit(session, 3, 4, 5))
-    assert delivery is not None
-    assert (delivery.path, delivery.proposed) == ((first, second), (True, True, False))
-
-
-def test_after_the_finish_the_tree_is_gone_and_the_rest_is_ignored() -> None:
-    session = device()
-    session.add(ROOT, 3)
-    delivery = session.on_commit(commit(session, 3, EOS, finish=Finish.EOS))
-    assert delivery is not None
-    assert delivery.finish is Finish.EOS
-    assert (session.finished, len(session.tree), session.room, session.poll(resting=True)) == (True, 0, 0, None)
-    assert session.on_commit(commit(session, 5)) is None
-    assert session.add(ROOT, 3) is None
-    assert session.cancel() is None
 
 
 def verifier(tokens: tuple[int, ...], kept: tuple[int, ...], max_tokens: int = 50) -> VerifierSession:
@@ -150,27 +87,6 @@ def scoring(max_tokens: int = 4) -> DeviceSession:
     return session
 
 
-def test_the_prompts_log_probabilities_are_no_tokens_and_need_no_answer() -> None:
-    session = scoring()
-    assert session.poll(resting=True) == Append(1, 1, 0, (), (), idle=True)
-    assert session.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0))) is None
-    assert session.poll(resting=True) is None
-    assert session.attach(2, LIMITS).scored == 1
-    session.on_commit(Commit(2, 0, (), 0, prompt_logprobs=scores(-1.0, -2.0)))
-    assert session.scored == [*scores(-1.0, -2.0)]
-    delivery = session.on_commit(Commit(2, 0, (8,), 0, scored=2))
-    assert delivery is not None and delivery.tokens == (8,)
-
-
-def test_a_gap_in_the_prompts_log_probabilities_makes_the_device_attach_again() -> None:
-    session = scoring()
-    with pytest.raises(ReattachNeeded, match="1 tokens of the prompt were scored, only 0"):
-        session.on_commit(Commit(1, 0, (), 0, scored=1, prompt_logprobs=scores(-2.0)))
-    with pytest.raises(ReattachNeeded, match="2 tokens of the prompt were scored, only 0"):
-        session.on_commit(Commit(1, 0, (8,), 0, scored=2))
-    assert not session.scored and not session.received
-
-
 def test_a_verifier_that_scores_no_prompt_or_too_much_of_it_is_refused() -> None:
     session = scoring()
     with pytest.raises(ProtocolViolation, match="must come after 2; is the verifier older"):
@@ -181,22 +97,6 @@ def test_a_verifier_that_scores_no_prompt_or_too_much_of_it_is_refused() -> None
     with pytest.raises(ProtocolViolation, match="must be at most 0"):
         unasked.on_commit(Commit(1, 0, (), 0, prompt_logprobs=scores(-1.0)))
     assert not session.scored and not session.received
-
-
-def test_a_session_of_no_tokens_ends_with_the_prompts_last_log_probability() -> None:
-    session = scoring(max_tokens=0)
-    assert session.add(ROOT, 3) is None
-    verifier = VerifierSession(session.attach(2, LIMITS), LIMITS)
-    assert (verifier.finish, verifier.resend()) == (Finish.NONE, None)
-    [first] = verifier.score(scores(-1.0))
-    assert session.on_commit(first) is None
-    assert verifier.may_step
-    [last] = verifier.score(scores(-2.0))
-    delivery = session.on_commit(last)
-    assert delivery is not None and (delivery.tokens, delivery.finish) == ((), Finish.LENGTH)
-    assert session.scored == [*scores(-1.0, -2.0)] and session.finished and not verifier.may_step
-    again = VerifierSession(DeviceSession((5,), max_tokens=0, prompt_logprobs=0).attach(1, LIMITS), LIMITS)
-    assert again.resend() == Commit(1, 0, (), 0, Finish.LENGTH)  # there is nothing to score
 
 
 def test_a_kept_sequence_waits_for_the_prompts_log_probabilities() -> None:

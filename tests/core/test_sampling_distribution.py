@@ -226,16 +226,6 @@ def test_a_rule_that_is_not_accept_iff_equal_is_rejected(rule: Rule) -> None:
     assert p_value(sequences(DRAFTS["an unrelated draft"], rule, noise())) < 1e-6
 
 
-def test_one_noise_for_all_positions_is_rejected() -> None:
-    same = np.repeat(noise()[:, :1], LENGTH, axis=1)
-    assert p_value(sequences(DRAFTS["a good draft"], coupled, same)) < 1e-6
-
-
-def test_the_drafts_own_token_in_place_of_the_targets_is_rejected() -> None:
-    own: Rule = lambda session, prefix, children: (children or [session.token(prefix)])[0]  # noqa: E731
-    assert p_value(sequences(DRAFTS["a good draft"], own, noise())) < 1e-6
-
-
 def test_the_first_child_matches_at_least_as_often_as_the_coupling_promises() -> None:
     """The bound is P(match) >= (1 - TV) / (1 + TV), arXiv 2408.07978."""
     g = noise()

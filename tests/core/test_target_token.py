@@ -85,20 +85,6 @@ def test_large_vocabularies_give_the_token_of_the_reference(kind: str, params: S
         assert sampled_token(row, params, at) == reference_token(row, params, at)
 
 
-@pytest.mark.parametrize("params", PARAMS[:8], ids=lambda p: f"T{p.temperature} k{p.top_k} p{p.top_p} m{p.min_p}")
-@pytest.mark.parametrize("kind", ["flat", "peaked", "masked"])
-def test_ordinary_logits_need_no_reference(kind: str, params: SamplingParams) -> None:
-    found = [quick_token(ROWS[kind](1), params, position_key(4, position)) for position in range(20)]
-    assert found.count(None) <= 1
-
-
-@pytest.mark.parametrize("params", [hot(top_k=1), hot(top_p=0.3)])
-def test_logits_that_rounding_makes_equal_are_ordered_by_id(params: SamplingParams) -> None:
-    row = np.full(20_000, -60.0, dtype=np.float32)
-    row[[40, 70, 9_000]] = (0.0, 1e-30, 1e-20)
-    assert sampled_token(row, params, 3) == reference_token(row, params, 3) == 40
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [hot(), hot(top_k=50), hot(top_p=0.95), hot(min_p=0.1)])
 def test_a_logit_that_is_no_number_is_an_error_in_a_large_vocabulary(bad: float, params: SamplingParams) -> None:

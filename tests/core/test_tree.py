@@ -80,13 +80,3 @@ def test_positions_depths_and_children_agree_with_the_paths(script: list, positi
         assert tree.children(parent) == below
         assert all(tree[node_id].parent == parent for node_id in below.values())
         assert all(tree.child(parent, token) == below.get(token) for token in range(4))
-
-
-@settings(deadline=None, derandomize=True, max_examples=100)
-@given(SCRIPTS)
-def test_a_cleared_tree_is_empty_at_the_same_position_and_takes_nodes_again(script: list) -> None:
-    tree, model = play(script, 1)
-    position = tree.position
-    tree.clear()
-    assert (len(tree), list(tree), tree.children(ROOT), tree.position) == (0, [], {}, position)
-    assert tree.add(model.next_id, ROOT, 5).position == position

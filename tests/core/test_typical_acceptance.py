@@ -41,22 +41,6 @@ def test_with_a_great_epsilon_the_threshold_is_a_share_of_the_exponential_of_the
     assert child([2, 3], 1.0, factor * 0.2 / math.exp(-H)) == taken
 
 
-def test_a_constant_offset_of_the_log_probabilities_changes_nothing() -> None:
-    rule = TypicalAcceptance(0.25, 1e9)
-    assert typical_child(IDS, np.log(P) - 1e3, [1], rule) == 1
-    assert typical_child(IDS, np.log(P) + 700.0, [2], rule) is None
-
-
-def test_a_child_that_the_target_cannot_produce_is_never_taken() -> None:
-    assert child([7, 9], 1e-9, 1e-9) is None
-
-
-def test_an_underflowing_probability_adds_nothing_to_the_entropy() -> None:
-    log_p = np.array([0.0, -2_000.0])
-    with np.errstate(all="raise", under="ignore"):
-        assert typical_child(IDS[:2], log_p, [0], TypicalAcceptance(0.9, 0.9)) == 0
-
-
 @pytest.mark.parametrize("value", [0.0, -0.1, math.nan, True, "much"])
 @pytest.mark.parametrize("name", ["epsilon", "delta"])
 def test_parameters_out_of_bounds_are_refused_by_name(name: str, value: object) -> None:

@@ -23,16 +23,6 @@ def test_verification_asks_for_the_row_it_stands_on_and_the_path_so_far() -> Non
     assert asked == [(0, ()), (1, (5,)), (3, (5, 7))]
 
 
-def test_verification_stops_at_an_end_inside_an_accepted_path() -> None:
-    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: token == 5)
-    assert (verified.tokens, verified.rows) == ((5,), (1,))
-
-
-def test_verification_stops_at_the_last_position_inside_an_accepted_path() -> None:
-    verified = verify(BATCH, lambda row, path: [5, 7, 9][len(path)], lambda token, position: position >= 5)
-    assert (verified.tokens, verified.rows) == ((5, 7), (1, 3))
-
-
 NODES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=15)
 
 

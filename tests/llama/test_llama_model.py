@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tiny_gguf import MERGES, PADDING, SPECIAL, vocabulary, write_tiny_llama
 
-from outrider.core.errors import BadRequest, InternalError, ModelRefused
-from outrider.llama import LlamaModel, TreeContext, library
+from outrider.core.errors import ModelRefused
+from outrider.llama import LlamaModel, TreeContext
 
 
 def test_the_token_table_holds_the_bytes_that_each_id_stands_for(model: LlamaModel) -> None:
@@ -54,11 +49,6 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     assert str(refused.value).count("; ") < 3
 
 
-def test_more_threads_than_cores_are_refused(tiny_path: Path) -> None:
-    with pytest.raises(BadRequest, match="threads"):
-        LlamaModel.load(tiny_path, threads=10_000)
-
-
 def test_loading_writes_nothing_to_the_terminal_or_the_log(
     tiny_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,47 +56,3 @@ def test_loading_writes_nothing_to_the_terminal_or_the_log(
         context.reset([1, 2, 3])
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
-
-
-def test_a_model_closed_before_its_context_lives_until_the_context_is_closed(tiny_path: Path) -> None:
-    model = LlamaModel.load(tiny_path)
-    context = TreeContext(model, n_ctx=64)
-    model.close()
-    assert context.reset([1, 2, 3]).shape == (context.vocab_size,)
-    with pytest.raises(InternalError, match="closed"):
-        TreeContext(model, n_ctx=64)
-    context.close()
-    model.close()
-
-
-def test_without_llama_cpp_the_error_names_the_extra(tiny_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['llama_cpp'] = None\n"
-        "from outrider.llama import LlamaModel\n"
-        "try: LlamaModel.load(sys.argv[1])\n"
-        "except ImportError as error: assert 'outrider[edge]' in str(error)\n"
-        "else: sys.exit('no error')"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tiny_path)], check=True, timeout=60)
-
-
-def test_threads_that_load_the_library_at_once_set_one_log_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one would free the first while llama.cpp still calls it, which ends the process."""
-    callbacks: list[object] = []
-
-    class Bindings:
-        def llama_log_callback(self, function: object) -> object:
-            time.sleep(0.05)
-            return object()
-
-        def llama_log_set(self, callback: object, user_data: object) -> None:
-            callbacks.append(callback)
-
-        def llama_backend_init(self) -> None: ...
-
-    bindings = Bindings()
-    monkeypatch.setattr("outrider.llama.library.importlib.import_module", lambda name: bindings)
-    monkeypatch.setattr(library, "_load", functools.cache(library._load.__wrapped__))
-    with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda _: library.library(), range(8))) == {bindings}
-    assert len(callbacks) == 1

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from outrider.core.errors import BadRequest, InternalError
-from outrider.llama import ContextFull, LlamaModel, TreeContext, TreeFull
+from outrider.llama import LlamaModel, TreeContext, TreeFull
 from outrider.llama.context import Logits
 
 TOLERANCE = 1e-4
@@ -28,12 +27,6 @@ def assert_linear(linear: TreeContext, tokens: Sequence[int], row: Logits) -> No
 
 def test_different_tokens_give_logits_far_further_apart_than_the_tolerance(linear: TreeContext) -> None:
     assert np.abs(linear.reset([1, 2, 3]) - linear.reset([1, 9, 3])).max() > 1000 * TOLERANCE
-
-
-def test_prefill_in_chunks_equals_prefill_in_one(context: TreeContext, linear: TreeContext) -> None:
-    tokens = [i * 7 % 250 for i in range(100)]  # four chunks of 32
-    assert_linear(linear, tokens, context.reset(tokens))
-    assert context.length == 100
 
 
 def test_prefill_reuses_the_common_prefix(context: TreeContext, linear: TreeContext) -> None:
@@ -59,26 +52,6 @@ def test_survivors_of_a_commit_keep_their_handles_and_their_children_are_exact(
     for dead in (a, a1, b):
         with pytest.raises(BadRequest, match="parents"):
             context.decode([dead], [1])
-
-
-def test_a_chain_in_one_decode_equals_one_decode_for_each_of_its_nodes(
-    context: TreeContext, linear: TreeContext
-) -> None:
-    context.reset([1, 2, 3])
-    [a], _ = context.decode([0], [10])
-    # Two chains, of which one is the second child of its parent, and a single node between them.
-    parents, tokens, handles = [a, 51, 52, a, a, 61], [20, 21, 22, 30, 40, 41], [51, 52, 53, 54, 61, 62]
-    given, rows = context.decode(parents, tokens, handles)
-    assert given == handles
-    for suffix, row in zip([(20, 21, 22), (30,), (40, 41)], rows, strict=True):
-        assert_linear(linear, [1, 2, 3, 10, *suffix], row)
-    _, rows = context.decode([51, 52], [70, 71])  # branches from the middle of what one decode has evaluated
-    assert_linear(linear, [1, 2, 3, 10, 20, 70], rows[0])
-    assert_linear(linear, [1, 2, 3, 10, 20, 21, 71], rows[1])
-    context.commit([a, 51, 52])
-    _, rows = context.decode([53, 0], [80, 81])
-    assert_linear(linear, [1, 2, 3, 10, 20, 21, 22, 80], rows[0])
-    assert_linear(linear, [1, 2, 3, 10, 20, 21, 81], rows[1])
 
 
 def test_a_chain_longer_than_a_decode_is_refused_and_nothing_changes(context: TreeContext) -> None:
@@ -113,18 +86,6 @@ def test_a_tree_without_free_cells_is_full_and_unchanged(model: LlamaModel, line
         _, rows = context.decode([a], [12])
         assert_linear(linear, [1, 2, 3, 4, 5, 10, 12], rows[0])
         assert context.room == 0
-
-
-def test_committed_tokens_beyond_the_context_are_refused_and_nothing_changes(context: TreeContext) -> None:
-    context.reset([1] * 127)
-    [a], _ = context.decode([0], [10])
-    with pytest.raises(ContextFull):
-        context.commit([a], [11])
-    with pytest.raises(ContextFull):
-        context.reset([1] * 129)
-    assert (context.length, context.tree_size) == (127, 1)
-    context.commit([a])
-    assert context.room == 0
 
 
 REFUSED: dict[str, Callable[[TreeContext], object]] = {
@@ -320,11 +281,3 @@ def test_decodes_and_commits_at_the_limits_of_cells_and_sequences_stay_exact(
                 context.reset([7])
             steps.step()
         assert steps.full > 20
-
-
-def test_models_can_be_swapped_between_contexts(tiny_path: Path) -> None:
-    rows = []
-    for _ in range(5):
-        with LlamaModel.load(tiny_path) as fresh, TreeContext(fresh, n_ctx=64) as context:
-            rows.append(context.reset([1, 2, 3]).copy())
-    assert all(np.array_equal(row, rows[0]) for row in rows)

@@ -67,14 +67,6 @@ def exported() -> dict[str, list[Family]]:
     return {"every process": list(families([build])), **found}
 
 
-def names_in(text: str) -> set[str]:
-    """Return the names of the samples of all metrics that an exposition declares, as PromQL finds them."""
-    found: set[str] = set()
-    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
-        found.update(Family(name, kind, ()).samples)
-    return found
-
-
 def samples_of(text: str) -> dict[str, float]:
     """Return an exposition's samples, by name and labels as they are written."""
     lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]

@@ -28,10 +28,3 @@ def test_nobody_who_answers_is_no_health(capsys: pytest.CaptureFixture[str]) -> 
         port = taken.getsockname()[1]
         assert main([str(port)]) == 1
     assert capsys.readouterr().out.startswith(f"no answer at 127.0.0.1:{port}: ")
-
-
-def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert "refused" in unhealthy(port)

@@ -59,11 +59,6 @@ def test_a_line_has_time_level_logger_process_and_message(lines) -> None:
     }
 
 
-def test_whatever_is_said_is_one_line(lines) -> None:
-    log.info("two\nlines and a %s", '"quote"')
-    assert [line["message"] for line in read(lines)] == ['two\nlines and a "quote"']
-
-
 def test_a_line_names_the_session_and_the_request_that_it_is_about(lines) -> None:
     with logs.about(session="s-1", request="r-1"):
         log.info("inside")
@@ -89,14 +84,6 @@ def test_what_is_no_id_is_never_written_as_one(lines, wrong) -> None:
         log.info("inside")
     assert read(lines)[0]["session"] == "s-1"
     assert logs.request_id_from([(logs.REQUEST_HEADER, wrong)]) == ""
-
-
-def test_a_requests_id_travels_in_a_calls_metadata() -> None:
-    with logs.about(request="req-17"):
-        sent = logs.request_metadata()
-    assert logs.request_id_from([("authorization", "Bearer x"), *sent]) == "req-17"
-    assert logs.request_metadata() == ()
-    assert logs.request_id_from([(logs.REQUEST_HEADER, b"bytes")]) == ""
 
 
 def test_what_was_sent_from_outside_makes_no_line_for_people() -> None:

@@ -1,13 +1,12 @@
-"""Test real processes by scraping them: coordinator, Redis, two verifiers, a device and the distillation loop.
+"""Test real processes by scraping them: coordinator, Redis, two verifiers and a device.
 
-Their counts add up, dashboards and alerts find what they ask for, and their logs are JSON and hold no text.
+Their counts add up, one trace leads through all of them, and their logs are JSON and hold no text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -20,15 +19,14 @@ import pytest_asyncio
 
 pytest.importorskip("opentelemetry.sdk")
 
-from exposition import names_in, names_used, samples_of
+from exposition import samples_of
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from otlp import Collector, ExportedSpan
-from test_metric_names import expressions, families
 
 from coordinator.cli.local import shipped_pair
-from coordinator.cluster import Child, Cluster
+from coordinator.cluster import Cluster
 from edge_agent import AsyncClient
 from edge_agent.sdk.types import Completion
 from outrider.core.errors import BadRequest
@@ -45,7 +43,6 @@ MARK = "elican"
 """Part of every prompt, so that a log with text in it would contain it."""
 TOKENS = 96
 _T = TypeVar("_T")
-DISTILL = (sys.executable, "-m", "cloud_verifier.distill.cli")
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,13 @@ async def watched(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch, Collector() as spans:
         patch.setenv(traces.ENDPOINT, spans.endpoint)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        patch.setenv("OUTRIDER_COORDINATOR_RECORDING_SHARE", "1.0")
-        patch.setenv("OUTRIDER_VERIFIER_TRAFFIC_FLUSH_S", "0.2")
         patch.setenv("OUTRIDER_VERIFIER_LOG_FORMAT", "json")
         async with Cluster(logs=folder) as cluster:
             await cluster.start_coordinator(
                 *("--listen", "127.0.0.1:0", "--state-dir", str(folder / "state"), "--report-interval-ms", "200"),
                 *("--metrics", "0", "--log-format", "json"),
             )
-            options = ("--model", str(target), "--draft", str(draft), "--metrics", "0", "--traffic", str(folder / "t"))
+            options = ("--model", str(target), "--draft", str(draft), "--metrics", "0")
             options = (*options, "--token-budget", "64")  # a start measures steps of up to so many rows
             await asyncio.gather(cluster.start_verifier(*options), cluster.start_verifier(*options))
             yield Watched(cluster, folder, spans)
@@ -167,47 +162,6 @@ async def test_the_verifiers_counts_are_the_clients_own(watched, completions) ->
     assert found['spec_decode_num_draft_tokens_total{rule="coupled"}'] <= found["nodes_received_total"] <= sent
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def distilling(watched: Watched, pair: tuple[Path, Path]) -> AsyncIterator[Child]:
-    """Run a loop that watches the traffic log, and finds too little to learn from."""
-    target, draft = pair
-    key = watched.folder / "key.pem"
-    making = await asyncio.create_subprocess_exec(*DISTILL, "key", "--file", str(key), stdout=asyncio.subprocess.PIPE)
-    await making.communicate()
-    settings = {
-        "traffic": watched.folder / "t",
-        "target": target,
-        "draft": draft,
-        "artifacts": watched.folder / "artifacts",
-        "key": key,
-        "state_dir": watched.folder / "distill",
-        "coordinator": watched.cluster.address,
-    }
-    given = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    with (watched.folder / "distill.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(*DISTILL, "run", "--metrics", "0", "--log-format", "json", *given), stderr=log
-        )
-    try:
-        give_up = time.monotonic() + 60
-        while "metrics at" not in await asyncio.to_thread((watched.folder / "distill.log").read_text):
-            assert process.returncode is None
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.1)
-        yield process  # type: ignore[misc]
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.wait(), 20)
-
-
-async def test_dashboards_alerts_and_documents_name_what_these_processes_export(watched, client, distilling) -> None:
-    scrapes = [await watched.scrape(process) for process in ("coordinator", "verifier-1", "distill")]
-    names = names_in("".join([*scrapes, client.metrics.render().decode()]))
-    assert {name for expression in expressions() for name in names_used(expression)} <= names
-    documented = {name for family in families().values() for name in family.samples}
-    assert {name for name in names if name.startswith(("outrider_", "vllm:"))} == documented
-
-
 async def test_logs_are_json_about_sessions_and_requests_without_any_text(watched, completions) -> None:
     for process in ("coordinator", "verifier-1", "verifier-2"):
         for line in await watched.lines(process):
@@ -249,22 +203,3 @@ async def test_one_trace_leads_from_the_caller_through_device_coordinator_and_ve
     assert verifier.attributes["outrider.session_id"] == short_id(completion.session_id)
     assert verifier.attributes["outrider.tokens"] == TOKENS
     assert MARK not in repr(watched.spans.spans)
-
-
-async def test_a_failover_is_counted_at_both_ends(watched, client, completions) -> None:
-    """Run last in this file, since a verifier dies."""
-    before = samples_of(client.metrics.render().decode())["outrider_edge_failovers_total"]
-    stream = await client.stream(PROMPTS[0], max_tokens=400, ignore_eos=True)
-    chunks = aiter(stream)
-    await anext(chunks)
-    at = client.metrics
-    [serving] = [child for child in watched.cluster.verifiers if child.address == stream.statistics.address]
-    await serving.kill()
-    async for _ in chunks:
-        pass
-    assert stream.completion.finish_reason == "length"
-    after = samples_of(at.render().decode())
-    assert after["outrider_edge_failovers_total"] == before + 1
-    assert after["outrider_edge_reattaches_total"] >= 1
-    found = await watched.until(lambda found: found["streams_resumed_total"] == 1)
-    assert found["ready"] == 1

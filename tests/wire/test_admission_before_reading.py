@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from logged import errors_logged
 
 from outrider.core.errors import BadRequest, Overloaded, Unauthenticated, Unavailable
-from outrider.wire import admission, channels
-from outrider.wire.admission import AdmitBeforeReading, Metadata, Shares
+from outrider.wire import admission
+from outrider.wire.admission import Metadata, Shares
 from outrider.wire.channels import bind, channel, server
 from outrider.wire.health import Health
 from outrider.wire.status import error_from_rpc
@@ -106,51 +104,6 @@ def test_a_tenant_may_hold_as_many_as_are_free() -> None:
     assert calls.held == 0
 
 
-async def test_requests_of_one_tenant_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "READS", 2)
-    calls, reading, most = AdmitBeforeReading(admit, 64), 0, 0
-
-    async def slow() -> AsyncIterator[bytes]:
-        nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
-        await asyncio.sleep(0.001)
-        reading -= 1
-        yield b""
-
-    class Context:
-        def invocation_metadata(self) -> Metadata:
-            return (("tenant", "acme"),)
-
-    async def respond(request: bytes, context: Any) -> bytes:
-        return request
-
-    async def found(_: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(respond, lambda data: data, lambda data: data)
-
-    handler = await calls.intercept_service(found, SimpleNamespace(method=DEREGISTER))  # type: ignore[arg-type]
-    await asyncio.gather(*(handler.stream_unary(slow(), Context()) for _ in range(8)))
-    assert most == 2
-
-
-async def test_watches_and_reflection_are_not_served_and_stop_nothing() -> None:
-    async with serving() as address, channel(address) as flood, channel(address) as link:
-        watch = health_pb2_grpc.HealthStub(flood).Watch
-        reflect = flood.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-        calls = [watch(health_pb2.HealthCheckRequest()) for _ in range(500)] + [reflect() for _ in range(500)]
-        await answered(link)
-        assert grpc.StatusCode.OK not in {await call.code() for call in calls}
-
-
-async def test_health_checks_are_answered_though_their_requests_never_come() -> None:
-    async with serving(max_rpcs=16) as address, channel(address) as link:
-        check = link.stream_unary(
-            "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
-        )
-        for _ in range(40):
-            assert (await check(timeout=5.0)).status == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_a_health_check_tells_whether_the_server_takes_work() -> None:
     running, health = server(), Health()
     health.add_to(running)
@@ -163,26 +116,3 @@ async def test_a_health_check_tells_whether_the_server_takes_work() -> None:
             reply = await health_pb2_grpc.HealthStub(link).Check(request, timeout=5.0)
             assert (reply.status == health_pb2.HealthCheckResponse.SERVING) is serving
     await running.stop(None)
-
-
-async def test_a_connection_without_calls_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {**dict(channels._SERVER), "grpc.max_connection_idle_ms": 100}
-    monkeypatch.setattr(channels, "_SERVER", tuple(options.items()))
-    async with serving() as address:
-        host, port = address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # and empty settings
-        async with asyncio.timeout(10.0):
-            while await reader.read(4_096):
-                pass
-        writer.close()
-
-
-def test_a_server_may_have_more_connections_than_a_process_usually_has_files() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        channels._raise_open_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], channels.OPEN_FILES)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

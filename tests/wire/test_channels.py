@@ -1,13 +1,9 @@
 """Test TLS, loopback and bounds, on real sockets."""
 
-import asyncio
-
 import grpc
 import pytest
 from certificate import self_signed
-from delay_proxy import DelayProxy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from logged import errors_logged
 
 from outrider.core.addresses import split_address
 from outrider.core.errors import BadRequest, Unavailable
@@ -74,12 +70,6 @@ async def test_where_clients_need_a_certificate_only_one_of_the_named_authority_
         assert await healthy(channel)
 
 
-def test_a_clients_certificate_without_its_key_is_refused(certificate):
-    for half in (ClientTls(cert=certificate.cert), ClientTls(key=certificate.key)):
-        with pytest.raises(BadRequest, match="go together"):
-            channels.channel("127.0.0.1:1", tls=half)
-
-
 @pytest.mark.parametrize("address", ["0.0.0.0:7700", "[::]:7700", "10.0.0.1:7700", "verifier.example:7700"])
 async def test_plain_text_beyond_this_machine_is_refused_with_the_way_out(address):
     for refused in (
@@ -89,15 +79,6 @@ async def test_plain_text_beyond_this_machine_is_refused_with_the_way_out(addres
     ):
         with pytest.raises(BadRequest, match=r"not a loopback address.*--tls-cert.*--insecure"):
             refused()
-
-
-async def test_plain_text_beyond_this_machine_can_be_insisted_on(certificate):
-    check_bind("0.0.0.0:7700", None, True)
-    check_bind("0.0.0.0:7700", certificate, False)
-    await channels.channel("10.0.0.1:7700", insecure=True).close()
-    server = channels.server()
-    assert channels.bind(server, "0.0.0.0:0", insecure=True) > 0
-    await server.stop(None)
 
 
 @pytest.mark.parametrize(
@@ -141,39 +122,3 @@ async def test_missing_and_senseless_tls_files_are_refused_by_name(tmp_path):
     senseless.write_bytes(b"garbage")
     with pytest.raises(BadRequest, match=r"senseless\.pem is no PEM"):
         channels.channel("127.0.0.1:1", tls=ClientTls(senseless))
-
-
-async def test_a_certificate_without_its_key_is_refused_at_once(certificate):
-    mixed = ServerTls(certificate.cert, certificate.cert)
-    with pytest.raises(Unavailable, match="certificate and key"):
-        channels.bind(channels.server(), "127.0.0.1:0", tls=mixed)
-
-
-async def test_a_peer_that_hangs_without_closing_is_noticed_within_seconds(serving, monkeypatch):
-    quick = dict(channels._CLIENT) | {
-        "grpc.keepalive_time_ms": 100,
-        "grpc.keepalive_timeout_ms": 100,
-        "grpc.http2.ping_timeout_ms": 100,
-    }
-    monkeypatch.setattr(channels, "_CLIENT", tuple(quick.items()))
-    proxy = DelayProxy(await serving(), rtt_ms=0.0)
-    async with proxy, channels.channel(proxy.address) as channel:
-        assert await healthy(channel)
-        proxy.rtt_ms = 1e6  # nothing comes any more
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await healthy(channel)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_a_server_whose_start_was_cancelled_stops_without_a_word(caplog):
-    server = channels.server()
-    channels.bind(server, "127.0.0.1:0")
-    starting = asyncio.create_task(channels.start(server))
-    await asyncio.sleep(0)
-    starting.cancel()
-    await asyncio.wait({starting})
-    await server.stop(0.0)
-    del server
-    await asyncio.sleep(0.01)
-    assert starting.cancelled()
-    assert errors_logged(caplog) == []

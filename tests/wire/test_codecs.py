@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -338,25 +337,6 @@ def test_the_bounds_themselves_are_allowed(decode, message):
 
 
 # --- bytes from anywhere
-
-DECODERS: list[tuple[type, Callable[[Any], object]]] = [
-    (pb.Open, open_from),
-    (pb.Attach, attach_from),
-    (pb.Append, append_from),
-    (pb.Cancel, codecs.cancel_from_proto),
-    (pb.Commit, codecs.commit_from_proto),
-    (pb.Opened, codecs.opened_from_proto),
-    (pb.Directive, codecs.directive_from_proto),
-    (pb.Ping, codecs.ping_from_proto),
-    (pb.SessionLimits, codecs.limits_from_proto),
-]
-
-
-@given(st.sampled_from(DECODERS), st.binary(max_size=200))
-def test_random_bytes_raise_nothing_but_decode_errors_and_bad_requests(pair, data):
-    kind, decode = pair
-    with contextlib.suppress(DecodeError, BadRequest):
-        decode(kind.FromString(data))
 
 
 @st.composite

@@ -38,32 +38,9 @@ def test_a_coordinator_at_every_address_is_found_by_each_that_it_has(tmp_path: P
                 assert token == (TOKENS[JOIN] if host in found else ""), (listening, host)
 
 
-def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_COORDINATOR_STATE_DIR", str(tmp_path))
-    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path):
-        assert local_tokens.find(JOIN, "127.0.0.1:7700") == TOKENS[JOIN]
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o602])
 def test_a_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
     with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path) as path:
         path.chmod(mode)
         with pytest.raises(BadRequest, match=rf"{path} has mode {mode:04o}.* must be 0600; restart `outrider up`"):
             local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path)
-
-
-@pytest.mark.parametrize("damage", [b"{", b"[]"])
-def test_a_damaged_file_is_refused(tmp_path: Path, damage: bytes) -> None:
-    with local_tokens.kept(TOKENS, "127.0.0.1:7700", tmp_path) as path:
-        path.write_bytes(damage)
-        with pytest.raises(BadRequest, match="is damaged"):
-            local_tokens.find(ADMIN, "127.0.0.1:7700", tmp_path)
-
-
-def test_tokens_that_cannot_be_kept_are_named_with_their_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(BadRequest, match="give another --state-dir"),
-        local_tokens.kept(TOKENS, "[::1]:1", tmp_path / "file"),
-    ):
-        pass

@@ -41,11 +41,6 @@ def test_a_ticket_says_what_was_signed(signer, keys):
     assert ticket.verify(signer.sign(CLAIMS), keys, audience="v-1", now=NOW) == CLAIMS
 
 
-def test_prompts_are_kept_only_where_anything_is(signer, keys):
-    silent = dataclasses.replace(CLAIMS, keep_s=0.0)
-    assert not ticket.verify(signer.sign(silent), keys, audience="v-1", now=NOW).keep_prompts
-
-
 def test_a_change_anywhere_is_noticed(signer, keys):
     genuine = signer.sign(CLAIMS)
     for at in range(len(genuine)):
@@ -53,13 +48,6 @@ def test_a_change_anywhere_is_noticed(signer, keys):
         if at < len(genuine) - 1:  # the last letter has bits that mean nothing
             with pytest.raises(Unauthenticated):
                 ticket.verify(altered, keys, audience="v-1", now=NOW)
-
-
-def test_claims_under_another_tickets_signature_are_refused(signer, keys):
-    head, _, signature = signer.sign(CLAIMS).split(b".")
-    richer = signer.sign(dataclasses.replace(CLAIMS, tenant="other")).split(b".")[1]
-    with pytest.raises(Unauthenticated, match="altered or forged"):
-        ticket.verify(b".".join((head, richer, signature)), keys, audience="v-1", now=NOW)
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS256"])
@@ -115,10 +103,6 @@ def test_a_ticket_for_another_verifier_is_refused(signer, keys):
         ticket.verify(signer.sign(CLAIMS), keys, audience="v-2", now=NOW)
 
 
-def test_whoever_issued_a_ticket_reads_it_whatever_its_audience(signer, keys):
-    assert ticket.verify(signer.sign(CLAIMS), keys, audience=None, now=NOW).audience == "v-1"
-
-
 def test_an_expired_ticket_is_refused_and_says_how_to_mend_it(signer, keys):
     with pytest.raises(Unauthenticated, match="expired 5 s ago; resume"):
         ticket.verify(signer.sign(CLAIMS), keys, audience="v-1", now=NOW + 65)
@@ -137,20 +121,6 @@ def test_what_is_no_ticket_is_refused_in_words(keys, junk):
         ticket.verify(junk, keys, audience="v-1", now=NOW)
 
 
-def test_an_oversize_ticket_is_not_signed(signer):
-    with pytest.raises(BadRequest, match="at most 4096"):
-        signer.sign(dataclasses.replace(CLAIMS, session_id="s" * 5_000))
-
-
-def test_a_key_survives_its_file(signer):
-    again = Signer.from_pem(signer.pem())
-    assert (again.key_id, again.public_key) == (signer.key_id, signer.public_key)
-
-
 def test_a_key_that_is_no_ed25519_key_is_refused():
     with pytest.raises(BadRequest, match="no unencrypted PEM"):
         Signer.from_pem(b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
-
-
-def test_an_epoch_is_owned_inside_the_range_alone():
-    assert [CLAIMS.owns(epoch) for epoch in (999, 1_000, 1_255, 1_256)] == [False, True, True, False]
