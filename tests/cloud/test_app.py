@@ -83,64 +83,6 @@ def test_beyond_this_machine_a_verifier_needs_a_coordinator_or_open_to_all(tmp_p
             asyncio.run(serve(model=tmp_path, **settings))
 
 
-# --- its first second
-
-COMMAND = "from outrider.console_scripts import verifier; verifier()"
-CTRL_C = """
-import os, signal, sys
-
-class CtrlC:
-    def find_spec(self, name, *_):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, CtrlC())
-"""
-"""Code that sends Ctrl-C just when a module is about to be imported."""
-
-
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def test_arguments_are_parsed_before_anything_heavy_is_imported():
-    listed = "\nimport atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
-    ran = run(f"import sys{listed}{COMMAND}", "--help")
-    assert ran.returncode == 0
-    imported = set(ran.stderr.split())
-    assert "cloud_verifier.config" in imported
-    assert imported.isdisjoint({"torch", "transformers", "grpc", "google.protobuf", "prometheus_client", "pyarrow"})
-
-
-@pytest.mark.parametrize("module", ["pydantic", "grpc"])
-def test_ctrl_c_ends_it_quietly_while_it_is_still_importing(tmp_path, module):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    ran = run(CTRL_C.format(module=module) + COMMAND, "--model", str(tmp_path))
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
-
-
-def test_ctrl_c_does_not_end_an_engine_that_has_just_been_started(tmp_path):
-    """A terminal signals the whole process group; the front decides what becomes of the engine."""
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "if 'cloud_verifier.engine_process.main' in sys.orig_argv:\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    path = os.pathsep.join([str(tmp_path / "path"), os.getcwd()])
-    ran = subprocess.run(
-        [sys.executable, "-m", "cloud_verifier.app", "--model", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert ran.returncode == 2, ran.stderr  # the engine has lived to refuse the model
-    assert "Traceback" not in ran.stderr
-    assert "Interrupt" not in ran.stderr
-
-
 # --- without the extra
 
 

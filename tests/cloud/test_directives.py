@@ -36,16 +36,6 @@ def test_a_directive_of_the_coordinator_is_bounded_by_the_sessions_limits_and_se
     assert not session.changed
 
 
-def test_another_threshold_alone_is_sent_with_the_load():
-    session = state()
-    session.set_directive(Directive(4, 4, 4, 0.5, 3))
-    session.next(10.0, 0.0)
-    assert session.set_directive(Directive(4, 4, 4, 0.9, 3)) is None
-    assert not session.changed
-    assert session.outdated(10.0, 0.0)
-    assert session.next(10.0, 0.0).min_acceptance == SEND_FACTOR * 0.9
-
-
 def test_a_load_that_has_changed_little_is_not_sent():
     session = state()
     session.next(10.0, 0.8)

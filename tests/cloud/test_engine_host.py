@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -121,37 +120,6 @@ async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_strea
         await host.stop()
 
 
-async def test_an_engine_that_hangs_is_killed_and_its_sessions_end_with_an_error(config, caplog):
-    host = EngineHost(config.model_copy(update={"engine_silence_s": 2.0}))
-    try:
-        await host.start()
-        await asyncio.sleep(2.5)
-        assert not host.ended.is_set()  # idle is not silent
-        inbox = host.register("s", 1)
-        os.kill(host._process.pid, signal.SIGSTOP)
-        with pytest.raises(Unavailable, match="engine process has ended"):
-            await tokens_of(inbox)
-        assert host.ended.is_set()
-        await until(lambda: not Path(f"/proc/{host._process.pid}").exists())
-        assert [record.name for record in caplog.records] == ["cloud_verifier.engine_process.host"]
-    finally:
-        await host.stop()
-
-
-async def test_an_engine_whose_process_is_frozen_shows_so_within_two_seconds_and_an_idle_one_does_not(config):
-    host = EngineHost(config)
-    try:
-        await host.start()
-        await asyncio.sleep(1.5)
-        assert host.quiet_ms < 1_000
-        os.kill(host._process.pid, signal.SIGSTOP)
-        await until(lambda: host.quiet_ms >= 1_500)
-        os.kill(host._process.pid, signal.SIGCONT)
-        await until(lambda: host.quiet_ms < 1_000)
-    finally:
-        await host.stop()
-
-
 async def test_a_model_that_cannot_be_served_is_refused_with_the_reason(config, tmp_path):
     host = EngineHost(config.model_copy(update={"model": tmp_path}))
     try:
@@ -180,34 +148,6 @@ async def test_an_engine_whose_front_vanishes_ends_quietly(config):
     assert engine.returncode == 0, said
     assert b"Traceback" not in said
     assert b"the front has gone" in said
-
-
-async def test_an_engine_that_is_still_loading_is_ended_at_once(config):
-    host = EngineHost(config)
-    starting = asyncio.create_task(host.start())
-    await until(lambda: host._process)
-    await asyncio.sleep(0.1)
-    starting.cancel()
-    await asyncio.wait({starting})
-    began = time.monotonic()
-    await host.stop()
-    assert time.monotonic() - began < 2.0
-    with pytest.raises(ProcessLookupError):
-        os.kill(host._process.pid, 0)
-
-
-async def test_an_engine_that_python_would_clean_up_for_long_ends_by_itself(config, tmp_path, monkeypatch):
-    """A large target is freed for seconds, longer than the front waits; an object of a module stands in for it."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\nclass Large:\n    def __del__(self, sleep=time.sleep):\n        sleep(60)\nlarge = Large()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.getcwd()]))
-    host = EngineHost(config)
-    try:
-        await host.start()
-    finally:
-        await host.stop()
-    assert host._process.returncode == 0  # it was not killed
 
 
 @pytest.mark.parametrize(

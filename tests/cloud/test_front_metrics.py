@@ -50,20 +50,6 @@ async def test_streams_are_counted_by_how_they_ended(plain) -> None:
     assert (found["streams_opened_total"], found["streams_resumed_total"]) == (4, 0)
 
 
-async def test_nodes_are_timed_until_the_first_commit_that_has_seen_them(plain) -> None:
-    stream = await plain.open()
-    await stream.send(append=session_pb2.Append(first_id=1, up=[0, 1], token=[5, 6]))
-    await stream.send(append=session_pb2.Append(first_id=3, up=[1], token=[7]))
-    await stream.send(append=session_pb2.Append(first_id=4, idle=True))
-    await until(lambda: plain.service.counters.appends == 3)
-    for seen, timed in ((1, 0), (2, 1), (3, 2)):
-        plain.engine.send("s", 1, commit=session_pb2.Commit(epoch=1, start=seen - 1, token=[5], seen=seen))
-        assert (await stream.read()).HasField("commit")
-        assert plain.service.counters.append_commit_s.total == timed
-    assert plain.service.counters.nodes == 3
-    stream.call.cancel()
-
-
 async def test_round_trips_and_windows_are_counted_as_devices_have_them(plain) -> None:
     stream = await plain.open()
     await stream.send(pong=session_pb2.Pong(nonce=(await stream.ping()).nonce))

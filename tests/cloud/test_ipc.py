@@ -7,7 +7,6 @@ import socket
 import time
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,11 +81,3 @@ async def test_events_are_read_whole_however_their_bytes_come(sizes: list[int], 
 
 async def _all(reader: asyncio.StreamReader) -> list[pb.EngineEvent]:
     return [event async for event in ipc.read_events(reader)]
-
-
-def test_an_offer_to_a_front_that_has_gone_raises():
-    ours, theirs = socket.socketpair()
-    ours.close()
-    with pytest.raises(ConnectionError):
-        EngineEnd(theirs).offer(recorded(1))
-    theirs.close()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 
-import grpc
 import pytest
 from scripted_engine import until
 
@@ -148,20 +147,6 @@ async def test_registering_goes_on_until_it_works_or_trying_again_cannot_mend_it
     assert [(r.verifier_id, r.instance) for r in registry.left] == [("v1", registry.registrations[0].instance)]
 
 
-async def test_the_join_token_is_shown_and_asked_for_again_with_each_call(registry):
-    seen, tokens = [], iter(["sesame", "another"])
-
-    class Watching(Registry):
-        async def Register(self, request, context):
-            seen.append(dict(context.invocation_metadata()).get("authorization"))
-            return await super().Register(request, context)
-
-    async with serving(Watching()) as address, registration(address, join_token=lambda: next(tokens)) as made:
-        await made.register()
-        await made.register()
-    assert seen == ["Bearer sesame", "Bearer another"]
-
-
 async def test_a_lost_lease_is_taken_again_by_the_same_instance(registry):
     async with serving(registry) as address, registration(address) as made:
         await made.register()
@@ -245,22 +230,3 @@ async def test_known_keys_are_believed_while_the_coordinator_is_away_and_leaving
         assert not made._hurried.is_set()
         await made.leave()
         assert registry.left == []
-
-
-async def test_an_answer_that_is_no_message_costs_a_report_and_no_more():
-    answers: list[bytes] = [b"\xff", pb.ReportResponse(known=True, release_serial=7).SerializeToString()]
-
-    async def report(request, context):
-        return answers.pop(0)
-
-    server = channels.server()
-    service = pb.DESCRIPTOR.services_by_name["Registry"].full_name
-    handlers = {"Report": grpc.unary_unary_rpc_method_handler(report)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = channels.bind(server, "127.0.0.1:0")
-    await server.start()
-    async with registration(f"127.0.0.1:{port}") as made:
-        assert await made.report(pb.ReportRequest()) == pb.ReportResponse()
-        assert (await made.report(pb.ReportRequest())).known
-        assert made.release_serial == 7
-    await server.stop(0)

@@ -92,17 +92,6 @@ async def quiet(running: Front, stream: Stream) -> bool:
 # --- what is recorded
 
 
-@pytest.mark.parametrize(("recorder", "keep_s"), [(FakeRecorder(), 0.0), (None, 3600.0)])
-async def test_without_consent_or_without_a_log_nothing_is_recorded(tmp_path, recorder, keep_s):
-    async with front(tmp_path, authorise=allowing(keep_s=keep_s), recorder=recorder) as running:
-        stream = await running.open()
-        start = (await running.engine.asked("start")).start
-        assert (start.record, start.draft_release) == (False, "r1")
-        stream.call.cancel()
-        await until(lambda: not running.tenants)
-    assert recorder is None or (recorder.begun, recorder.ended) == ([], [])
-
-
 async def test_a_session_with_a_lossy_rule_is_not_recorded_and_the_log_says_that_it_is_lossy(tmp_path, caplog):
     recorder, lossy = FakeRecorder(), SamplingParams(typical=TypicalAcceptance())
     with caplog.at_level(logging.INFO, "cloud_verifier.front.service"):
@@ -115,16 +104,6 @@ async def test_a_session_with_a_lossy_rule_is_not_recorded_and_the_log_says_that
             await until(lambda: not running.tenants)
     assert recorder.begun == []
     assert "stream of epoch 1 is lossy: its acceptance rule is typical" in caplog.messages
-
-
-async def test_a_session_that_may_be_recorded_is_from_its_begin_to_its_end(tmp_path):
-    recorder = FakeRecorder()
-    async with front(tmp_path, authorise=allowing(), recorder=recorder) as running:
-        stream = await running.open()
-        assert (await running.engine.asked("start")).start.record
-        assert recorder.begun == [(RecordedSession("s", "acme", "code", "w", 0.0, 3600.0), 1)]
-        stream.call.cancel()
-        await until(lambda: recorder.ended == [("s", 1)])
 
 
 def ids_on_disk(place: Path) -> set[int]:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import grpc
 import pytest
 
-from cloud_verifier.front.startup import PROGRESS_EVERY_S, StartupService
+from cloud_verifier.front.startup import StartupService
 from outrider.core.errors import Unavailable
 from outrider.wire import channels
 from outrider.wire.status import error_from_rpc
 from outrider.wire.v1 import session_pb2, session_pb2_grpc
-
-
-def test_phases_are_logged_at_once_and_shares_at_a_bounded_rate(caplog):
-    now = 0.0
-    startup = StartupService(clock=lambda: now)
-    with caplog.at_level(logging.INFO):
-        startup.progress("hashing weights: 10 MB")
-        for share in range(100):
-            now += PROGRESS_EVERY_S / 50
-            startup.progress(f"hashing weights: {share} %")
-        startup.progress("loading t as float32 on cpu")
-    lines = [record.message for record in caplog.records]
-    assert lines[0] == "hashing weights: 10 MB"
-    assert lines[-1] == startup.phase == "loading t as float32 on cpu"
-    assert 3 <= len(lines) <= 4
 
 
 async def test_while_the_target_loads_every_call_is_refused_with_how_far_it_is() -> None:

@@ -14,7 +14,6 @@ from rig import (
     Rig,
     attach_of,
     client,
-    engine_over,
     nodes,
     nothing,
     perfect,
@@ -22,20 +21,16 @@ from rig import (
 )
 from tiny_targets import Reference
 
-from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Committed, Failed
+from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.torch_backend import executor
 from cloud_verifier.engine.torch_backend.batch import PackedBatch
 from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.errors import (
-    BadRequest,
     InternalError,
-    Overloaded,
     Unavailable,
 )
 from outrider.core.protocol.messages import Finish
-from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 
 Target = Callable[[str], TargetModel]
@@ -57,25 +52,6 @@ def running(rig: Rig, reference: Plain, name: str = "s", tokens: int = 40, turns
         rig.turn()
     assert 0 < len(one.device.received) < tokens
     return one, expected
-
-
-def test_an_attach_in_a_greater_epoch_keeps_the_pool_and_sends_what_is_missing(
-    llama: TargetModel, reference: Plain
-) -> None:
-    rig = Rig(llama)
-    one, expected = running(rig, reference)
-    received = len(one.device.received)
-    rig.engine.step()  # this commit is lost on its way
-    before = rig.engine.counters.prefilled
-    rig.attach("s", one)
-    events = rig.turn()
-    assert isinstance(events[0], Committed)
-    assert events[0].commit.start == received
-    assert list(events[0].commit.tokens) == expected[received : received + len(events[0].commit.tokens)]
-    assert rig.engine.counters.prefilled == before
-    rig.run()
-    assert one.device.received == expected
-    assert rig.slots == (0, 0)
 
 
 def test_a_device_that_missed_the_last_commit_gets_the_end_again(llama: TargetModel, reference: Plain) -> None:
@@ -109,35 +85,6 @@ def test_committed_tokens_that_were_never_delivered_survive_a_disconnect(llama: 
     assert (event.commit.start, event.commit.tokens[0]) == (received, expected[received])
     rig.run()
     assert one.device.received == expected
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("prompt length + max_tokens", {"max_tokens": 254}),
-        ("prompt length + max_tokens", {"max_tokens": 220}),
-    ],
-)
-def test_an_attach_outside_a_bound_is_refused_by_name(field: str, changes: dict[str, Any], llama: TargetModel) -> None:
-    engine = engine_over(llama, EngineConfig(kv_slots=240))
-    with pytest.raises(BadRequest) as refusal:
-        engine.start("s", attach_of(**{"prompt": (1, 2, 3)} | changes), LIMITS, DIRECTIVE)
-    assert refusal.value.field == field
-    assert engine.stats().verifier.live_sessions == 0
-    engine.start("s", attach_of([1, 2, 3]), LIMITS, DIRECTIVE)  # the epoch is not used up
-
-
-def test_a_session_is_admitted_only_if_all_that_it_may_need_is_free(llama: TargetModel) -> None:
-    rig = Rig(llama, EngineConfig(kv_slots=100))
-    rig.attach("a", client([1, 2], max_tokens=30, ignore_eos=True))
-    with pytest.raises(Overloaded) as refusal:
-        rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
-    assert 0.2 <= refusal.value.retry_after_s <= 30
-    rig.attach("a", rig.clients["a"])  # in its own place it fits
-    rig.run()
-    rig.attach("b", client([1, 2], max_tokens=30, ignore_eos=True))
-    rig.run()
-    assert rig.slots == (0, 0)
 
 
 class CorruptedForward:
@@ -189,38 +136,6 @@ def test_a_device_that_has_failed_ends_the_engine_and_blames_no_session(
     rig.attach("another", client(prompt_of(11), nothing, max_tokens=8))
     with pytest.raises(Unavailable, match=r"has failed: CUDA error: an illegal memory access was encountered$"):
         rig.run()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=1)])
-def test_logits_that_are_no_numbers_fail_their_session_and_not_its_neighbour(
-    value: float, params: SamplingParams, target: Target, reference: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def corrupt(logits: torch.Tensor) -> torch.Tensor:
-        logits[-1, 3] = value
-        return logits
-
-    model = target("llama")
-    rig = Rig(model)
-    neighbour, expected = running(rig, reference)
-    neighbour.draft = nothing
-    victim = client([5, 6], nothing, sampling=params)
-    rig.attach("victim", victim)
-    rig.turn()
-    corrupted = CorruptedForward(model, corrupt)
-    monkeypatch.setattr(model, "forward", corrupted)
-    # Whoever stepped longest ago comes first, so the newcomer is last in the batch or alone.
-    events = rig.turn()
-    corrupted.on = False
-    failed = [event.session_id for event in events if isinstance(event, Failed)]
-    assert len(failed) == 1
-    rig.run()
-    survivor = next(name for name in ("s", "victim") if name != failed[0])
-    if survivor == "s":
-        assert neighbour.device.received == expected
-    else:
-        assert victim.device.received == reference("llama").generate([5, 6], 24, params)
-    assert rig.slots == (0, 0)
 
 
 SLOW = {1: 1.0}

@@ -80,32 +80,6 @@ def test_requests_of_an_old_epoch_leave_its_successor_alone(target: Callable[[st
     assert engine.stats().verifier.live_sessions == 1
 
 
-def recorded() -> pb.EngineRequest:
-    request = start(1)
-    request.start.record = True
-    request.start.draft_release = "r1"
-    return request
-
-
-def test_what_was_produced_goes_out_behind_its_commit(target: Callable[[str], TargetModel]) -> None:
-    swap = pb.EngineRequest(session_id="s", epoch=1, draft=session_pb2.DraftInUse(release="r2"))
-    stale = pb.EngineRequest(session_id="s", epoch=9, draft=session_pb2.DraftInUse(release="r3"))
-    tuned = pb.EngineRequest(
-        session_id="s", epoch=1, update=pb.SessionUpdate(directive=codecs.directive_to_proto(Directive(0, 0, 0)))
-    )
-    end = ScriptedEnd([recorded(), tuned], [swap, stale], [])
-    EngineLoop(engine_over(target("llama"), EngineConfig(kv_slots=512, record_top=5)), end).run()  # type: ignore[arg-type]
-    sent = [event for event in end.sent if event.session_id]
-    assert [event.WhichOneof("kind") for event in sent] == ["commit", "recorded"] * 3
-    for commit, event in zip(sent[::2], sent[1::2], strict=True):
-        assert (event.session_id, event.epoch) == ("s", 1)
-        assert event.recorded.start == commit.commit.start
-        assert event.recorded.token == commit.commit.token
-        assert event.recorded.top == 5
-        assert len(event.recorded.top_log_probs) == 5 * 2 * len(commit.commit.token)
-    assert [event.recorded.draft_release for event in sent[1::2]] == ["r1", "r2", "r2"]
-
-
 class SlowGrammars:
     """Stand in for Grammars: compiling ends when it is told to."""
 

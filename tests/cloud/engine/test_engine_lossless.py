@@ -72,25 +72,6 @@ def test_sampled_output_is_that_of_a_plain_loop_with_the_same_noise(
     assert rig.clients["s"].device.received == expected
 
 
-def test_many_sessions_that_join_at_different_times_do_not_disturb_one_another(
-    target: Target, reference: Plain
-) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=2048, token_budget=48, prefill_chunk=8, max_sessions=12))
-    expected: dict[str, list[int]] = {}
-    params = list(SAMPLING.values())
-    for i in range(12):
-        prompt = prompt_of(1 + 7 * i, seed=i)
-        sampling = params[i % 4] if i % 2 else SamplingParams()
-        session_id = f"s{i}"
-        expected[session_id] = reference("llama").generate(prompt, 20 + i, sampling, ignore_eos=True)
-        draft = list(DRAFTERS.values())[i % 4](expected[session_id])
-        rig.attach(session_id, client(prompt, draft, max_tokens=20 + i, sampling=sampling, ignore_eos=True))
-        rig.turn()
-    rig.run()
-    assert {key: one.device.received for key, one in rig.clients.items()} == expected
-    assert rig.slots == (0, 0)
-
-
 @pytest.mark.parametrize("chunk", [2, 3, 64])
 def test_the_size_of_prefill_chunks_does_not_show(chunk: int, target: Target, reference: Plain) -> None:
     prompt = prompt_of(45, seed=1)
@@ -100,18 +81,6 @@ def test_the_size_of_prefill_chunks_does_not_show(chunk: int, target: Target, re
     rig.run()
     assert rig.clients["s"].device.received == expected
     assert rig.engine.counters.prefilled == 44
-
-
-def test_a_perfect_draft_commits_many_tokens_per_step(target: Target, reference: Plain) -> None:
-    prompt = prompt_of(9)
-    expected = reference("llama").generate(prompt, 48, ignore_eos=True)
-    rig = Rig(target("llama"))
-    rig.attach("s", client(prompt, perfect(expected), max_tokens=48, ignore_eos=True))
-    rig.run()
-    stats = rig.engine.stats().sessions["s"]
-    assert stats.committed == 48
-    assert stats.committed / stats.steps > 6
-    assert stats.evaluated == stats.accepted >= 48 - stats.steps
 
 
 @pytest.mark.parametrize(

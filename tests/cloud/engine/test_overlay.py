@@ -19,7 +19,6 @@ from cloud_verifier.engine.server_draft.overlay import Overlay
 from cloud_verifier.engine.session import EngineSession
 from cloud_verifier.engine.step_profiler import StepProfiler
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.sampling import SamplingParams
 from outrider.core.step_cost import StepCost
 from outrider.core.tree import ROOT
@@ -203,13 +202,3 @@ def test_nodes_that_come_while_the_verifier_drafts_are_in_the_same_step(target: 
         assert device.finished or rig.engine.stats().sessions["s"].accepted > accepted
     assert device.received == expected
     assert counters.sources["knowing"][0] > 0
-
-
-def asked(session: EngineSession) -> ProposalRequest:
-    return ProposalRequest(session, 8, 0.03, NodeAcceptance())
-
-
-# Merging, by itself
-
-
-# The distribution

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +12,9 @@ from rig import LIMITS, Client, Rig, adversary, attach_of, client, nodes, nothin
 from tiny_targets import VOCAB, Reference
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.recording import RecordedTokens, Recording
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.protocol.messages import Append, Directive
-from outrider.core.tree import TokenTree
-from outrider.core.verification import Verified
 
 Target = Callable[[str], TargetModel]
 Plain = Callable[[str], Reference]
@@ -100,21 +96,6 @@ def test_the_depths_of_accepted_nodes_are_recorded(target: Target, reference: Pl
     assert not any(b"".join(one.proposed_depths for one in of(recorded_tokens, "drafts nothing")))
 
 
-def test_tokens_that_are_sent_once_more_are_not_recorded_once_more(target: Target, reference: Plain) -> None:
-    expected = reference("llama").generate(PROMPT, 20, ignore_eos=True)
-    rig = Rig(target("llama"), CONFIG)
-    forgetful = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)
-    attach(rig, "s", forgetful)
-    recorded_tokens = [one for _ in range(8) for _ in [rig.turn()] for one in rig.engine.take_recorded()]
-    assert 0 < len(tokens_of(recorded_tokens)) < 20
-    rig.clients.clear()
-    again = client(PROMPT, nothing, max_tokens=20, ignore_eos=True)  # it has received nothing of it
-    attach(rig, "s", again, epoch=2)
-    recorded_tokens += run(rig)
-    assert again.device.received == expected
-    check(recorded_tokens, reference("llama"), PROMPT, expected)
-
-
 def test_another_draft_is_named_and_counted_from_there(target: Target, reference: Plain) -> None:
     expected = reference("llama").generate(PROMPT, 20, ignore_eos=True)
     wrong = [(token + 1) % VOCAB for token in expected]
@@ -146,17 +127,3 @@ def test_another_draft_is_named_and_counted_from_there(target: Target, reference
     assert (stats.positions, stats.first_accepted) == (3, 1)
     assert rig.engine.take_recorded()[0].draft_release == "r2"
     rig.engine.set_draft_release("nobody", "r3")  # of one that has gone
-
-
-def recorded(logits: torch.Tensor, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what is recorded of each row: ids and log-probabilities `[n, K]`, tail `[n]`."""
-    recording = Recording(top)
-    protocol = SimpleNamespace(tree=TokenTree(), epoch=1, position=0)
-    session = cast(EngineSession, SimpleNamespace(session_id="s", draft_release="", protocol=protocol))
-    for row in range(len(logits)):
-        recording.note(session, Verified((0,), ()), logits, row)
-    recorded_tokens = recording.take()
-    ids, log_probs = (
-        np.concatenate([getattr(one, name) for one in recorded_tokens]) for name in ("top_ids", "top_log_probs")
-    )
-    return ids, log_probs, np.concatenate([one.tail for one in recorded_tokens])

@@ -11,10 +11,6 @@ from outrider.core.errors import InternalError
 from outrider.core.sampling import SamplingParams
 
 
-def test_greedy_takes_the_lowest_of_equal_ids() -> None:
-    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 2.0, 2.0]), 0, []) == 1
-
-
 def test_penalties_count_the_path_of_the_row_too() -> None:
     params = SamplingParams(presence_penalty=1.0)
     sampler = Sampler(params, [])
@@ -25,19 +21,6 @@ def test_penalties_count_the_path_of_the_row_too() -> None:
     assert Sampler(params, [], [1]).choose(row, 0, []) == 2
     sampler.commit([1])
     assert sampler.choose(row, 0, []) == 2
-
-
-def test_samples_have_the_distribution_of_the_target() -> None:
-    p = np.array([0.5, 0.3, 0.15, 0.05])
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=4), [1, 2])
-    row = torch.tensor(np.log(p), dtype=torch.float32)
-    drawn = np.bincount([sampler.choose(row, t, []) for t in range(4_000)], minlength=4)
-    chi_square = float(((drawn - 4_000 * p) ** 2 / (4_000 * p)).sum())
-    assert chi_square < 16.3  # three degrees of freedom, one in a thousand
-
-
-def test_half_precision_logits_are_taken() -> None:
-    assert Sampler(SamplingParams(), [1]).choose(torch.tensor([0.0, 1.0], dtype=torch.bfloat16), 0, []) == 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from even_allocation import evenly
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.row_allocation import AllocationPolicy
@@ -117,82 +113,8 @@ def test_a_crowd_that_generates_does_not_starve_a_prompt() -> None:
     assert sum(own.chain + own.nodes for own in shared) == 64
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4, 8])
-def test_even_in_the_smallest_budgets_prompts_and_those_who_generate_both_get_on(rows: int) -> None:
-    crowd = [candidate(f"s{i}", idle=True) for i in range(10)]
-    shared = allocated(candidate("prompt", pending=40), *crowd, budget=StepBudget(rows, prefill_rows=1))
-    assert RowAllocation("prompt", 1, 0) in shared
-    assert len(shared) == rows
-
-
 @pytest.mark.parametrize("bounds", [{"token_budget": 1}, {"token_budget": 0}, {"prefill_chunk": 0}])
 def test_a_budget_in_which_a_session_would_starve_is_refused(bounds: dict[str, int]) -> None:
     [name] = bounds
     with pytest.raises(BadRequest, match=name):
         EngineConfig(**bounds)
-
-
-@dataclass
-class Crowd:
-    """Run sessions over many steps, in the order of service that the engine keeps."""
-
-    queue: list[str]
-    last_steps: Counter[str]
-    steps: int = 0
-
-    def step(self, wants: dict[str, int], pending: dict[str, int], budget: StepBudget) -> StepPlan:
-        plan = decide(
-            [
-                candidate(
-                    name,
-                    nodes=wants[name],
-                    pending=pending[name],
-                    idle=True,
-                    skipped=self.steps - self.last_steps[name],
-                )
-                for name in self.queue
-            ],
-            budget=budget,
-        )
-        assert isinstance(plan, StepPlan)
-        self.steps += 1
-        self.queue = [name for name in self.queue if name not in plan.favoured] + list(plan.favoured)
-        self.last_steps.update(
-            {own.session_id: self.steps - self.last_steps[own.session_id] for own in plan.allocations}
-        )
-        return plan
-
-
-NAMES = [f"s{i}" for i in range(7)]
-STEPS = st.lists(
-    st.fixed_dictionaries({name: st.tuples(st.integers(0, 10), st.sampled_from([1, 1, 1, 5])) for name in NAMES}),
-    min_size=1,
-    max_size=40,
-)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(steps=STEPS, rows=st.integers(2, 40), prefill_rows=st.integers(1, 40))
-def test_nobody_who_could_use_more_is_over_one_node_behind_and_no_row_is_left(
-    steps: list[dict[str, tuple[int, int]]], rows: int, prefill_rows: int
-) -> None:
-    budget = StepBudget(rows, min(rows, prefill_rows))
-    crowd = Crowd(NAMES, Counter())
-    behind: Counter[tuple[str, str]] = Counter()
-    """(session, other session) -> rows by which it has fallen behind since it began to want more than it got"""
-    for step in steps:
-        wants = {name: min(nodes, 8) for name, (nodes, _) in step.items()}  # 8 nodes per step
-        pending = {name: count for name, (_, count) in step.items()}
-        allocations = crowd.step(wants, pending, budget).allocations
-        used = sum(own.chain + own.nodes for own in allocations)
-        nodes = {own.session_id: own.nodes for own in allocations if own.chain == pending[own.session_id]}
-        hungry = {name for name, count in nodes.items() if count < wants[name]}
-        assert used <= rows
-        assert all(0 <= nodes[name] <= wants[name] for name in nodes)
-        assert not hungry or used == rows
-        for one in NAMES:
-            for other in NAMES:
-                behind[one, other] += nodes.get(other, 0) - nodes.get(one, 0)
-                if one not in hungry or behind[one, other] < 0:
-                    behind[one, other] = 0
-        assert max(behind.values()) <= 1

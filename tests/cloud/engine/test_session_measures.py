@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import DIRECTIVE, LIMITS, Rig, attach_of, client, nodes, nothing, perfect, prompt_of, random_tree
+from rig import LIMITS, Rig, attach_of, client, nothing, perfect, prompt_of
 from tiny_targets import Reference
 
-from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from outrider.core.acceptance.history import HIT
@@ -64,22 +63,3 @@ def test_the_time_that_a_device_drafts_is_what_passes_beside_the_way(streaming: 
         base = measured(streaming).committed
         streaming.engine.append("s", Append(1, turn + 1, base, (0,), (5,)))
     assert measured(streaming).draft_ms == pytest.approx(7.0, abs=0.1)
-
-
-def test_a_tenants_good_nodes_keep_their_acceptance_beside_anothers_rubbish(target: Target, reference: Plain) -> None:
-    rig = Rig(target("llama"), EngineConfig(kv_slots=4096))
-    expected = reference("llama").generate(prompt_of(12), 40, ignore_eos=True)
-    for i in range(6):
-        good = client(prompt_of(12), perfect(expected), max_tokens=40, ignore_eos=True, salt="good")
-        rig.attach(f"good {i}", good)
-        rig.attach(f"bad {i}", client(prompt_of(20 + i), random_tree, max_tokens=40, ignore_eos=True, salt="bad"))
-        rig.run()
-
-    def first_acceptance(name: str, salt: str) -> float:
-        rig.engine.start(name, attach_of(prompt_of(9)), LIMITS, DIRECTIVE, salt)
-        while measured(rig, name).committed == 0:
-            rig.engine.step()
-        rig.engine.append(name, nodes(1, base=measured(rig, name).committed))
-        return rig.engine._live[name].candidate(0).acceptances[0]
-
-    assert first_acceptance("one of good's", "good") > 2 * first_acceptance("one of bad's", "bad")

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 from filtered import filtered_log_probs
-from rig import Drafter, Rig, adversary, client, nothing, prompt_of, random_tree
-from small_tokenizer import tokenizer_json
-from tiny_targets import EOS, VOCAB, Reference
+from rig import Drafter, Rig, client, prompt_of
+from tiny_targets import Reference
 
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from outrider.core.constraint import Grammars, constraint_of
 from outrider.core.errors import BadRequest
 from outrider.core.processors import TokenCounts, penalise
 from outrider.core.protocol.device import DeviceSession
@@ -101,34 +99,3 @@ def test_it_is_refused_unless_the_operator_allows_it(target: Target) -> None:
         rig.attach("s", client(PROMPT, sampling=SAMPLING["greedy"]))
     assert caught.value.field == "acceptance_rule"
     rig.attach("s", client(PROMPT))
-
-
-@pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_with_a_grammar_only_tokens_that_it_allows_are_taken(name: str, target: Target, reference: Plain) -> None:
-    grammars = Grammars(tokenizer_json(), VOCAB, (EOS,))
-    params = dataclasses.replace(SAMPLING[name], grammar="start: /[a-m]{24}/", typical=TypicalAcceptance(1e-9, 1e-9))
-    rig = Rig(target("llama"), ALLOWED, grammars=grammars)
-    rig.attach("s", client(PROMPT, random_tree, max_tokens=40, sampling=params))
-    rig.run()
-    received = rig.clients["s"].device.received
-    assert rig.clients["s"].errors == []
-    constraint_of(grammars.begin(params.grammar), (EOS,), 0, received)  # refuses what the grammar forbids
-    own = dataclasses.replace(params, typical=None)
-    plain = Rig(target("llama"), ALLOWED, grammars=grammars)
-    plain.attach("s", client(PROMPT, nothing, max_tokens=40, sampling=own))
-    plain.run()
-    assert plain.clients["s"].device.received != received
-
-
-def test_its_tokens_are_counted_apart_and_its_telemetry_says_so(target: Target, reference: Plain) -> None:
-    rig = Rig(target("llama"), ALLOWED)
-    expected = reference("llama").generate(PROMPT, 40, ignore_eos=True)
-    rig.attach("own", client(PROMPT, adversary(expected), max_tokens=40, ignore_eos=True))
-    rig.attach("s", client(PROMPT, likely(reference("llama")), 40, sampling=SAMPLING["sampled"], ignore_eos=True))
-    rig.run()
-    counters, sessions = rig.engine.counters, rig.engine.stats().sessions
-    assert (counters.committed, counters.lossy.committed) == (80, 40)
-    assert counters.evaluated - counters.lossy.evaluated == sessions["own"].evaluated > 0
-    assert counters.lossy.accepted == sessions["s"].accepted > 0
-    assert sum(counters.lossy.accepted_by_position) == counters.lossy.accepted
-    assert (sessions["own"].lossy, sessions["s"].lossy) == (False, True)
