@@ -111,8 +111,6 @@ class VerifierConfig(BaseSettings):
     that pays."""
     server_draft_depth: int = Field(default=4, ge=1, le=32)
     """Tokens that the server draft proposes ahead; each costs one decode for all its sessions together."""
-    server_draft_pauses: bool = True
-    """Whether the server draft pauses while it does not pay. Without, it drafts in every step, for measurements."""
     server_draft_sessions: int = Field(default=64, ge=1, le=256)
     """Sessions that the server draft serves at once; each takes a KV cache of the draft's whole context."""
     allow_lossy_rules: bool = False

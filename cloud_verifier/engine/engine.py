@@ -255,11 +255,8 @@ class Engine:
         if decision is None or (isinstance(decision, Wait) and decision.until is not None and decision.until <= now):
             step, profiler, compares = self.counters.steps, self._profiler, self._overlay.serves_without_device
             candidates = [session.candidate(step, compares=compares) for session in self._live.values()]
-            between_s, saved_s = profiler.between_s, 0.0
-            if not self._overlay.has_drafted:
-                between_s, saved_s = between_s + profiler.drafting_s, self._overlay.saved_s
             decision = self._decision = schedule(
-                candidates, now, self._budget, self._policy(), profiler.cost, between_s, saved_s
+                candidates, now, self._budget, self._policy(), profiler.cost, profiler.between_s
             )
             if isinstance(decision, Wait):
                 profiler.idle()

@@ -3,8 +3,8 @@
 One budget of rows per step covers prefill chunks, plain steps and trees. One rate decides: the tokens per second that
 a step now is expected to commit. Nodes join while they raise it (row_allocation.py); and the step begins now unless
 waiting for nodes on their way to sessions without any would bring more than WAIT_GAIN times this rate per second.
-What the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting,
-with the time of the verifier's own drafting that they save. So a near device is waited for, several are if most of
+What the verifier's own nodes bring counts for the step now, and what a device's nodes bring beyond that for waiting.
+So a near device is waited for, several are if most of
 them answer at once, and a single one among many is not. A session is waited for at most its directive's draft wait
 after its last commit. Prompts are the exception: no session is waited for while a prompt is to be read, and nodes
 lengthen a step that leaves a prompt unread by PROMPT_DELAY at most.
@@ -140,19 +140,17 @@ def schedule(
     allocation: AllocationPolicy,
     cost: StepCost,
     between_s: float = 0.0,
-    saved_s: float = 0.0,
 ) -> StepPlan | Wait:
     """Decide on the next step.
 
     candidates: in the order in which equals and prompts are served. between_s: seconds of a step that no row costs.
-    saved_s: seconds of the verifier's own drafting for a session that nodes of its device save.
     """
     able = [candidate for candidate in candidates if candidate.may_step]
     if not able:
         return Wait(None)
     coming = _coming(able, now)
     plan = _plan(able, budget, allocation, cost, between_s)
-    until = _wait_until(coming, now, _rate(able, plan, cost, between_s), saved_s) if coming else None
+    until = _wait_until(coming, now, _rate(able, plan, cost, between_s)) if coming else None
     if until is None:
         return plan
     return Wait(until, replace(plan, coming=frozenset(one.session_id for at, one in coming if at <= until)))
@@ -174,11 +172,11 @@ def _coming(able: Sequence[StepCandidate], now: float) -> list[tuple[float, Step
     return sorted(((at, c) for c in able if (at := c.expected(now)) is not None), key=lambda one: one[0])
 
 
-def _wait_until(coming: Sequence[tuple[float, StepCandidate]], now: float, rate: float, saved_s: float) -> float | None:
+def _wait_until(coming: Sequence[tuple[float, StepCandidate]], now: float, rate: float) -> float | None:
     """Return until when waiting for expected nodes gains most; None if it gains too little."""
     until, most, gained = None, 0.0, 0.0
     for at, candidate in coming:
-        gained += candidate.gain + rate * saved_s
+        gained += candidate.gain
         net = gained - WAIT_GAIN * rate * (at - now)
         if net > most:
             until, most = at, net

@@ -5,7 +5,6 @@ The keys and values of the session belong to the target's executor.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
 from cloud_verifier.engine.stats import MovingAverage, StepCounts
-from outrider.core.acceptance.node_acceptance import MAX_PROBABILITY, NodeAcceptance, ranked_by
+from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
 from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
 from outrider.core.protocol.verifier import VerifierSession
@@ -122,6 +121,21 @@ class DeviceTiming:
             self._futile_waits = 0
 
 
+class ProposedTree(TokenTree):
+    """A token tree of one source, whose node ids count from 1; each node has a kind (NodeAcceptance)."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.kinds: dict[int, int] = {}
+        """Node id -> kind."""
+
+    def propose(self, parent: int, token: int, kind: int) -> int:
+        """Add a node and return its id. The caller ensures that no sibling has the token."""
+        node = self.add(len(self) + 1, parent, token)
+        self.kinds[node.id] = kind
+        return node.id
+
+
 @dataclass(frozen=True)
 class SourceOutcome:
     """Counts what one source of nodes has brought in one step of a session."""
@@ -129,27 +143,13 @@ class SourceOutcome:
     evaluated: int
     """Nodes that it proposed, others too or not."""
     accepted: int
-    alone: int
-    """Evaluated nodes that nobody else proposed."""
     gain: int
-    """Accepted nodes that would not have been reached without it."""
+    """Accepted nodes beyond those that the device and the sources before it lead to."""
 
 
-NO_NODES = SourceOutcome(0, 0, 0, 0)
+NO_NODES = SourceOutcome(0, 0, 0)
 DEVICE = "device"
 """The device among the sources of nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SourceNode:
-    """Describes a node of the merged tree as one of its sources proposes it."""
-
-    acceptance: NodeAcceptance
-    """Of the source's nodes."""
-    order: int
-    """Among the source's own children of the node's parent: 0 came first."""
-    estimate: float
-    """Probability that the node is committed if its parent is, whatever other sources propose."""
 
 
 class PendingNodes:
@@ -172,13 +172,11 @@ class PendingNodes:
         self._protocol = protocol
         self._acceptance = acceptance
         self._by_source: dict[str, NodeAcceptance] = {}
-        self._offered: dict[str, tuple[TokenTree, Mapping[int, int]]] = {}
-        """Tree and kinds of nodes by the verifier's source, for one step."""
+        self._offered: Mapping[str, ProposedTree] = {}
+        """Trees of the verifier's sources, for one step."""
         self._merged: TokenTree | None = None
-        self._proposed: dict[int, dict[str, _SourceNode]] = {}
-        """Who proposed each node of the merged tree, by the name of the source."""
-        self._firsts: dict[int, dict[str, int]] = {}
-        """First child that each source proposes at a node of the merged tree, by the id of that node and the source."""
+        self._proposers: dict[int, set[str]] = {}
+        """Names of the sources of each node of the merged tree."""
         self._ranked: list[tuple[float, int]] | None = None
         """(probability of acceptance, id), ancestors first; None after a change."""
         self._outside: set[int] = set()
@@ -210,55 +208,39 @@ class PendingNodes:
             self._by_source[source] = NodeAcceptance(prior)
         return self._by_source[source]
 
-    def offer(self, trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]], directive: Directive) -> None:
+    def offer(self, trees: Mapping[str, ProposedTree], directive: Directive) -> None:
         """Merge trees of the verifier's sources with the device's nodes for one step, by (parent, token).
 
-        trees: by a source's name, of which `acceptance_of` has been asked; with the kind of each node by id. What a
-        source says of its node counts in the light of what others propose there; a node that several have proposed is
-        as probable as the surest of them says.
+        trees: by a source's name, of which `acceptance_of` has been asked. A node that several have proposed is as
+        probable as the surest of them says.
         """
         device = self._protocol.tree
         ranked = self._within_window(self._acceptance.ranked(device), directive)
         allowed = {node for _, node in ranked[: self.most(directive)]}
-        merged, proposed = TokenTree(device.position), dict[int, dict[str, _SourceNode]]()
-        firsts = dict[int, dict[str, int]]()
-        offered = {DEVICE: (device, None), **trees}
-        for name, (tree, kinds) in offered.items():
-            own = self._acceptance if name == DEVICE else self._by_source[name]
-            found, ids, orders = own.estimates(tree, kinds), {ROOT: ROOT}, dict[int, int]()
+        merged, estimates, proposers = TokenTree(device.position), dict[int, float](), dict[int, set[str]]()
+        found = self._acceptance.estimates(device)
+        for node in device:
+            if node.id in allowed:
+                merged.add(node.id, node.parent, node.token)
+                estimates[node.id], proposers[node.id] = found[node.id], {DEVICE}
+        for name, tree in trees.items():
+            found, ids = self._by_source[name].estimates(tree, tree.kinds), {ROOT: ROOT}
             for node in tree:
-                order = orders[node.parent] = orders.get(node.parent, -1) + 1
-                if name == DEVICE and node.id not in allowed:
-                    continue
                 parent = ids[node.parent]
                 same = merged.child(parent, node.token)
                 if same is None:
-                    same = merged.add(node.id if name == DEVICE else -1 - len(merged), parent, node.token).id
+                    same = merged.add(-1 - len(merged), parent, node.token).id
                 ids[node.id] = same
-                proposed.setdefault(same, {})[name] = _SourceNode(own, order, found[node.id])
-                if order == 0:
-                    firsts.setdefault(parent, {})[name] = same
-        self._offered, self._merged, self._proposed, self._firsts = dict(trees), merged, proposed, firsts
-        estimates = {node: max(self._probability(node, name) for name in own) for node, own in proposed.items()}
+                estimates[same] = max(estimates.get(same, 0.0), found[node.id])
+                proposers.setdefault(same, set()).add(name)
+        self._offered, self._merged, self._proposers = trees, merged, proposers
         best = ranked_by(merged, estimates)
         self._ranked = best if self._capabilities.trees else _best_path(merged, best)
-
-    def _probability(self, node: int, name: str) -> float:
-        """Return the probability of a merged node by one of its sources, in the light of what others propose."""
-        one = self._proposed[node][name]
-        ratios = (one.acceptance.ratio_beside(other, one.order, agrees) for other, agrees in self._others(node, name))
-        return min(MAX_PROBABILITY, one.estimate * math.prod(ratios))
-
-    def _others(self, node: int, name: str) -> list[tuple[str, bool]]:
-        """Return the other sources that propose children where `name` proposes a merged node, and whether that node is
-        their first one."""
-        firsts = self._firsts.get(self.tree[node].parent, {})
-        return [(other, first == node) for other, first in firsts.items() if other != name]
 
     def withdraw(self) -> None:
         """Drop the nodes of the verifier's sources."""
         if self._merged is not None:
-            self._offered, self._merged, self._proposed, self._firsts, self._ranked = {}, None, {}, {}, None
+            self._offered, self._merged, self._proposers, self._ranked = {}, None, {}, None
 
     def changed(self) -> None:
         """Rank anew: the device's nodes or its window have changed."""
@@ -278,24 +260,22 @@ class PendingNodes:
         path = [batch.ids[row - 1] for row in verified.rows]
         if self._merged is None:
             count, accepted = len(batch.ids), len(path)
-            return {DEVICE: SourceOutcome(count, accepted, count, accepted)} if count else {}
-        everyone = [tuple(self._proposed[node]) for node in batch.ids]
-        walked = [tuple(self._proposed[node]) for node in path]
-        names = dict.fromkeys([*self._offered, *(name for names in everyone for name in names)])
-        return {
-            name: SourceOutcome(
-                evaluated=sum(name in names for names in everyone),
-                accepted=sum(name in names for names in walked),
-                alone=sum(names == (name,) for names in everyone),
-                gain=len(walked) - next((i for i, names in enumerate(walked) if names == (name,)), len(walked)),
+            return {DEVICE: SourceOutcome(count, accepted, accepted)} if count else {}
+        outcomes, known, reached = dict[str, SourceOutcome](), set[str](), 0
+        for name in (DEVICE, *self._offered):
+            known.add(name)
+            before, reached = reached, sum(1 for _ in takewhile(lambda node: known & self._proposers[node], path))
+            outcomes[name] = SourceOutcome(
+                evaluated=sum(name in self._proposers[node] for node in batch.ids),
+                accepted=sum(name in self._proposers[node] for node in path),
+                gain=reached - before,
             )
-            for name in names
-        }
+        return outcomes
 
     def _without_device(self, batch: TreeBatch, verified: Verified) -> int:
         """Return how many of the accepted nodes the verifier's own sources would have led to by themselves."""
         path = (batch.ids[row - 1] for row in verified.rows)
-        return sum(1 for _ in takewhile(lambda node: tuple(self._proposed.get(node, (DEVICE,))) != (DEVICE,), path))
+        return sum(1 for _ in takewhile(lambda node: self._proposers.get(node, {DEVICE}) != {DEVICE}, path))
 
     def learn(self, batch: TreeBatch, verified: Verified) -> None:
         """Learn from a step, before its tokens are committed, which nodes are accepted; drop those of the verifier's
@@ -305,23 +285,9 @@ class PendingNodes:
         if self._offered or not any(node > ROOT for node in batch.ids):
             self.server_gain.add(self._without_device(batch, verified))
         self._acceptance.learn(self._protocol.tree, tokens)
-        for name, (tree, kinds) in self._offered.items():
-            self._by_source[name].learn(tree, tokens, kinds)
-        self._learn_others(tokens)
+        for name, tree in self._offered.items():
+            self._by_source[name].learn(tree, tokens, tree.kinds)
         self.changed()
-
-    def _learn_others(self, tokens: Sequence[int]) -> None:
-        """Learn what each source's nodes on the path of `tokens` are worth in the light of what others propose."""
-        parent: int | None = ROOT
-        for token in tokens:
-            if self._merged is None or parent is None:
-                return
-            for proposed, node in self._merged.children(parent).items():
-                for name, one in self._proposed[node].items():
-                    for other, agrees in self._others(node, name):
-                        accepted = proposed == token
-                        one.acceptance.observe_beside(other, one.order, agrees, one.estimate, accepted)
-            parent = self._merged.children(parent).get(token)
 
     def _within_window(self, ranked: list[tuple[float, int]], directive: Directive) -> list[tuple[float, int]]:
         """Return the device's nodes that its directive allows, and count the others."""

@@ -115,11 +115,6 @@ class StepProfiler:
         return self._between_s.value
 
     @property
-    def drafting_s(self) -> float:
-        """Mean seconds in which the verifier's own sources propose nodes for a step."""
-        return self._parts_s["draft"].value
-
-    @property
     def node_s(self) -> float:
         """Return the seconds that one more node adds to a step like the recent ones, on average over FURTHER_NODES."""
         rows, sessions = max(1, round(self._rows.value)), max(1, round(self._sessions.value))

@@ -105,10 +105,4 @@ def _server_draft(config: VerifierConfig, model: TargetModel, progress: Progress
     count = min(config.max_sessions, config.server_draft_sessions, max(1, 2 * config.kv_slots // length))
     progress(f"the server draft serves {count} sessions of up to {length} tokens at once")
     chains = ChainContext(draft, length=length, count=count, threads=config.threads)
-    draft_source = LlamaServerDraft(
-        chains,
-        depth=config.server_draft_depth,
-        vocabulary=model.vocab_size,
-        pauses=config.server_draft_pauses,
-    )
-    return [draft_source]
+    return [LlamaServerDraft(chains, depth=config.server_draft_depth, vocabulary=model.vocab_size)]

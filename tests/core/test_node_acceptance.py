@@ -64,17 +64,3 @@ def test_any_number_of_best_nodes_is_closed_under_ancestors(
         assert 0.0 < probability < 1.0
         assert made[node].parent in taken
         taken.add(node)
-
-
-def test_what_a_child_is_worth_beside_another_source_is_measured_as_a_share_of_the_expected() -> None:
-    everyone = NodeAcceptance()
-    mine = NodeAcceptance(everyone)
-    assert mine.ratio_beside("draft", 0, agrees=False) == 1.0
-    for i in range(3000):
-        mine.observe_beside("draft", 0, False, 0.5, accepted=i % 10 == 0)
-        mine.observe_beside("draft", 0, True, 0.5, accepted=i % 10 != 0)
-    for known, tolerance in ((mine, 0.3), (NodeAcceptance(everyone), 0.05)):
-        assert known.ratio_beside("draft", 0, agrees=False) == pytest.approx(0.2, abs=tolerance)
-        assert known.ratio_beside("draft", 0, agrees=True) == pytest.approx(1.8, abs=tolerance)
-        assert known.ratio_beside("draft", 1, agrees=False) == 1.0
-        assert known.ratio_beside("heads", 0, agrees=False) == 1.0

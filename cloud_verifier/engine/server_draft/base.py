@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import KINDS, NodeAcceptance
 from outrider.core.proposals import Proposal
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import ROOT
 
 if TYPE_CHECKING:
     import torch
@@ -37,21 +37,6 @@ CHILDREN = 3
 """The most children that `grow` proposes for one node."""
 NEVER = -100.0
 """Bias that asks for a token not to be generated, as in OpenAI's API."""
-
-
-class ProposedTree(TokenTree):
-    """A token tree of one source, whose node ids count from 1; each node has a kind (NodeAcceptance)."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.kinds: dict[int, int] = {}
-        """Node id -> kind."""
-
-    def propose(self, parent: int, token: int, kind: int) -> int:
-        """Add a node and return its id. The caller ensures that no sibling has the token."""
-        node = self.add(len(self) + 1, parent, token)
-        self.kinds[node.id] = kind
-        return node.id
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class EvaluatedRows:
 
 
 class ServerSource(Protocol):
-    """Proposes nodes for sessions. Not thread-safe; the engine pauses a source that raises, and then drops it.
+    """Proposes nodes for sessions. Not thread-safe; the engine drops a source that raises.
 
     The engine measures what `propose` takes and what its nodes gain, and pauses a source that does not pay.
     """
@@ -99,15 +84,12 @@ class ServerSource(Protocol):
     """Whether `observe` needs the last hidden state of each row."""
     pauses: bool
     """Whether it pauses while it does not pay; if not, it proposes in every step, for measurements."""
-    read: tuple[int, float]
-    """Tokens, and seconds, that the last `propose` took to read more than the last few tokens of sessions. They do not
-    count as the time of proposing, but are weighed against what the source can gain until the session's end."""
-
-    def unread(self, session: EngineSession) -> int:
-        """Return how many tokens of the session it has to read before it can propose; 0 if that takes no time."""
+    read_s: float
+    """Seconds that the last `propose` took to read more than the last few tokens of sessions, as of their prompts. They
+    do not count as the time of proposing."""
 
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
-        """Return a tree by session id, for the sessions that there are proposals for."""
+        """Return a tree by session id, which may be empty; none for sessions whose text it has not read yet."""
 
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
         """Learn from the rows of a session in the last step, if `wants_hidden`."""

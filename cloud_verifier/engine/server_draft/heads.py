@@ -22,13 +22,12 @@ from cloud_verifier.engine.server_draft.base import (
     EvaluatedRows,
     LevelTime,
     ProposalRequest,
-    ProposedTree,
     grow,
     kind_of,
     without_early_ends,
 )
 from cloud_verifier.engine.server_draft.head_models import EagleHead, Heads, MedusaHeads
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
 
@@ -85,7 +84,7 @@ class HeadsSource:
     name = "heads"
     max_sessions = MAX_SESSIONS
     wants_hidden = True
-    read = (0, 0.0)
+    read_s = 0.0
 
     def __init__(
         self, heads: Heads, target: TargetLayers, *, vocabulary: int, pauses: bool = True, children: int = CHILDREN
@@ -100,9 +99,6 @@ class HeadsSource:
         self._memories: dict[str, _Memory] = {}
         self._level = LevelTime()
         self._window = heads.shape.window if isinstance(heads, EagleHead) else 1
-
-    def unread(self, session: EngineSession) -> int:
-        return 0
 
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
         nodes = len(rows.tokens) - rows.chain

@@ -20,11 +20,10 @@ from cloud_verifier.engine.server_draft.base import (
     EvaluatedRows,
     LevelTime,
     ProposalRequest,
-    ProposedTree,
     kind_of,
     without_early_ends,
 )
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from outrider.core.errors import BadRequest
 from outrider.core.proposals import Proposal, propose
 from outrider.core.tree import ROOT
@@ -111,11 +110,11 @@ class LlamaServerDraft:
         self._level = LevelTime()
         self.max_sessions = chains.count
         self.pauses = pauses
-        self.read = 0, 0.0
+        self.read_s = 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
         """Draft a tree for each session that can be drafted for, by id: one decode per level for all of them."""
-        self.read = 0, 0.0
+        self.read_s = 0.0
         growing, rows = self._catch_up(requests)
         trees = {one.session.session_id: one.tree for one in growing}
         reached = float(len(growing))
@@ -132,10 +131,6 @@ class LlamaServerDraft:
             for one in growing:
                 one.sequence.drafted = list(one.path)
         return trees
-
-    def unread(self, session: EngineSession) -> int:
-        sequence = self._sequences.get(session.session_id)
-        return len(session.tokens) - (sequence.agreed if sequence else 0)
 
     def observe(self, session: EngineSession, rows: EvaluatedRows) -> None:
         """Learn nothing."""
@@ -176,7 +171,7 @@ class LlamaServerDraft:
         tokens = sum(len(now) for _, now in feeds)
         usual = min(self._depth, USUAL_TOKENS)  # a session that is drafted for in every step has to read these
         more = sum(len(now) - usual for _, now in feeds if len(now) > USUAL_TOKENS)
-        self.read = more, (self._clock() - begun) * more / tokens
+        self.read_s = (self._clock() - begun) * more / tokens
         return rows
 
     def _sequence(self, session: EngineSession) -> _Sequence | None:

@@ -16,10 +16,9 @@ from cloud_verifier.engine.server_draft.base import (
     USUAL_TOKENS,
     EvaluatedRows,
     ProposalRequest,
-    ProposedTree,
     grow,
 )
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from outrider.core.ngram import NgramModel
 from outrider.core.proposals import Proposal, propose_among
 
@@ -50,19 +49,15 @@ class NgramSource:
     pauses = True
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.read = 0, 0.0
+        self.read_s = 0.0
         self._clock = clock
         self._texts: dict[str, _Text] = {}
         self._left = 0
         """Tokens that may yet be read in this step."""
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ngram")
 
-    def unread(self, session: EngineSession) -> int:
-        text = self._texts.get(session.session_id)
-        return len(session.tokens) - (text.read if text else 0)
-
     def propose(self, requests: Sequence[ProposalRequest]) -> dict[str, ProposedTree]:
-        self.read, self._left = (0, 0.0), LONG
+        self.read_s, self._left = 0.0, LONG
         ready = [(one, model) for one in requests if (model := self._model(one.session)) is not None]
         return {one.session.session_id: grow(one, partial(_children, model, one.session)) for one, model in ready}
 
@@ -99,7 +94,7 @@ class NgramSource:
         self._left -= cost
         begun = self._clock()
         text.model.extend(new) if cost < len(tokens) else text.model.reset(tokens)
-        self.read = self.read[0] + len(new), self.read[1] + self._clock() - begun
+        self.read_s += self._clock() - begun
         return text.model
 
 

@@ -2,7 +2,8 @@
 
 The trees of all sources are merged with the device's nodes of a session (PendingNodes.offer), and the allocation policy
 ranks all nodes of all sessions together. So a source's node never takes a row that a device's node is worth more for,
-and where a row's time is worth more than any of its nodes it gets none.
+and where a row's time is worth more than any of its nodes it gets none. What is left to decide is whether a source is
+asked at all, since its drafting takes time.
 
 Sources draft as soon as a session's last tokens are known, before it is decided whether to wait for its device. What a
 near device answers meanwhile is taken in before the step.
@@ -10,12 +11,11 @@ near device answers meanwhile is taken in before the step.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +23,12 @@ from numpy.typing import NDArray
 from cloud_verifier.engine.interface import SessionRows, TargetExecutor
 from cloud_verifier.engine.row_allocation import AllocationPolicy, CostCurve
 from cloud_verifier.engine.scheduler import StepPlan
-from cloud_verifier.engine.server_draft.base import (
-    USUAL_TOKENS,
-    EvaluatedRows,
-    ProposalRequest,
-    ProposedTree,
-    ServerSource,
-)
-from cloud_verifier.engine.server_draft.policy import TRIAL, TRIAL_SESSIONS, DraftingTime, DraftPolicy
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from cloud_verifier.engine.session_history import tenant_acceptance
 from cloud_verifier.engine.stats import MovingAverage
 from cloud_verifier.engine.step_profiler import FURTHER_NODES, StepProfiler
-from outrider.core.acceptance.node_acceptance import KINDS, SURER, NodeAcceptance
-from outrider.core.tree import TokenTree
+from outrider.core.acceptance.node_acceptance import SURER
 from outrider.core.verification import Verified
 
 log = logging.getLogger(__name__)
@@ -49,44 +41,95 @@ LEAST_FLOOR, GREATEST_FLOOR = 0.03, 0.5
 """Bounds of the least path acceptance at which nodes are proposed. What is never proposed is never measured."""
 FLOOR_SHARE = 0.7
 """Share of the least acceptance at which a node pays, as it was before any was added, to propose at."""
-FAILED_PAUSE = 64
-"""Steps without a source that has failed; each further failure in a row doubles them."""
-MOST_FAILURES = 3
-"""Failures in a row, after which a source is not asked again."""
+TRIAL, TRIAL_SESSIONS = 8, 8
+"""Steps with drafting before it is judged, and the most sessions that are drafted for in each of them."""
+FIRST_PAUSE, LONGEST_PAUSE = 64, 512
+"""Steps without drafting that did not pay; each pause is twice the last one, until drafting has paid again."""
+REMEMBERED = 40
+"""Number of steps whose plain mean would be as exact as the moving average of gains."""
 
 
-@dataclass(eq=False)
+class Drafting:
+    """Judges whether the time of drafting pays, by what it took and gained for a session; it pauses if it does not."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._resumes = 0
+        """Number of the step that ends the pause."""
+        self._pause = FIRST_PAUSE
+        self._begin_trial()
+
+    def pays(self, step: int, token_s: float) -> bool:
+        """Return whether to draft in this step. token_s: seconds in which a token is committed otherwise."""
+        if step < self._resumes:
+            return False
+        self.paused = False
+        if self.on_trial:
+            return True
+        # Of few steps, or uneven ones, drafting may only look useless: the error of the mean counts for it.
+        variance = max(0.0, self._squares.value - self.gain**2)
+        error = math.sqrt(variance / (min(self._judged, REMEMBERED) - 1))
+        if (self.gain + error) * token_s >= self._seconds.value:
+            self._pause = FIRST_PAUSE
+            return True
+        self.paused = True
+        self._resumes, self._pause = step + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._begin_trial()
+        return False
+
+    @property
+    def gain(self) -> float:
+        """Return the mean tokens that it adds to a step of a session."""
+        return self._gain.value
+
+    @property
+    def on_trial(self) -> bool:
+        """Return whether there were too few steps since the last pause to judge."""
+        return self._judged < TRIAL
+
+    def observe_time(self, seconds: float) -> None:
+        """Learn the seconds of drafting for a session, without the reading of prompts."""
+        self._seconds.add(seconds)
+
+    def observe_gain(self, tokens: float) -> None:
+        """Learn the tokens that a step committed for a session and would not have without the drafting, on average."""
+        self._gain.add(tokens)
+        self._squares.add(tokens**2)
+        self._judged += 1
+
+    def _begin_trial(self) -> None:
+        self._gain, self._squares, self._seconds = MovingAverage(), MovingAverage(), MovingAverage()
+        self._judged = 0
+
+
 class _Source:
     """A source with what is known of its use."""
 
-    source: ServerSource
-    prior: Callable[[str], NodeAcceptance]
-    """Salt -> acceptance of its nodes in all sessions of the tenant."""
-    time: DraftingTime = field(default_factory=DraftingTime)
-    outcomes: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {False: [], True: []})
-    """(nodes that it alone proposed, tokens gained) of each session of the last step that it proposed for, by whether
-    nodes of the device were there or expected."""
-    answered: dict[bool, MovingAverage] = field(default_factory=lambda: {False: MovingAverage(), True: MovingAverage()})
-    """Share of the sessions it was asked about that it had nodes for, likewise."""
-    empty: int = 0
-    """Trees without a node."""
-    observing_s: float = 0.0
-    """Seconds in which it learned from the last step."""
-    failures: int = 0
-    """In a row: without FAILED_PAUSE steps between the end of one's pause and the next."""
-    resumes: int = 0
-    """Number of the step at which it is asked again after a failure."""
+    def __init__(self, source: ServerSource) -> None:
+        self.source = source
+        self.prior = tenant_acceptance(expected=SURER)
+        """Salt -> acceptance of its nodes in all sessions of the tenant."""
+        self.drafting = {beside: Drafting() for beside in (False, True)}
+        """By whether nodes of the session's device are there or expected: it may add little to them, and much where
+        there are none."""
+        self.gains: dict[bool, list[int]] = {False: [], True: []}
+        """Tokens gained in each session of the last step that it proposed for, likewise."""
+        self.observing_s = 0.0
+        """Seconds in which it learned from the last step."""
 
-    def __post_init__(self) -> None:
-        self.policies = {beside: DraftPolicy(self.time) for beside in (False, True)}
-        """Whether nodes of the device are there or expected beside its own -> whether it pays: it may add little to
-        them, and much where there are none."""
-        for share in self.answered.values():
-            share.add(1.0)
+    def worth_asking(
+        self, beside: bool, step: int, step_s: float, commits: float, ready: int, sessions: int
+    ) -> tuple[bool, bool]:
+        """Return whether to ask about a group of sessions, and whether that is a trial.
 
-    def gain(self, beside: bool) -> float:
-        """Return the tokens that it is expected to add to the next step of a session."""
-        return self.policies[beside].expected_gain * self.answered[beside].value
+        step_s: seconds of the step without the verifier's own nodes. commits: expected of the step, for all `ready`
+        sessions. sessions: number of the group.
+        """
+        drafting = self.drafting[beside]
+        if not self.source.pauses:
+            return True, False
+        otherwise = max(ready, commits - drafting.gain * sessions)
+        return drafting.pays(step, step_s / otherwise), drafting.on_trial
 
 
 @dataclass(frozen=True)
@@ -97,8 +140,8 @@ class _Draft:
     """Number of the session's tokens then."""
     beside: bool
     """Whether nodes of its device were there or expected."""
-    trees: Mapping[str, tuple[TokenTree, Mapping[int, int]]]
-    """Tree and kinds of its nodes by source."""
+    trees: Mapping[str, ProposedTree]
+    """By source; those without a node are of sources that found none."""
 
 
 class Overlay:
@@ -106,18 +149,12 @@ class Overlay:
 
     def __init__(self, sources: Sequence[ServerSource], clock: Callable[[], float] = time.perf_counter) -> None:
         """Take sources with distinct names, the cheapest first. clock: measures what they take."""
-        self._sources = [_Source(source, tenant_acceptance(expected=SURER)) for source in sources]
+        self._sources = [_Source(source) for source in sources]
         self._clock = clock
         self._last: list[tuple[SessionRows, Verified | None]] = []
         """Rows of the last step, and each session's path."""
-        self._step = 0
-        """Number of the step that was drafted for last."""
         self._drafts: dict[str, _Draft] = {}
         """Session id -> what it was last asked for, until its next commit."""
-        self._session_s = {False: MovingAverage(), True: MovingAverage()}
-        """Seconds of drafting for a session in a step, by whether nodes of its device are there or expected."""
-        self._drafted_s = {False: 0.0, True: 0.0}
-        """Seconds of drafting in the present call, likewise."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,19 +162,9 @@ class Overlay:
         return tuple(one.source.name for one in self._sources)
 
     @property
-    def saved_s(self) -> float:
-        """Return the seconds of drafting for a session that nodes of its device save."""
-        return max(0.0, self._session_s[False].value - self._session_s[True].value)
-
-    @property
-    def has_drafted(self) -> bool:
-        """Return whether sources were asked about sessions of the next step."""
-        return bool(self._drafts)
-
-    @property
     def serves_without_device(self) -> bool:
         """Return whether a source drafts for sessions without nodes of their devices."""
-        return any(not one.policies[False].paused and self._step >= one.resumes for one in self._sources)
+        return any(not one.drafting[False].paused for one in self._sources)
 
     def draft(
         self,
@@ -153,22 +180,40 @@ class Overlay:
         Return whether a source was asked. A session for which a device was waited in vain may be asked about again.
         exploring: whether nodes are proposed that hardly pay, so that they are measured.
         """
-        self._learn_outcomes()
-        self._step = step
+        self._learn_gains()
         ready, generating = _sessions(plan, live)
-        if not generating or not plan.node_rows or not self._sources:
+        if not plan.node_rows or not self._sources:
             return False
         near = plan.coming.union(a.session_id for a in plan.allocations if a.nodes)
         undrafted = [s for s in generating if self._is_undrafted(s, s.session_id in near)]
         if not undrafted:
             return False
         groups = {beside: [s for s in generating if (s.session_id in near) is beside] for beside in (False, True)}
-        drafting = {beside: [s for s in group if s in undrafted] for beside, group in groups.items()}
-        trees, asked = self._proposed(plan, ready, groups, drafting, _step_cost(plan, profiler), exploring=exploring)
+        cost, nodes = _step_cost(plan, profiler), {a.session_id: a.nodes for a in plan.allocations}
+        commits = sum(1.0 + max(sum(s.acceptances()[: nodes[s.session_id]]), s.nodes.server_gain.value) for s in ready)
+        step_s, floor = float(cost(np.zeros(1, np.int64))[0]), _floor(commits, cost, exploring=exploring)
+        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / len(generating)))
+        trees: dict[str, dict[str, ProposedTree]] = {session.session_id: {} for session in undrafted}
+        any_asked = False
+        for one in list(self._sources):
+            asked: list[EngineSession] = []
+            for beside, group in groups.items():
+                pays, trial = one.worth_asking(beside, step, step_s, commits, len(ready), len(group))
+                if pays:
+                    asked += [s for s in group if s in undrafted][: TRIAL_SESSIONS if trial else None]
+            if not asked:
+                continue
+            any_asked, name = True, one.source.name
+            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked[: one.source.max_sessions]]
+            requests = [
+                ProposalRequest(s, min(each, s.nodes.most_together), floor, own, step_s / commits) for s, own in known
+            ]
+            for session_id, tree in self._proposed(one, requests, near).items():
+                trees[session_id][name] = tree
         for session in undrafted:
             key = session.session_id
-            self._drafts[key] = _Draft(len(session.tokens), key in near, trees.get(key, {}))
-        return asked
+            self._drafts[key] = _Draft(len(session.tokens), key in near, trees[key])
+        return any_asked
 
     def extend(
         self, plan: StepPlan, live: Mapping[str, EngineSession], policy: AllocationPolicy, profiler: StepProfiler
@@ -176,7 +221,9 @@ class Overlay:
         """Return the plan with the nodes that were drafted, all nodes allocated anew by the policy."""
         ready, generating = _sessions(plan, live)
         drafts = [(s, self._drafts[s.session_id]) for s in generating if s.session_id in self._drafts]
-        offers = [(s, draft.trees) for s, draft in drafts if draft.trees and draft.length == len(s.tokens)]
+        offers = [
+            (s, draft.trees) for s, draft in drafts if draft.length == len(s.tokens) and any(draft.trees.values())
+        ]
         if not offers or not plan.node_rows:
             return plan
         for session, trees in offers:
@@ -187,24 +234,17 @@ class Overlay:
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))
 
-    def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
-        """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
-        draft = self._drafts.get(session.session_id)
-        if draft is None or draft.length != len(session.tokens):
-            return True
-        return draft.beside and not beside and not draft.trees
-
     def committed(self, rows: SessionRows, verified: Verified | None) -> None:
         """Take what a session's rows of a step have brought, after its commit.
 
         verified: None while a prompt is read.
         """
         draft = self._drafts.pop(rows.session.session_id, None)
-        outcomes = rows.session.nodes.outcomes if verified is not None else {}
-        for one in self._sources:
-            outcome = outcomes.get(one.source.name)
-            if outcome is not None and draft is not None:
-                one.outcomes[draft.beside].append((outcome.alone, outcome.gain))
+        if draft is not None and verified is not None:
+            outcomes = rows.session.nodes.outcomes
+            for one in self._sources:
+                if (name := one.source.name) in draft.trees:
+                    one.gains[draft.beside].append(outcomes[name].gain if name in outcomes else 0)
         self._last.append((rows, verified))
 
     def observe(self, executor: TargetExecutor) -> None:
@@ -215,16 +255,16 @@ class Overlay:
         """
         last, self._last = self._last, []
         for one in list(self._sources):
-            source = one.source
-            if not last or self._step < one.resumes or not source.wants_hidden:
+            if not last or not one.source.wants_hidden:
                 continue
-            seen = last[:TRIAL_SESSIONS] if one.policies[False].pauses_in(self._step) else last
             begun = self._clock()
             try:
-                for session, rows in _evaluated(executor, seen):
-                    source.observe(session, rows)
+                for session, rows in _evaluated(
+                    executor, last[: TRIAL_SESSIONS if one.drafting[False].paused else None]
+                ):
+                    one.source.observe(session, rows)
             except Exception:
-                self._failed(one, [rows.session.session_id for rows, _ in last])
+                self._failed(one)
             one.observing_s = self._clock() - begun
 
     def release(self, session_id: str) -> None:
@@ -235,176 +275,46 @@ class Overlay:
             try:
                 one.source.release(session_id)
             except Exception:
-                self._failed(one, [])
+                self._failed(one)
+
+    def _is_undrafted(self, session: EngineSession, beside: bool) -> bool:
+        """Return whether the sources are to be asked about a session. beside: whether it has nodes or expects some."""
+        draft = self._drafts.get(session.session_id)
+        if draft is None or draft.length != len(session.tokens):
+            return True
+        return draft.beside and not beside and not any(draft.trees.values())
 
     def _proposed(
-        self,
-        plan: StepPlan,
-        ready: Sequence[EngineSession],
-        groups: Mapping[bool, Sequence[EngineSession]],
-        drafting: Mapping[bool, Sequence[EngineSession]],
-        cost: CostCurve,
-        *,
-        exploring: bool,
-    ) -> tuple[dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]], bool]:
-        """Return trees and the kinds of their nodes by session id and source, of the sources that pay, and whether any
-        source was asked.
-
-        groups: the sessions that generate, by whether nodes of their devices are there or expected. drafting: those of
-        them to ask about.
-        """
-        beside = frozenset(session.session_id for session in drafting[True])
-        device_nodes = {a.session_id: a.nodes for a in plan.allocations}
-        committed = len(ready) + sum(sum(s.acceptances()[: device_nodes[s.session_id]]) for s in ready)
-        taken = sum(device_nodes.values())
-        gains = {
-            id(one): sum(one.gain(of_device) * len(group) for of_device, group in groups.items())
-            for one in self._sources
-        }
-        floor = _floor(committed + sum(gains.values()), cost, exploring=exploring)
-        token_s = float(cost(np.zeros(1, np.int64))[0]) / (committed + sum(gains.values()))
-        each = min(MOST_NODES, 2 + math.ceil(SPARE_NODES * plan.node_rows / sum(map(len, groups.values()))))
-        trees: dict[str, dict[str, tuple[TokenTree, Mapping[int, int]]]] = {}
-        may_pause, any_asked = {False, True}, False
-        self._drafted_s = {False: 0.0, True: 0.0}
-        for one in list(self._sources):
-            if self._step < one.resumes:
-                continue
-            commits = committed + sum(gains.values()) - gains[id(one)]
-            try:
-                asked = self._worth_asking(one, groups, drafting, commits, cost, taken, may_pause)
-            except Exception:
-                self._failed(one, [session.session_id for group in drafting.values() for session in group])
-                continue
-            if not asked:
-                continue
-            any_asked, name = True, one.source.name
-            known = [(s, s.nodes.acceptance_of(name, one.prior(s.salt))) for s in asked]
-            requests = [ProposalRequest(s, min(each, s.nodes.most_together), floor, own, token_s) for s, own in known]
-            for session_id, tree in self._asked(one, requests, beside).items():
-                trees.setdefault(session_id, {})[name] = tree, tree.kinds
-        for of_device, group in drafting.items():
-            if group:
-                self._session_s[of_device].add(self._drafted_s[of_device] / len(group))
-        return trees, any_asked
-
-    def _worth_asking(
-        self,
-        one: _Source,
-        groups: Mapping[bool, Sequence[EngineSession]],
-        drafting: Mapping[bool, Sequence[EngineSession]],
-        commits: float,
-        cost: CostCurve,
-        taken: int,
-        may_pause: set[bool],
-    ) -> list[EngineSession]:
-        """Return the sessions to ask a source about: of each group in which it pays, or a few of it during a trial.
-
-        groups, drafting: as in `_proposed`; whether it pays is a matter of the whole group, however few are asked about
-        now. taken: nodes in the step already. may_pause: groups in which no source has been paused in this step.
-        """
-        asked: list[EngineSession] = []
-        for beside, group in groups.items():
-            policy, count = one.policies[beside], min(len(group), one.source.max_sessions)
-            if beside and one.policies[False].pauses_in(self._step):
-                continue  # what does not pay alone does not pay beside others, and needs no trial there
-            sessions = self._worth_reading(one, policy, drafting[beside], count, commits, cost)
-            if sessions and one.source.pauses:
-                was_paused = policy.paused
-                if (beside in may_pause or was_paused) and not policy.pays(
-                    self._step, commits, count, lambda nodes: cost(taken + nodes)
-                ):
-                    if not was_paused:
-                        # The others may gain more without it.
-                        may_pause.discard(beside)
-                        for other in self._sources:
-                            if other is not one and not other.policies[beside].paused:
-                                other.policies[beside].judge_anew()
-                    continue
-                sessions = sessions[: TRIAL_SESSIONS if policy.on_trial else None]
-            asked += sessions
-        return asked[: one.source.max_sessions]
-
-    def _asked(
-        self, one: _Source, requests: Sequence[ProposalRequest], beside: frozenset[str]
+        self, one: _Source, requests: Sequence[ProposalRequest], near: frozenset[str]
     ) -> Mapping[str, ProposedTree]:
-        """Return the trees of one source that have nodes, and learn what they took; none if it fails.
+        """Return the trees of one source, and learn what they took; none if it fails.
 
-        beside: sessions for which nodes of their devices are there or expected.
+        near: sessions for which nodes of their devices are there or expected.
         """
         begun = self._clock()
         try:
             trees = one.source.propose(requests)
-            _check(trees, requests)
-            tokens, reading_s = one.source.read
         except Exception:
-            self._failed(one, [request.session.session_id for request in requests])
+            self._failed(one)
             return {}
-        if self._step >= one.resumes + FAILED_PAUSE:
-            one.failures = 0
+        seconds = self._clock() - begun - one.source.read_s + one.observing_s
         if trees:
-            seconds = self._clock() - begun - reading_s + one.observing_s
-            one.time.observe_drafting(len(trees), seconds)
-            for session_id in trees:
-                self._drafted_s[session_id in beside] += seconds / len(trees)
-            for of_device in {session_id in beside for session_id in trees}:
-                one.policies[of_device].observe_drafting(len(trees), seconds)
             one.observing_s = 0.0
-        if tokens:
-            one.time.observe_reading(tokens, reading_s)
-        found = {session_id: tree for session_id, tree in trees.items() if len(tree)}
-        for session_id in (request.session.session_id for request in requests):
-            one.answered[session_id in beside].add(session_id in found)
-            if session_id not in found:
-                one.empty += 1
-                if one.empty % TRIAL == 0:  # to find nothing takes little time, and a table that fills takes some steps
-                    one.outcomes[session_id in beside].append((0, 0))
-        return found
+        for beside in {session_id in near for session_id in trees}:
+            one.drafting[beside].observe_time(seconds / len(trees))
+        return trees
 
-    def _worth_reading(
-        self,
-        one: _Source,
-        policy: DraftPolicy,
-        sessions: Sequence[EngineSession],
-        count: int,
-        commits: float,
-        cost: CostCurve,
-    ) -> list[EngineSession]:
-        """Return the sessions that a source may propose for: those that it need not read much of before, those with
-        least to read first; during a trial at least one. count: sessions that it would draft for."""
-        source = one.source
-        unread = {session.session_id: source.unread(session) for session in sessions}
-        ordered = sorted(sessions, key=lambda s: unread[s.session_id])
-
-        def pays(session: EngineSession) -> bool:
-            tokens = unread[session.session_id]
-            return (
-                not source.pauses
-                or tokens <= USUAL_TOKENS
-                or policy.reading_pays(tokens, session.left, commits, count, cost)
-            )
-
-        return [session for session in ordered if pays(session)][:count] or (ordered[:1] if policy.on_trial else [])
-
-    def _learn_outcomes(self) -> None:
+    def _learn_gains(self) -> None:
         for one in self._sources:
-            for beside, outcomes in one.outcomes.items():
-                if outcomes:
-                    nodes, gain = map(sum, zip(*outcomes, strict=True))
-                    one.policies[beside].observe_step(len(outcomes), nodes, gain)
-                    outcomes.clear()
+            for beside, gains in one.gains.items():
+                if gains:
+                    one.drafting[beside].observe_gain(sum(gains) / len(gains))
+                    gains.clear()
 
-    def _failed(self, one: _Source, session_ids: Sequence[str]) -> None:
-        """Go on without a source, which has raised, for some steps or for good; it begins anew with its sessions."""
-        pause = FAILED_PAUSE << one.failures
-        one.failures, one.resumes = one.failures + 1, self._step + 1 + pause
-        until = f"for {pause} steps" if one.failures < MOST_FAILURES else "until the next start"
-        log.exception("the verifier's source of nodes %s fails; sessions go on without it %s", one.source.name, until)
-        if one.failures == MOST_FAILURES:
-            self._sources.remove(one)
-        for session_id in session_ids:
-            with contextlib.suppress(Exception):  # what has failed may fail again
-                one.source.release(session_id)
+    def _failed(self, one: _Source) -> None:
+        """Go on without a source, which has raised."""
+        log.exception("the verifier's source of nodes %s fails; sessions go on without it", one.source.name)
+        self._sources.remove(one)
 
 
 def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[EngineSession], list[EngineSession]]:
@@ -412,15 +322,6 @@ def _sessions(plan: StepPlan, live: Mapping[str, EngineSession]) -> tuple[list[E
     ready = [live[a.session_id] for a in plan.allocations if a.chain == live[a.session_id].pending]
     # What a lossy rule lets the device's nodes change is the device's affair; other nodes shall change nothing.
     return ready, [s for s in ready if s.pending == 1 and s.left > 1 and s.nodes.most_together and not s.lossy]
-
-
-def _check(trees: Mapping[str, ProposedTree], requests: Sequence[ProposalRequest]) -> None:
-    """Raise ValueError for a node that no step can evaluate, and KeyError for a session that was not asked about."""
-    vocabulary = {request.session.session_id: request.session.nodes.vocabulary for request in requests}
-    for session_id, tree in trees.items():
-        for node in tree:
-            if not 0 <= node.token < vocabulary[session_id] or not 0 <= tree.kinds[node.id] < KINDS:
-                raise ValueError(f"a node has token {node.token} and kind {tree.kinds[node.id]}")
 
 
 def _step_cost(plan: StepPlan, profiler: StepProfiler) -> CostCurve:

@@ -6,10 +6,6 @@ kind each of theirs is, by how sure they are. The probability of a node is the p
 best-first growth of a draft tree (EAGLE-2, arXiv 2406.16858). Every child of a committed token is an observation,
 whether or not it was evaluated: the target's token is known, so a session whose nodes are not worth evaluating goes on
 being measured.
-
-Where several sources propose children of one node, a source's child is worth more if another one's first child is the
-same, and less if it is a different one. How much is measured by pairs of sources: a weak source is seldom right against
-a strong one.
 """
 
 from __future__ import annotations
@@ -69,9 +65,6 @@ class NodeAcceptance:
         self._decay = 1.0 - 1.0 / (_SHARED_MEMORY if shared or prior is None else _MEMORY)
         self._tried = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
         self._accepted = [[0.0] * len(_PRIOR) for _ in range(KINDS)]
-        self._beside: dict[tuple[str, bool, bool], list[float]] = {}
-        """(other source, whether the own child came first, whether the other's first is the same) -> sums of what was
-        expected and of what was accepted."""
 
     def probability(self, depth: int, order: int) -> float:
         """Return the probability of one child. depth: 1 after the last committed token. order: 0 came first."""
@@ -121,23 +114,6 @@ class NodeAcceptance:
                 estimate = table[row][column] = self._estimate(row, column)
             found[node.id] = estimate
         return found
-
-    def ratio_beside(self, other: str, order: int, agrees: bool) -> float:
-        """Return by what a child's estimate is to be multiplied where source `other` has proposed children too.
-
-        agrees: whether the other's first child is the same token. It is 1 before anything is observed.
-        """
-        prior = 1.0 if self._prior is None else self._prior.ratio_beside(other, order, agrees)
-        expected, accepted = self._beside.get((other, order == 0, agrees), (0.0, 0.0))
-        return (accepted + _PRIOR_WEIGHT * prior) / (expected + _PRIOR_WEIGHT)
-
-    def observe_beside(self, other: str, order: int, agrees: bool, expected: float, accepted: bool) -> None:
-        """Learn whether a child was accepted beside `other`. expected: its estimate by kind and order alone."""
-        sums = self._beside.setdefault((other, order == 0, agrees), [0.0, 0.0])
-        sums[0] = self._decay * sums[0] + expected
-        sums[1] = self._decay * sums[1] + accepted
-        if self._prior is not None:
-            self._prior.observe_beside(other, order, agrees, expected, accepted)
 
     def ranked(self, tree: TokenTree) -> list[tuple[float, int]]:
         """Return (probability that it is committed, node id) of every node, the most probable first.

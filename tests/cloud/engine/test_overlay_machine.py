@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_verifier.engine.server_draft.base import ProposedTree
-from cloud_verifier.engine.session import DEVICE, NO_NODES, Capabilities, PendingNodes
+from cloud_verifier.engine.session import DEVICE, NO_NODES, Capabilities, PendingNodes, ProposedTree
 from outrider.core.acceptance.node_acceptance import NodeAcceptance
 from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import Append, Commit, Directive, Finish, SessionLimits
@@ -104,7 +103,7 @@ class OverlayMachine(RuleBasedStateMachine):
         assert commit.evaluated == len(own) == self.nodes.outcomes.get(DEVICE, NO_NODES).evaluated
         self.down.append(commit)
 
-    def _proposed(self, right: float) -> tuple[ProposedTree, dict[int, int]]:
+    def _proposed(self, right: float) -> ProposedTree:
         """Return a random tree whose nodes are right with this probability where their parent is."""
         tree = ProposedTree(self.verifier.position)
         for _ in range(self.rng.randrange(7)):
@@ -114,7 +113,7 @@ class OverlayMachine(RuleBasedStateMachine):
             token = self.truth[position] if good else self.rng.randrange(VOCABULARY)
             if tree.child(parent, token) is None:
                 tree.propose(parent, token, self.rng.randrange(7))
-        return tree, tree.kinds
+        return tree
 
     @invariant()
     def only_the_targets_tokens_are_delivered(self) -> None:

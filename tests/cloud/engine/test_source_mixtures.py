@@ -24,12 +24,12 @@ from tiny_targets import FEW, make_tiny
 from cloud_verifier.engine import session as engine_session
 from cloud_verifier.engine.config import EngineConfig
 from cloud_verifier.engine.sampling import Sampler
-from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ProposedTree, ServerSource, grow
+from cloud_verifier.engine.server_draft.base import EvaluatedRows, ProposalRequest, ServerSource, grow
 from cloud_verifier.engine.server_draft.heads import HeadsSource
 from cloud_verifier.engine.server_draft.llama_draft import LlamaServerDraft
 from cloud_verifier.engine.server_draft.ngram import NgramSource
 from cloud_verifier.engine.server_draft.overlay import Overlay
-from cloud_verifier.engine.session import EngineSession
+from cloud_verifier.engine.session import EngineSession, ProposedTree
 from cloud_verifier.engine.stats import EngineCounters
 from cloud_verifier.engine.torch_backend.model import TargetModel
 from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
@@ -82,10 +82,7 @@ def misleading(sampler: Sampler, tokens: Sequence[int]) -> list[int]:
 class Adversary:
     """A source that knows the target and the noise."""
 
-    name, max_sessions, wants_hidden, pauses, read = "adversary", 64, False, False, (0, 0.0)
-
-    def unread(self, session: EngineSession) -> int:
-        return 0
+    name, max_sessions, wants_hidden, pauses, read_s = "adversary", 64, False, False, 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> Mapping[str, ProposedTree]:
         return {one.session.session_id: grow(one, partial(self._children, one.session)) for one in requests}
