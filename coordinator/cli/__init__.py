@@ -1,7 +1,7 @@
 """Run the operator's command, `outrider`, and end with the exit code of its failure.
 
-There is a module for each group of commands, which is imported only then; `arguments` describes them all. `json_views`
-makes documents of what a command has found, and `output` prints them.
+There is a module for each group of commands, which is imported only then; `arguments` describes them all, and `output`
+prints what a command has found.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ PUBLISH_S = 60.0
 """The coordinator reads the whole file of a draft before it takes its manifest."""
 LIMIT = 500
 """Entries that a list shows if `--limit` is not given."""
-TOP_SESSIONS = 20
-"""Sessions that `top --once` shows if `--sessions` is not given."""
 MAX_RTT_MS = 60_000.0
 MAX_LEVELS = 65_535
 """Levels of a window that a request can hold; the coordinator has a lower bound of its own."""
@@ -158,16 +156,12 @@ def _add_pair(made: argparse.ArgumentParser) -> None:
 
 def _add_top(commands: Any) -> None:
     top = _command(commands, "top", "top.top", "show verifiers and sessions live: load, acceptance, tokens/s")
-    top.epilog = (
-        "Acceptance and tokens/s are measured since the frame before. In the first frame, and "
-        "with --once, acceptance counts since the live sessions began, and sessions have no tokens/s."
-    )
+    top.epilog = "Tokens/s of a session are measured since the frame before; all else counts since it began."
     interval = _number(float, 0.1, 3_600)
     _option(top, "--interval", "SECONDS", "time between two frames", WATCH_S, short="-d", kind=interval)
     top.add_argument("--once", action="store_true", help="print one frame and end")
-    default = f"as many as fit; {TOP_SESSIONS} with --once"
     text = "show this many sessions, the busiest first"
-    _option(top, "--sessions", "N", text, default, kind=_number(int, 1, 1_000))
+    _option(top, "--sessions", "N", text, "as many as fit", kind=_number(int, 1, 1_000))
     _add_connection(top.add_argument_group("connection"))
 
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.cli.json_views import Document
-from coordinator.cli.output import Column, Result, note, render, table
+from coordinator.cli.output import Document, Result, note, render
+from outrider.core.text import table
 from outrider.settings.layers import config_file, read_file, variables
 from outrider.settings.report import shown
 
@@ -28,11 +28,6 @@ PROCESSES: Mapping[str, tuple[str, ...]] = {
     "distill": ("cloud_verifier.distill.cli", "run"),
 }
 """Process -> its module, and the subcommand that has all its settings."""
-COLUMNS = (
-    Column("SETTING", lambda row: row[0]),
-    Column("VALUE", lambda row: row[1]),
-    Column("SOURCE", lambda row: row[2]),
-)
 _NOT_INSTALLED = re.compile(r"No module named|pip install")
 """It is found in the last line on stderr of a process whose packages are not installed."""
 
@@ -43,7 +38,7 @@ def check(options: argparse.Namespace) -> int:
     if file is not None:
         read_file(file)  # reports an unreadable file once, rather than once per process
     document = asyncio.run(_document(file))
-    print(render(Result(document, lambda: table(COLUMNS, _rows(document))), options.output), flush=True)
+    print(render(Result(document, table(("SETTING", "VALUE", "SOURCE"), _rows(document))), options.output), flush=True)
     for line in (*document["problems"], *(f"warning: {warning}" for warning in document["warnings"])):
         note(line)
     for process in document["processes"]:

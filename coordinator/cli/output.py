@@ -1,41 +1,34 @@
-"""Print what a command has found, as a table (with rich) or JSON, once or again and again.
+"""Print what a command has found, as a table or JSON, once or again and again.
 
-What came from elsewhere cannot steer the terminal: tables show it escaped. rich is imported where a table is made, so
-that JSON does without it.
+Nothing that came from elsewhere can steer the terminal: control characters are escaped. JSON has a message's fields
+under their own names. Their names end in their units: `_s`, `_ms`, or `_unix` for seconds of a date.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
-import io
 import json
-import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any
+
+from google.protobuf.message import Message
 
 from coordinator.cli.connection import AdminCall, connect
+from outrider.core import text
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.core.text import clean
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 ENTRIES_PER_CALL = 1_000
 SHORT = 12
 """Digits of a hash that tables show: enough to tell releases apart, and to name one."""
-_GAP = 2
-"""Blanks between two columns."""
-_UNLIMITED = 1 << 20
-"""Width of a table that fits no terminal: nothing is cut off, and pipes get whole lines."""
-_BLANKS = re.compile(r" +((?:\x1b\[[\d;]*m)*)$", re.MULTILINE)
-"""Blanks at the end of a line, before the escape codes of its style."""
 _CLEAR = "\033[H\033[2J"
+
+Document = dict[str, Any]
+Columns = Mapping[str, Callable[[Document], str]]
+"""Title of a column -> what makes the cell of a document. A column leaves details out."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +36,9 @@ class Result:
     """Holds a command's result for programs and for people, and a notice."""
 
     document: Mapping[str, Any]
-    """The content as JSON shows it; its names and units stay as they are."""
-    view: Callable[[], RenderableType]
-    """Makes the table or the sentence for people, which leaves details out."""
+    """The content as JSON shows it."""
+    view: str
+    """The table or the sentence for people."""
     notice: str = ""
     """Says on stderr what is left out, or what to do next."""
 
@@ -65,17 +58,12 @@ def show(ask: Query, options: argparse.Namespace) -> int:
 
 
 async def listing(
-    call: AdminCall,
-    method: str,
-    request: Any,
-    limit: int,
-    to_document: Callable[[Any], Mapping[str, Any]],
-    columns: Sequence[Column],
-    none: str,
-) -> tuple[Result, Any]:
-    """Return a list, under the name in `method`, and the last answer of the calls. none: says that it is empty."""
+    call: AdminCall, request: Any, limit: int, to_document: Callable[[Any], Document], columns: Columns, none: str
+) -> Result:
+    """Return the list that a request such as ListVerifiersRequest asks for. none: says that it is empty."""
+    method = type(request).__name__.removesuffix("Request")
     what = method.removeprefix("List").lower()
-    listed: list[Mapping[str, Any]] = []
+    listed: list[Document] = []
     while True:
         request.limit = min(ENTRIES_PER_CALL, limit - len(listed))
         answer = await call(method, request)
@@ -84,21 +72,15 @@ async def listing(
         if not answer.next or len(listed) >= limit:
             break
     more = f"{len(listed)} {what} are shown, and there are more: --limit N shows more of them, --after {answer.next}"
-    return Result(
-        {what: listed, "next": answer.next or None},
-        lambda: table(columns, listed) if listed else none,
-        f"{more} the next" if answer.next else "",
-    ), answer
+    document = {**fields(answer), what: listed}
+    return Result(document, table(columns, listed, none), f"{more} the next" if answer.next else "")
 
 
 def render(result: Result, form: str, *, one_of_many: bool = False) -> str:
-    """Return the text of a result, without control characters but line ends. Raises ImportError for a missing extra."""
+    """Return the text of a result, without control characters but line ends."""
     if form == "json":
         return json.dumps(result.document, indent=None if one_of_many else 2)
-    try:
-        return rendered(result.view())
-    except ImportError as error:
-        raise ImportError("tables need rich: pip install 'outrider[coordinator]', or use -o json") from error
+    return "\n".join(map(clean, result.view.split("\n")))
 
 
 def note(notice: str) -> None:
@@ -132,75 +114,56 @@ async def _next(options: argparse.Namespace, ask: Query, call: AdminCall, watch_
             note(str(error))
 
 
-# --- tables
+# --- documents and tables
 
 
-class Column(NamedTuple):
-    """Describes a column of a table."""
-
-    title: str
-    cell: Callable[[Any], str | Text]
-    """Makes the cell of a row."""
-    justify: Literal["left", "right"] = "left"
-
-
-number = functools.partial(Column, justify="right")
+def fields(message: Message, *without: str) -> Document:
+    """Return a message's fields by name, but for those that are absent. MessageToDict would make texts of counts."""
+    return {
+        field.name: _plain(getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if field.name not in without and not (field.has_presence and not message.HasField(field.name))
+    }
 
 
-def table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
-    """Return a table with a line for each row."""
-    made = _empty_table()
-    for column in columns:
-        made.add_column(column.title, justify=column.justify, no_wrap=True)
-    for row in rows:
-        made.add_row(*(_text(column.cell(row)) for column in columns))
-    return made
+def _plain(value: Any) -> Any:
+    """Return a field's value as JSON has it."""
+    if isinstance(value, Message):
+        return fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): value[key] for key in sorted(value)}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(part) for part in value]
+    return value
 
 
-def facts(known: Mapping[str, str]) -> Table:
-    """Return a name and a value on each line."""
-    made = _empty_table(show_header=False)
-    for name, value in known.items():
-        made.add_row(_text(name), _text(value))
-    return made
+def table(columns: Columns, rows: Sequence[Document], none: str) -> str:
+    """Return a table with a line for each row, or `none` if there are no rows."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return text.table(tuple(columns), cells) if rows else none
 
 
-def stacked(*parts: str | Table) -> Group:
-    """Return sentences and tables one below the other, a blank line between them."""
-    from rich.console import Group
-
-    lines = [line for part in parts for line in (_text(""), _text(part) if isinstance(part, str) else part)]
-    return Group(*lines[1:])
-
-
-def rendered(view: RenderableType) -> str:
-    """Return the lines, without blanks at their end, with styles if stdout is a terminal. Raises ImportError."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=sys.stdout.isatty(), width=_UNLIMITED, highlight=False)
-    console.print(_text(view) if isinstance(view, str) else view)
-    return _BLANKS.sub(r"\1", out.getvalue()).removesuffix("\n")
+def facts(document: Document) -> str:
+    """Return a line with a name and a value for each entry of a document, also for those of documents in it."""
+    named = dict(_flat(document))
+    width = max(map(len, named))
+    return "\n".join(f"{name:<{width}}  {clean(value)}" for name, value in named.items())
 
 
-def share(value: float | None) -> str:
-    """Return a share from 0 to 1 in percent, `-` if it is not known."""
-    return "-" if value is None else f"{value:.0%}"
+def _flat(document: Document, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            empty = value is None or value == "" or value == []
+            yield prefix + name, "-" if empty else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def ms(value: float | None) -> str:
-    """Return milliseconds with their unit, `-` if they are not known."""
-    return "-" if value is None else f"{value:.1f} ms"
+def share(part: int, whole: int) -> str:
+    """Return a share in percent, `-` if it is not known."""
+    return f"{part / whole:.0%}" if whole else "-"
 
 
-def _text(cell: str | Text) -> Text:
-    """Return a cell as text that rich does not interpret."""
-    from rich.text import Text
-
-    return Text(clean(cell)) if isinstance(cell, str) else cell
-
-
-def _empty_table(**more: Any) -> Table:
-    from rich.table import Table
-
-    return Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", **more)
+def ms(value: float) -> str:
+    """Return milliseconds with their unit, `-` for 0: they are not known."""
+    return f"{value:.1f} ms" if value else "-"

@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import asdict, replace
 
-from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.json_views import Document
-from coordinator.cli.output import SHORT, Column, Result, facts, number, stacked, table
+from coordinator.cli.output import SHORT, Columns, Document, Result, facts, fields, table
+from coordinator.cli.tenants import date
 from outrider.core.errors import BadRequest
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, read_unverified
 from outrider.wire.ticket import Signer
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-COLUMNS = (
-    Column("RELEASE", lambda r: r["release"][:SHORT]),
-    number("VERSION", lambda r: str(r["version"])),
-    Column("TARGET", lambda r: r["target"].removeprefix("sha256:")[:SHORT]),
-    Column("STATE", lambda r: _state(r)),
-    Column("SINCE", lambda r: _local(r["since"])),
-    number("SIZE", lambda r: _size(r["size"])),
-    Column("REASON", lambda r: r["reason"]),
-)
+COLUMNS: Columns = {
+    "RELEASE": lambda r: r["release"][:SHORT],
+    "VERSION": lambda r: str(r["version"]),
+    "TARGET": lambda r: r["weights_hash"].removeprefix("sha256:")[:SHORT],
+    "STATE": lambda r: _state(r),
+    "SINCE": lambda r: date(r["since_unix"]),
+    "SIZE": lambda r: f"{r['size'] / 1e6:.1f} MB",
+    "REASON": lambda r: r["reason"],
+}
 _WERE_STABLE = (pb.RELEASE_STATE_STABLE, pb.RELEASE_STATE_SUPERSEDED)
 
 
@@ -37,8 +35,8 @@ async def list_releases(options: argparse.Namespace, call: AdminCall) -> Result:
 
 
 async def show_release(options: argparse.Namespace, call: AdminCall) -> Result:
-    shown = {"releases": list(map(json_views.release, await _known(call, options.release)))}
-    return Result(shown, lambda: stacked(*(facts(_facts(release)) for release in shown["releases"])))
+    shown = list(map(_document, await _known(call, options.release)))
+    return Result({"releases": shown}, "\n\n".join(map(facts, shown)))
 
 
 async def publish(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -98,9 +96,9 @@ async def _updated(call: AdminCall, release: str, action: str) -> Result:
 
 
 def _listed(releases: Sequence[pb.Release], notice: str = "") -> Result:
-    shown = {"releases": list(map(json_views.release, releases))}
+    shown = list(map(_document, releases))
     none = "no releases: devices draft with what their verifiers offer"
-    return Result(shown, lambda: table(COLUMNS, shown["releases"]) if releases else none, notice)
+    return Result({"releases": shown}, table(COLUMNS, shown, none), notice)
 
 
 def _check_key(current: pb.Release, signer: Signer) -> None:
@@ -139,52 +137,14 @@ def _next_version(weights: str, known: Sequence[pb.Release]) -> int:
     return max(versions) + 1
 
 
-def _facts(r: Document) -> dict[str, str]:
-    known = {
-        "release": r["release"],
-        "version": str(r["version"]),
-        "state": f"{_state(r)}, since {_local(r['since'])}",
-        "reason": r["reason"],
-        "target": f"{r['target']}, tokenizer {r['tokenizer']}",
-        "file": f"{_size(r['size'])}, {r['quantization']}; {', '.join(r['urls']) or 'no URLs'}",
-        "trained from": (r["parent"] or "").removeprefix("sha256:") or "nothing that was released",
-        "signed by": r["signed_by"],
-        "created": _local(r["created"]),
-        **{f"gate: {name}": f"{value:g}" for name, value in r["metrics"].items()},
-    }
-    if e := r["evidence"]:
-        known["measured"] = (
-            f"first proposal accepted at {e['canary_acceptance']:.1%} of positions in {e['canary_samples']} samples,"
-            f" {e['stable_acceptance']:.1%} in {e['stable_samples']} beside it"
-        )
-        known["evidence"] = f"that it is not worse e^{e['log_better']:.1f}, that it is worse e^{e['log_worse']:.1f}"
-        known["tenants"] = f"{e['tenants']} take part, and a decision needs {e['tenants_needed']}"
-        if r["state"] == "canary":
-            known["waits for"] = _awaited(r, e)
-    return known
-
-
-def _awaited(r: Document, e: Document) -> str:
-    if r["pinned"]:
-        return "its unpinning, or for you to promote it or roll it back"
-    if e["tenants"] < e["tenants_needed"]:
-        missing = e["tenants_needed"] - e["tenants"]
-        return (
-            f"samples of {missing} more tenant{'s' if missing > 1 else ''}, or for you: `outrider releases promote"
-            f" {r['release'][:SHORT]}`, or rollback"
-        )
-    return "more evidence"
+def _document(release: pb.Release) -> Document:
+    manifest = read_unverified(release.manifest)
+    state = pb.ReleaseState.Name(release.state).removeprefix("RELEASE_STATE_").lower()
+    signed_by = pb.SignedManifest.FromString(release.manifest).key_id
+    known = {"release": manifest.digest, "signed_by": signed_by, **asdict(manifest), **fields(release, "manifest")}
+    return {**known, "state": state}
 
 
 def _state(r: Document) -> str:
     share = f" {r['share']:.0%}" if r["state"] == "canary" else ""
     return f"{r['state'].replace('_', ' ')}{share}{', pinned' if r['pinned'] else ''}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} B"
-
-
-def _local(moment: str | None) -> str:
-    """Return a moment of a document in local time."""
-    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else "-"

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+from dataclasses import replace
 
-from coordinator.cli import json_views
 from coordinator.cli.connection import AdminCall
-from coordinator.cli.output import Column, Result, listing
+from coordinator.cli.output import Columns, Document, Result, fields, listing
 from outrider.core.errors import BadRequest
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-COLUMNS = (
-    Column("TENANT", lambda t: t["name"]),
-    Column("STATE", lambda t: t["state"]),
-    Column("CREATED", lambda t: t["created"] or "-"),
-    Column("REVOKED", lambda t: t["revoked"] or "-"),
-    Column("PLACES", lambda t: _of(t["use"]["places"], t["limits"]["max_places"])),
-    Column("OPENS/MIN", lambda t: _of(t["use"]["opens"], t["limits"]["opens_per_minute"])),
-    Column("TOKENS/MIN", lambda t: _of(t["use"]["tokens"], t["limits"]["tokens_per_minute"])),
-    Column("STREAMS", lambda t: _limit(t["limits"]["max_streams"])),
-)
+COLUMNS: Columns = {
+    "TENANT": lambda t: t["name"],
+    "STATE": lambda t: t["state"],
+    "CREATED": lambda t: date(t["created_unix"]),
+    "REVOKED": lambda t: date(t["revoked_unix"]),
+    "PLACES": lambda t: _of(t, "places", "max_places"),
+    "OPENS/MIN": lambda t: _of(t, "opens", "opens_per_minute"),
+    "TOKENS/MIN": lambda t: _of(t, "tokens", "tokens_per_minute"),
+    "STREAMS": lambda t: _limit(t["limits"].get("max_streams")),
+}
 _LIMITS = tuple(field.name for field in pb.TenantLimits.DESCRIPTOR.fields)
 _ANONYMOUS = "callers need no key, and are all tenant `default`, until the first tenant is created"
 
@@ -27,9 +28,8 @@ _ANONYMOUS = "callers need no key, and are all tenant `default`, until the first
 async def create(options: argparse.Namespace, call: AdminCall) -> Result:
     """Create a tenant. The key alone goes to stdout: `OUTRIDER_EDGE_API_KEY=$(outrider tenants create acme)`."""
     answer = await call("CreateTenant", pb.CreateTenantRequest(name=options.tenant, limits=_limits(options)))
-    document = {**json_views.tenant(answer.tenant), "key": answer.key}
     notice = f"tenant {options.tenant} created; keep its key now, only a hash of it is kept here. Devices give it in"
-    return Result(document, lambda: str(answer.key), f"{notice} $OUTRIDER_EDGE_API_KEY")
+    return Result({**_document(answer.tenant), "key": answer.key}, answer.key, f"{notice} $OUTRIDER_EDGE_API_KEY")
 
 
 async def set_limits(options: argparse.Namespace, call: AdminCall) -> Result:
@@ -38,29 +38,35 @@ async def set_limits(options: argparse.Namespace, call: AdminCall) -> Result:
     if not options.defaults and not limits.ListFields():
         raise BadRequest("no limit is named; give one, such as --max-places 8, or --defaults")
     request = pb.SetTenantLimitsRequest(name=options.tenant, limits=limits, defaults=options.defaults)
-    document = json_views.tenant((await call("SetTenantLimits", request)).tenant)
+    document = _document((await call("SetTenantLimits", request)).tenant)
     held = ", ".join(f"{name.replace('_', ' ')} {_limit(value)}" for name, value in document["limits"].items())
-    return Result(document, lambda: f"{options.tenant}: {held}", "")
+    return Result(document, f"{options.tenant}: {held}")
 
 
 async def list_tenants(options: argparse.Namespace, call: AdminCall) -> Result:
     request = pb.ListTenantsRequest(after=options.after)
-    found, answer = await listing(call, "ListTenants", request, options.limit, json_views.tenant, COLUMNS, "no tenants")
-    document = {**found.document, "anonymous": answer.anonymous}
-    return Result(document, found.view, _ANONYMOUS if answer.anonymous else found.notice)
+    found = await listing(call, request, options.limit, _document, COLUMNS, "no tenants")
+    return replace(found, notice=_ANONYMOUS) if found.document["anonymous"] else found
 
 
 async def revoke(options: argparse.Namespace, call: AdminCall) -> Result:
-    answer = await call("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))
-    document = json_views.tenant(answer.tenant)
-    text = (
+    document = _document((await call("RevokeTenant", pb.RevokeTenantRequest(name=options.tenant))).tenant)
+    view = (
         f"{options.tenant}: revoked; its key opens no more sessions, and those that it opened end with their verifiers'"
         " next report"
     )
-    notice = ""
-    if document["configured"]:
-        notice = "it has a key by the coordinator's settings, too, which is good until it is removed there"
-    return Result(document, lambda: text, notice)
+    by_settings = "it has a key by the coordinator's settings, too, which is good until it is removed there"
+    return Result(document, view, by_settings if document["configured"] else "")
+
+
+def date(unix: float) -> str:
+    """Return a date in UTC, `-` for 0."""
+    return f"{datetime.datetime.fromtimestamp(unix, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}" if unix else "-"
+
+
+def _document(t: pb.Tenant) -> Document:
+    state = "configured" if t.configured else "revoked" if t.revoked_unix else "active"
+    return {"name": t.name, "state": state, **fields(t)}
 
 
 def _limits(options: argparse.Namespace) -> pb.TenantLimits:
@@ -69,8 +75,9 @@ def _limits(options: argparse.Namespace) -> pb.TenantLimits:
 
 
 def _limit(limit: int | None) -> str:
-    return "no limit" if limit is None else str(limit)
+    return str(limit) if limit else "no limit"
 
 
-def _of(used: int, limit: int | None) -> str:
-    return str(used) if limit is None else f"{used} of {limit}"
+def _of(t: Document, used: str, limit: str) -> str:
+    most = t["limits"].get(limit)
+    return f"{t['use'][used]:.0f}" + (f" of {most}" if most else "")

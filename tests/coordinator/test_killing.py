@@ -54,22 +54,6 @@ async def test_one_that_went_on_by_its_standby_is_ended_there(coordinator, opene
     assert revoked(await coordinator.report("v2", [opened.session_id])) == [("session_id", opened.session_id)]
 
 
-async def test_one_whose_device_has_not_attached_yet_can_be_killed(coordinator):
-    await coordinator.join("v1")
-    session = await coordinator.open()
-    await kill(coordinator, session.session_id)
-    assert revoked(await coordinator.report("v1", [session.session_id])) == [("session_id", session.session_id)]
-
-
-async def test_others_go_on(coordinator):
-    await coordinator.join("v1")
-    sessions = [(await coordinator.open()).session_id for _ in range(3)]
-    await coordinator.report("v1", sessions)
-    await kill(coordinator, sessions[1])
-    assert revoked(await coordinator.report("v1", sessions)) == [("session_id", sessions[1])]
-    assert {s.telemetry.session_id for s in (await coordinator.status()).sessions} == {sessions[0], sessions[2]}
-
-
 async def test_one_that_is_not_there_is_not_found(coordinator, opened, refused):
     await coordinator.close(opened)
     for session_id in (opened.session_id, "nobody"):
