@@ -69,6 +69,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch: workers and children share the cores
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # triton decides at its import whether it interprets
 
 gc.disable()  # until all is imported: that makes much and no garbage
 

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES
-from tiny_targets import TINY, VOCAB, make_tiny
+from tiny_targets import make_tiny
 
 from cloud_verifier.engine.torch_backend.batch import Segment
-from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan, Scoring, SdpaBackend
+from cloud_verifier.engine.torch_backend.kernels.attention import AttentionPlan, SdpaBackend
 from cloud_verifier.engine.torch_backend.kv_pool import KVPool
 from cloud_verifier.engine.torch_backend.model import TargetModel
-from cloud_verifier.engine.torch_backend.numerics_check import FLOAT32_BOUND, check_numerics
+from cloud_verifier.engine.torch_backend.numerics_check import check_numerics
 from outrider.core.errors import ModelRefused
 
 Directory = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("kind", TINY)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_trees_have_the_logits_of_plain_sequences(kind: str, dtype: str, tiny_directory: Directory) -> None:
-    model = TargetModel.load(tiny_directory(kind), dtype=dtype)
-    deviation = check_numerics(model)
-    assert model.deviation == deviation
-    assert deviation < (FLOAT32_BOUND / 10 if dtype == "float32" else 0.5)
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+def test_trees_have_the_logits_of_plain_sequences_in_half_precision(kind: str, tiny_directory: Directory) -> None:
+    model = TargetModel.load(tiny_directory(kind), dtype="bfloat16")
+    assert model.deviation is None
+    assert check_numerics(model) == model.deviation < 0.5
 
 
 def test_the_same_weights_under_another_configuration_are_another_target(tmp_path: Path) -> None:
@@ -74,55 +72,21 @@ def test_a_window_that_does_not_reach_the_attention_is_refused() -> None:
         TargetModel(module, name="m")
 
 
-@pytest.mark.parametrize(("family", "longest"), [("llama, dynamic rope", 256), ("phi3, longrope", 128)])
-def test_a_sequence_ends_where_its_length_would_change_the_positions_of_the_whole_batch(
-    family: str, longest: int
-) -> None:
-    modules = [FAMILIES[family].make() for _ in range(3)]
-    ids = list(range(VOCAB)) * 3
-    with torch.inference_mode():
-        within, beyond = (
-            module(torch.tensor([ids[:length]])).logits[0, :longest]
-            for module, length in zip(modules[1:], (longest, len(ids)), strict=True)
-        )
-    assert (within - beyond).abs().max() > 0.01
-    model = TargetModel(modules[0], name="m")
-    check_numerics(model)
-    assert model.max_sequence == longest
-    assert (model.linear_logits(ids[:longest]) - within).abs().max() < FLOAT32_BOUND / 10
-
-
 class Causal(SdpaBackend):
     """Ignore the trees: every row sees all rows before it, siblings too."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
-        chains = [
-            Segment(**{**vars(segment), "chain": segment.rows, "parents": segment.parents[:0]}) for segment in segments
-        ]
-        return super().plan(chains, pool)
+        return super().plan([replace(s, chain=s.rows, parents=s.parents[:0]) for s in segments], pool)
 
 
 class Blind(SdpaBackend):
     """Forget the newest slot of every prefix."""
 
     def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
-        return super().plan([Segment(**{**vars(s), "prefix": s.prefix[:-1]}) for s in segments], pool)
+        return super().plan([replace(s, prefix=s.prefix[:-1]) for s in segments], pool)
 
 
-class Nan(SdpaBackend):
-    """Return NaN."""
-
-    def plan(self, segments: Sequence[Segment], pool: KVPool) -> AttentionPlan:
-        inner = super().plan(segments, pool)
-
-        class Plan:
-            def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: Scoring) -> torch.Tensor:
-                return inner.attend(layer, q, k, v, s) * float("nan")
-
-        return Plan()
-
-
-@pytest.mark.parametrize("backend", [Causal(), Blind(), Nan()])
+@pytest.mark.parametrize("backend", [Causal(), Blind()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_whose_trees_deviate_is_refused_with_difference_and_bound(
     backend: SdpaBackend, dtype: torch.dtype

@@ -1,7 +1,6 @@
-"""Compile the kernels for GPUs that need not be there, and print how much shared memory each takes.
+"""Compile the kernels for GPUs that need not be there, and fail if one takes too much shared memory.
 
-usage: python triton_compiles.py <groups> <dim> <dtype> <capped> <windowed>
-       python triton_compiles.py race <dtype>
+usage: python triton_compiles.py <dtype>
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ from cloud_verifier.engine import triton_race
 from cloud_verifier.engine.torch_backend.kernels import triton_kernels
 from cloud_verifier.engine.torch_backend.kernels.triton_kernels import PRECISION, launch_constants
 
-TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+TYPES = {"float32": "*fp32", "bfloat16": "*bf16"}
 FLOATS = ("outs", "maxima", "sums", "inverses", "bests", "seconds", "tops", "slacks", "masses", "totals")
 INTS = ("width", "window", "k_head", "k_row", "v_head", "v_row", "q_head", "q_row", "vocabulary")
 WIDE = ("keys_of_positions", "tokens")
 COUNTS = ("ids", "before", "near")
+SHARED_BYTES = {80: 101_376, 90: 232_448}
+"""Shared memory of a block on the smallest GPU for this capability: sm_86 and 89 run code for sm_80."""
 
 
-def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], warps: int, stages: int) -> int:
-    """Return bytes of shared memory; raises if the kernel does not compile."""
+def check(name: str, pointer: str, constants: dict[str, Any], warps: int, stages: int) -> None:
     kernel = getattr(triton_kernels, f"{name}_kernel", None) or getattr(triton_race, f"{name}_kernel")
     signature = dict.fromkeys(kernel.arg_names, pointer)
     signature |= dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "i32") | {"tables": "*i32"}
@@ -37,36 +37,26 @@ def shared(name: str, capability: int, pointer: str, constants: dict[str, Any], 
         (place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind.startswith("*")
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    target = GPUTarget("cuda", capability, 32)
-    made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
-    return int(made.metadata.shared)
+    for capability, room in SHARED_BYTES.items():
+        options = {"num_warps": warps, "num_stages": stages}
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        if made.metadata.shared > room:
+            raise SystemExit(f"{name} takes {made.metadata.shared} bytes of shared memory of {room} on {capability}")
 
 
-def main(groups: int, dim: int, dtype: str, capped: bool, windowed: bool) -> None:
-    cut, most_warps, stages = launch_constants(groups, dim, dim, getattr(torch, dtype))
-    ways = {"CAPPED": capped, "WINDOWED": windowed, "PRECISION": PRECISION, "WIDEN": False}
-    pads = {name: cut[name] for name in ("DV", "DV_PAD")}
-    writing = pads | {"DK": dim, "DK_PAD": cut["DK_PAD"]}
-    merging = pads | {"GROUPS": groups, "GROUPS_PAD": triton.next_power_of_2(groups), "SINKS": True}
+def main(dtype: str) -> None:
     kind = TYPES[dtype]
-    for capability in (80, 90):
-        took = [
-            shared("attend", capability, kind, cut | ways, most_warps, stages),
-            shared("write", capability, kind, writing, warps=1, stages=2),
-            shared("merge", capability, kind, merging, warps=4, stages=2),
-        ]
-        print(capability, *took)
-
-
-def race(dtype: str) -> None:
-    for capability in (80, 90):
-        names = ("race", "rank")
-        took = [shared(name, capability, TYPES[dtype], {"BLOCK": triton_race.BLOCK}, 4, 2) for name in names]
-        print(capability, *took)
+    groups, dim = 2, 256
+    cut, most_warps, stages = launch_constants(groups, dim, dim, getattr(torch, dtype))
+    ways = {"CAPPED": True, "WINDOWED": True, "PRECISION": PRECISION, "WIDEN": False}
+    check("attend", kind, cut | ways, most_warps, stages)
+    pads = {name: cut[name] for name in ("DV", "DV_PAD")}
+    check("write", kind, pads | {"DK": dim, "DK_PAD": cut["DK_PAD"]}, warps=1, stages=2)
+    merging = pads | {"GROUPS": groups, "GROUPS_PAD": triton.next_power_of_2(groups), "SINKS": True}
+    check("merge", kind, merging, warps=4, stages=2)
+    for name in ("race", "rank"):
+        check(name, kind, {"BLOCK": triton_race.BLOCK}, warps=4, stages=2)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "race":
-        race(sys.argv[2])
-        sys.exit()
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *(value == "True" for value in sys.argv[4:6]))
+    main(sys.argv[1])
