@@ -87,7 +87,7 @@ class DistillConfig(BaseSettings):
     """Recorded tokens of the fallen class without which no run begins before `fresh_tokens`: from less a draft learns
     less."""
     housekeeping_s: float = Field(3_600.0, gt=0)
-    """Seconds between two clean-ups of the traffic log, which merge its files and delete what has expired."""
+    """Seconds between two clean-ups of the traffic log, which delete what has expired."""
 
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each stage."""

@@ -73,11 +73,6 @@ class Passage:
         """Return K, the number of likeliest ids that are kept of each position."""
         return int(self.top_ids.shape[1])
 
-    @property
-    def key(self) -> tuple[float, str, int]:
-        """Return the key by which the log is sorted; only copies of one passage have the same key."""
-        return self.time_unix, self.session_id, self.start
-
     def cut(self, begin: int, end: int) -> Passage:
         """Return the tokens `begin` to `end`, counted from the passage's own beginning."""
         begin, end, _ = slice(begin, end).indices(len(self))

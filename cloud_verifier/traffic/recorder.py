@@ -37,8 +37,6 @@ CLOSE_S = 30.0
 """Seconds that `close` waits for the thread."""
 TIDY_EVERY_S = 300.0
 """Seconds between two rounds: an expired row is never read, and is deleted after so long at the latest."""
-MANY = 16
-"""Small segments of a day from which on they are merged."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def recorder_of(config: VerifierConfig, verifier_id: str) -> TrafficRecorder:
 
 
 def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVERY_S) -> Callable[[], None]:
-    """Delete a log's expired rows, merge its small segments and keep it below `max_bytes`; return what stops that.
+    """Delete a log's expired rows, and keep it below `max_bytes`; return what stops that.
 
     A thread does so now and every `interval_s` seconds, so that no writing waits. A round under way is left to itself:
     it can end at any moment without harm.
@@ -216,7 +214,6 @@ def keep_tidy(segments: SegmentLog, max_bytes: int, interval_s: float = TIDY_EVE
         while True:
             try:
                 segments.expire()
-                segments.compact(at_least=MANY)
                 if deleted := segments.shrink(max_bytes):
                     log.warning("%d of the oldest segments were deleted: the log had over %d bytes", deleted, max_bytes)
             except Exception as error:

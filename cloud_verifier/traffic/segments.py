@@ -1,87 +1,257 @@
-"""Write, read, merge and expire the segments of a traffic log: small files that are merged later.
+"""Keep the traffic log: Parquet files, each of one verifier process and one day (UTC).
 
-    log/2026-11-22/20261122T101500.250000-verifier-1-3fa9c1d2-000001.parquet
+    log/2026-11-22/1795342500250-1795342510100-1797934500250-verifier-1-3fa9c1d2-000001.parquet
 
-A segment is named after the time of its first passage, its writer, and a number. It exists whole or not at all, and
-is only ever replaced as a whole. Merging writes the merged segment first, and then deletes its sources: if that is
-interrupted passages are there twice, and readers take each once. A merged segment remembers its sources, so that the
-next round finds what an interrupted one left, and what two that merged at once both wrote.
+The numbers in a segment's name are milliseconds since 1970: of its first passage, of its last one, and of the moment at
+which the first one expires, so that nobody opens a file to learn that. A segment exists whole or not at all. Only the
+process that wrote segments merges them; everybody may delete what has expired. If a process is killed between writing a
+segment and deleting what it replaces, passages are there twice, as they may be after a failover between verifiers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import heapq
+import contextlib
+import dataclasses
 import itertools
 import logging
 import math
+import os
 import re
 import secrets
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import fsspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
-from cloud_verifier.traffic import schema
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.schema import Unreadable
-from cloud_verifier.traffic.store import SegmentStore, StoredFile
+from outrider.artifacts import atomic_files
 
 log = logging.getLogger(__name__)
 
-LONGEST_S = 2 * 86_400.0
-"""The most seconds from a segment's first passage to its last: a day and what one write may span."""
-UNREADABLE_S = 30 * 86_400.0
-"""Age at which a segment that cannot be read is deleted, since it holds users' text: this, or the age that any readable
-segment here may reach, if that is more."""
+MANY = 16
+"""Small segments of a process and a day from which on they are merged."""
 MERGED_BYTES = 32 << 20
-"""The most bytes of a merged segment; a segment of a quarter of it is not small."""
-SUMMARY_COLUMNS = "time_unix", "expires_unix"
-"""The columns that a summary is computed from."""
-_NAME = re.compile(r"(\d{8}T\d{6}\.\d{6})-[^/]+\.parquet")
-_STAMP = "%Y%m%dT%H%M%S.%f"
-_Key = tuple[float, str, int]
+"""Bytes of small segments from which on they are merged; a segment of a quarter of it is not small."""
+GIVEN_UP_S = 3_600.0
+"""A writer that has not finished a file after so long never will."""
+SCHEMA: Any = pa.schema(
+    [
+        ("session_id", pa.string()),
+        ("tenant", pa.string()),
+        ("traffic_class", pa.string()),
+        ("draft_release", pa.string()),
+        ("weights_hash", pa.string()),
+        ("start", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        ("top", pa.int32()),  # K; the next two hold n * K values, row after row
+        ("top_ids", pa.list_(pa.int32())),
+        ("top_log_probs", pa.list_(pa.float32())),
+        ("tail", pa.list_(pa.float32())),
+        ("proposed_depths", pa.list_(pa.uint8())),
+        ("temperature", pa.float64()),
+        ("time_unix", pa.float64()),
+        ("expires_unix", pa.float64()),
+        ("prompt", pa.list_(pa.int32())),  # empty but where it may be kept, and start is 0
+    ]
+)
+_HEAVY = "top", "top_ids", "top_log_probs", "tail"
+"""The columns of the target's distributions, which are nearly all of a file's bytes."""
+_LISTS = "tokens", "top_ids", "top_log_probs", "tail", "proposed_depths", "prompt"
+_ORDER = [("time_unix", "ascending"), ("session_id", "ascending"), ("start", "ascending")]
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([^/]+)\.parquet")
 
 
-@dataclass(frozen=True)
-class SegmentSummary:
-    """Facts of a segment that was read, so that it need not be read again. Times are seconds since 1970."""
+class Unreadable(ValueError):
+    """The bytes are no segment, or a damaged one."""
 
-    last_unix: float
-    """When its newest passage was produced."""
-    first_expiry: float
-    last_expiry: float
-    sources: frozenset[str]
-    """Marks of the segments that it was merged from, directly or over several merges."""
+
+@dataclass(frozen=True, order=True)
+class Segment:
+    """Names a file of the log by what its name says. Times are milliseconds since 1970."""
+
+    first: int
+    """No passage in it is older."""
+    last: int
+    """No passage in it is newer."""
+    expires: int
+    """No passage in it expires sooner."""
+    writer: str
+    """The process that wrote it, and a number that the process gave it."""
+    size: int = 0
+    """Size in bytes."""
 
     @classmethod
-    def of(cls, table: Any) -> SegmentSummary:
-        """Summarise a segment's table, of which SUMMARY_COLUMNS suffice."""
-        times, expiries = (table.column(name).to_numpy() for name in SUMMARY_COLUMNS)
-        sources = schema.sources_of(table)
-        if not len(times):
-            return cls(-math.inf, -math.inf, -math.inf, sources)
-        return cls(float(times.max()), float(expiries.min()), float(expiries.max()), sources)
+    def of(cls, table: Any, writer: str) -> Segment:
+        """Name a table of at least one passage."""
+        times, expiries = table.column("time_unix"), table.column("expires_unix")
+        bounds = pc.min_max(times).as_py()
+        first, last = math.floor(1e3 * bounds["min"]), math.ceil(1e3 * bounds["max"])
+        return cls(first, last, math.floor(1e3 * pc.min(expiries).as_py()), writer)
+
+    @property
+    def day(self) -> str:
+        return f"{datetime.fromtimestamp(self.first / 1e3, UTC):%Y-%m-%d}"
+
+    @property
+    def path(self) -> str:
+        """Return the path below the log's root."""
+        return f"{self.day}/{self.first}-{self.last}-{self.expires}-{self.writer}.parquet"
 
 
-class _Gone(Exception):
-    """A segment that was listed does not exist any more; the argument is its path."""
+class SegmentLog:
+    """Reads and tidies the segments at one place, from any number of writers."""
+
+    def __init__(self, url: str) -> None:
+        """Open `url`, a directory, which is created, or a URL for fsspec. Raises ImportError if fsspec lacks a package,
+        OSError or ValueError if there is no such place."""
+        self._fs, root = fsspec.core.url_to_fs(str(url))
+        self._root = root.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self._warned: set[str] = set()
+        if self._local:
+            os.makedirs(self._root, exist_ok=True)
+
+    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
+        """Yield the passages from `since_unix` on that have not expired by `now` (None: the present).
+
+        They come segment by segment, and by time within each. whole: False for passages without the target's
+        distributions (their K is 0), which costs a fraction. What cannot be read is left out, with a warning. Other
+        processes may write, merge and expire meanwhile: a passage that is merged while this reads may come twice.
+        """
+        now = time.time() if now is None else now
+        columns = None if whole else [name for name in SCHEMA.names if name not in _HEAVY]
+        done: set[str] = set()
+        again = True
+        while again:
+            again = False
+            for segment in self.segments():
+                if segment.path in done or segment.last < 1e3 * since_unix:
+                    continue
+                done.add(segment.path)
+                try:
+                    table = self.load(segment, columns)
+                    fresh = pc.greater_equal(table.column("time_unix"), since_unix)
+                    unexpired = pc.greater(table.column("expires_unix"), now)
+                    yield from passages_of(table.filter(pc.and_(fresh, unexpired)))
+                except FileNotFoundError:
+                    again = True  # merged or deleted since it was listed: what is left of it is in another segment
+                except ValueError as error:
+                    self._warn(segment, error)
+
+    def expire(self, now: float | None = None) -> int:
+        """Delete all expired passages, and unreadable segments once their first passage expires; return how many
+        segments were deleted or became smaller."""
+        now = time.time() if now is None else now
+        self._sweep()
+        expired = [segment for segment in self.segments() if segment.expires <= 1e3 * now]
+        return sum(self._keep(one, lambda table: pc.greater(table.column("expires_unix"), now)) for one in expired)
+
+    def forget(self, tenant: str) -> int:
+        """Delete all passages of a tenant; return how many segments were deleted or became smaller.
+
+        Withdraw the tenant's consent first. What a verifier is about to write or merge comes after this: call it again.
+        """
+        return sum(
+            self._keep(one, lambda table: pc.not_equal(table.column("tenant"), tenant)) for one in self.segments()
+        )
+
+    def shrink(self, max_bytes: int) -> int:
+        """Delete the oldest segments while all together have more bytes; return how many were deleted."""
+        segments = self.segments()
+        size, deleted = sum(segment.size for segment in segments), 0
+        for segment in segments:
+            if size <= max_bytes:
+                break
+            self.delete(segment)
+            size -= segment.size
+            deleted += 1
+        return deleted
+
+    def segments(self) -> list[Segment]:
+        """Return all segments by the time of their first passages."""
+        self._fs.invalidate_cache()
+        try:
+            files: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        found = []
+        for path, about in files.items():
+            if named := _NAME.fullmatch(path.rpartition("/")[2]):
+                first, last, expires = map(int, named.groups()[:3])
+                found.append(Segment(first, last, expires, named[4], int(about.get("size") or 0)))
+        return sorted(found)
+
+    def put(self, table: Any, writer: str) -> Segment:
+        """Write a table as a segment. If the process is killed midway, nothing has changed. Raises OSError."""
+        segment, data = Segment.of(table, writer), _to_bytes(table)
+        target = f"{self._root}/{segment.path}"
+        if self._local:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            atomic_files.write(Path(target), data)
+        else:
+            self._fs.pipe_file(target, data)  # object stores show an object when it is complete
+        return dataclasses.replace(segment, size=len(data))
+
+    def load(self, segment: Segment, columns: Sequence[str] | None = None) -> Any:
+        """Return a segment's table, or some columns of it. Raises FileNotFoundError and Unreadable."""
+        return _from_bytes(bytes(self._fs.cat_file(f"{self._root}/{segment.path}")), columns)
+
+    def delete(self, segment: Segment) -> None:
+        """Delete a segment, if it exists."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._root}/{segment.path}")
+
+    def _warn(self, segment: Segment, why: object) -> None:
+        """Log a warning about a segment, once."""
+        if segment.path not in self._warned:
+            self._warned.add(segment.path)
+            log.warning("%s is left out of the traffic log: %s", segment.path, why)
+
+    def _keep(self, segment: Segment, mask: Callable[[Any], Any]) -> bool:
+        """Keep the rows of a segment that the mask of its table selects; return whether anything was deleted."""
+        try:
+            table = self.load(segment)
+        except FileNotFoundError:
+            return False
+        except Unreadable as error:
+            log.warning("%s is deleted: it cannot be read, and its passages expire: %s", segment.path, error)
+            self.delete(segment)
+            return True
+        rows = table.filter(mask(table))
+        if rows.num_rows == table.num_rows:
+            return False
+        if not rows.num_rows or self.put(rows, segment.writer).path != segment.path:
+            self.delete(segment)
+        return True
+
+    def _sweep(self) -> None:
+        """Delete incomplete files that killed writers have left."""
+        for left in Path(self._root).rglob(f".*{atomic_files.PARTIAL}") if self._local else ():
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime < time.time() - GIVEN_UP_S:
+                    left.unlink()
 
 
 class SegmentWriter:
     """Writes one verifier's passages, several as one segment. Not thread-safe."""
 
     def __init__(self, url: str, *, verifier_id: str = "verifier") -> None:
-        """Open `url`, a directory or a URL for fsspec. Raises ImportError, OSError, ValueError as SegmentStore does."""
-        self._store = SegmentStore(url)
-        self._who = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
+        """Open `url` as SegmentLog does."""
+        self._log = SegmentLog(url)
+        self._process = f"{re.sub(r'[^A-Za-z0-9._-]', '_', verifier_id)}-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
         self._passages: list[Passage] = []
+        self._small: list[Segment] = []
+        """Segments of the latest day that are to be merged."""
         self.pending = 0
         """Tokens that are not written yet."""
 
@@ -91,12 +261,12 @@ class SegmentWriter:
         self.pending += len(passage)
 
     def flush(self) -> None:
-        """Write all that is pending as one segment. Raises OSError; it stays pending then, for another try."""
+        """Write all that is pending as one segment, and merge small ones if they are many. Raises OSError."""
         if self._passages:
-            first = min(passage.time_unix for passage in self._passages)
-            name = _name(first, f"{self._who}-{next(self._numbers):06d}")
-            self._store.put(name, schema.to_bytes(schema.table_of(self._passages)))
+            self._wrote(self._put(table_of(self._passages)))
             self.drop()
+        if len(self._small) >= MANY or sum(segment.size for segment in self._small) >= MERGED_BYTES:
+            self._merge()
 
     def drop(self) -> int:
         """Forget all that is pending; return how many tokens that were."""
@@ -104,238 +274,74 @@ class SegmentWriter:
         self._passages.clear()
         return dropped
 
+    def _put(self, table: Any) -> Segment:
+        return self._log.put(table, f"{self._process}-{next(self._numbers):06d}")
 
-class SegmentLog:
-    """Reads and tidies the segments at one place, from any number of writers."""
+    def _wrote(self, segment: Segment) -> None:
+        self._small = [one for one in self._small if one.day == segment.day]
+        if segment.size < MERGED_BYTES // 4:
+            self._small.append(segment)
 
-    def __init__(self, url: str) -> None:
-        """Open the place. Raises ImportError, OSError or ValueError as SegmentStore does."""
-        self._store = SegmentStore(url)
-        self._warned: set[str] = set()
-        self._summaries: dict[StoredFile, SegmentSummary | None] = {}
-        """Summaries of all segments that were read and still exist; None for one that cannot be read."""
-
-    def read(self, since_unix: float = 0.0, now: float | None = None, *, whole: bool = True) -> Iterator[Passage]:
-        """Yield passages by time, each once, without those that have expired by `now` (None: the present).
-
-        since_unix: time of the first one; a segment that was once found to end before is not opened again. whole: False
-        for passages without the target's distributions (their K is 0) and prompts, which costs a fraction. What cannot
-        be read is left out, with a warning. Other processes may write, merge and expire meanwhile.
-        """
-        last: _Key = (-math.inf, "", -1)
-        gone: set[str] = set()
-        while True:
-            try:
-                for passage in self._by_time(since_unix, time.time() if now is None else now, whole, gone):
-                    if passage.key > last:
-                        last = passage.key
-                        yield passage
-                return
-            except _Gone as error:
-                gone.add(error.args[0])  # merged or deleted since it was listed: what is left is in other files
-
-    def compact(self, now: float | None = None, at_least: int = 2) -> int:
-        """Merge segments of each day that hold the same passages, and small ones if there are `at_least` so many,
-        without their expired rows. Return how many segments were merged."""
-        now = time.time() if now is None else now
-        merged = 0
-        for _, files in groupby(self._segments(), key=lambda segment: segment.folder):
-            day = list(files)
-            for same in _overlapping_groups(day, {segment: self._summary(segment) for segment in day}):
-                merged += self._merge(same, now)
-                day = [segment for segment in day if segment not in same]
-            for sources in _small_groups(day):
-                if len(sources) >= at_least:
-                    merged += self._merge(sources, now)
-        return merged
-
-    def expire(self, now: float | None = None) -> int:
-        """Delete all expired rows, and unreadable segments once they are old; return how many segments were deleted or
-        became smaller."""
-        now = time.time() if now is None else now
-        self._store.sweep()
-        summaries = {segment: self._summary(segment) for segment in self._segments()}
-        kept = [summary.last_expiry - _first_unix(segment) for segment, summary in summaries.items() if summary]
-        longest_s = max(UNREADABLE_S, *kept) if kept else UNREADABLE_S
-        return sum(self._expire(segment, summary, now, longest_s) for segment, summary in summaries.items())
-
-    def shrink(self, max_bytes: int) -> int:
-        """Delete the oldest segments while all together have more bytes; return how many were deleted."""
-        segments = self._segments()
-        size, deleted = sum(segment.size for segment in segments), 0
-        for segment in segments:
-            if size <= max_bytes:
-                break
-            self._store.delete(segment.path)
-            size -= segment.size
-            deleted += 1
-        return deleted
-
-    def _by_time(self, since: float, now: float, whole: bool, gone: Collection[str]) -> Iterator[Passage]:
-        """Yield all segments' passages by time, opening each when its first passage's turn comes. Raises _Gone."""
-        segments = (segment for segment in self._segments() if segment.path not in gone)
-        waiting = deque(segment for segment in segments if self._may_reach(segment, since))
-        heap: list[tuple[_Key, int, Passage, Iterator[Passage]]] = []
-        numbers = itertools.count()
-
-        def push(rest: Iterator[Passage]) -> None:
-            passage = next(rest, None)
-            if passage is not None:
-                heapq.heappush(heap, (passage.key, next(numbers), passage, rest))
-
-        while waiting or heap:
-            if waiting and (not heap or _first_unix(waiting[0]) <= heap[0][0][0]):
-                push(self._passages(waiting.popleft(), since, now, whole))
-                continue
-            _, _, passage, rest = heapq.heappop(heap)
-            yield passage
-            push(rest)
-
-    def _may_reach(self, segment: StoredFile, since: float) -> bool:
-        """Return whether a segment may have passages as late as `since`."""
-        summary = self._summaries.get(segment)
-        return summary.last_unix >= since if summary else _first_unix(segment) >= since - LONGEST_S
-
-    def _passages(self, segment: StoredFile, since: float, now: float, whole: bool) -> Iterator[Passage]:
-        """Yield the passages of one segment by time, as far as it can be read. Raises _Gone."""
-        try:
-            table = self._table(segment, None if whole else schema.LIGHT)
-        except FileNotFoundError:
-            raise _Gone(segment.path) from None
-        if table is None:
-            return
-        try:
-            yield from schema.passages_of(schema.sorted_unique(schema.unexpired(table, now, since)))
-        except Unreadable as error:
-            self._warn(segment, error)
-
-    def _merge(self, sources: Sequence[StoredFile], now: float) -> int:
-        """Merge segments into one; return how many were merged."""
-        tables, merged = [], []
-        marks: set[str] = set()
+    def _merge(self) -> None:
+        """Write the small segments as one, and then delete them."""
+        sources, tables = [], []
+        small, self._small = self._small, []
+        for segment in small:
+            with contextlib.suppress(FileNotFoundError, Unreadable):  # such as one with a passage that has expired
+                tables.append(self._log.load(segment))
+                sources.append(segment)
+        if tables:
+            self._wrote(self._put(pa.concat_tables(tables).sort_by(_ORDER)))
         for segment in sources:
-            try:
-                table = self._table(segment)
-            except FileNotFoundError:
-                continue  # another process has merged it
-            if table is not None:
-                tables.append(table)
-                merged.append(segment)
-                marks |= {_mark(segment), *schema.sources_of(table)}
-        if len(merged) < 2:
-            return 0
-        rows = schema.sorted_unique(schema.unexpired(pa.concat_tables(tables), now))
-        if rows.num_rows:
-            first = rows.column("time_unix")[0].as_py()
-            name = _name(first, f"merged-{secrets.token_hex(4)}")
-            self._store.put(name, schema.to_bytes(schema.merged_from(rows, marks)))
-        for segment in merged:
-            self._store.delete(segment.path)
-        return len(merged)
-
-    def _expire(self, segment: StoredFile, summary: SegmentSummary | None, now: float, longest_s: float) -> bool:
-        """Delete a segment's expired rows, or all of it; return whether anything was. longest_s: the age from which on
-        an unreadable segment is deleted."""
-        if summary is None:
-            if _first_unix(segment) + longest_s > now:
-                return False
-            log.warning("%s is deleted: it cannot be read, and is too old to be kept", segment.path)
-            self._store.delete(segment.path)
-        elif summary.first_expiry > now:
-            return False
-        elif summary.last_expiry <= now:
-            self._store.delete(segment.path)
-        else:
-            try:
-                table = self._table(segment)
-            except FileNotFoundError:
-                return False
-            if table is not None:
-                self._store.put(segment.path, schema.to_bytes(schema.unexpired(table, now)))
-        return True
-
-    def _summary(self, segment: StoredFile) -> SegmentSummary | None:
-        """Return a segment's summary; None if it cannot be read, or does not exist any more."""
-        if segment not in self._summaries:
-            try:
-                self._table(segment, SUMMARY_COLUMNS)
-            except FileNotFoundError:
-                return None
-        return self._summaries[segment]
-
-    def _table(self, segment: StoredFile, columns: Sequence[str] | None = None) -> Any:
-        """Return a segment's table; None, with a warning, if it cannot be read. Raises FileNotFoundError.
-
-        columns: LIGHT, SUMMARY_COLUMNS, or None for all.
-        """
-        data = self._store.read(segment.path)
-        try:
-            table = schema.from_bytes(data, columns)
-        except Unreadable as error:
-            self._warn(segment, error)
-            self._summaries.setdefault(segment, None)
-            return None
-        self._summaries[segment] = SegmentSummary.of(table)
-        return table
-
-    def _segments(self) -> list[StoredFile]:
-        """Return all segments by the time of their first passages; other files are left out with a warning."""
-        files = self._store.files()
-        self._summaries = {file: self._summaries[file] for file in files if file in self._summaries}
-        for file in files:
-            if _NAME.fullmatch(file.name) is None:
-                self._warn(file, "its name is not that of a segment")
-        return sorted((file for file in files if _NAME.fullmatch(file.name)), key=lambda file: (file.name, file.path))
-
-    def _warn(self, segment: StoredFile, why: object) -> None:
-        """Log a warning about a file, once."""
-        if segment.path not in self._warned:
-            self._warned.add(segment.path)
-            log.warning("%s is left out of the traffic log: %s", segment.path, why)
+            self._log.delete(segment)
 
 
-def _name(first_unix: float, who: str) -> str:
-    moment = datetime.fromtimestamp(math.floor(first_unix * 1e6) / 1e6, UTC)
-    return f"{moment:%Y-%m-%d}/{moment.strftime(_STAMP)}-{who}.parquet"
+def table_of(passages: Sequence[Passage]) -> Any:
+    """Return the table of passages, by time."""
+    columns = {name: [getattr(passage, name) for passage in passages] for name in SCHEMA.names}
+    for name in ("top_ids", "top_log_probs"):
+        columns[name] = [rows.ravel() for rows in columns[name]]
+    return pa.table(columns, schema=SCHEMA).sort_by(_ORDER)
 
 
-def _first_unix(segment: StoredFile) -> float:
-    """Return a time that is no later than the segment's first passage, in seconds since 1970."""
-    stamp = segment.name.partition("-")[0]
-    return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp() - 1e-5
+def passages_of(table: Any) -> Iterator[Passage]:
+    """Yield a table's rows; without the target's distributions they have K 0 and tail 0. Raises ValueError if a row's
+    arrays do not fit together."""
+    columns = {
+        name: table.column(name).to_numpy() if name in _LISTS else table.column(name).to_pylist()
+        for name in table.column_names
+    }
+    for row in range(table.num_rows):
+        fields = {name: values[row] for name, values in columns.items()}
+        n, top = len(fields["tokens"]), fields.pop("top", 0)
+        for name, kind in (("top_ids", np.int32), ("top_log_probs", np.float32)):
+            fields[name] = fields.get(name, np.zeros(0, kind)).reshape(n, top)
+        yield Passage(**{"tail": np.zeros(n, np.float32)} | fields)
 
 
-def _mark(segment: StoredFile) -> str:
-    """Return a short name that no other segment has."""
-    return hashlib.sha256(segment.path.encode()).hexdigest()[:16]
+def _to_bytes(table: Any) -> bytes:
+    """Return the bytes of a Parquet file, with checksums."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=[name for name in SCHEMA.names if SCHEMA.field(name).type == pa.string()],
+        use_byte_stream_split=[f"{name}.list.element" for name in ("top_log_probs", "tail")],
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
 
 
-def _overlapping_groups(
-    day: Sequence[StoredFile], summaries: Mapping[StoredFile, SegmentSummary | None]
-) -> list[list[StoredFile]]:
-    """Return groups of segments that hold the same passages: a merged segment with those that it was merged from, and
-    with another that was merged from some of them."""
-    groups: list[tuple[set[str], list[StoredFile]]] = []
-    for segment in day:
-        summary = summaries[segment]
-        marks, members = {_mark(segment), *(summary.sources if summary else ())}, [segment]
-        for group in [group for group in groups if not marks.isdisjoint(group[0])]:
-            groups.remove(group)
-            marks |= group[0]
-            members += group[1]
-        groups.append((marks, members))
-    return [members for _, members in groups if len(members) > 1]
-
-
-def _small_groups(day: Sequence[StoredFile]) -> Iterator[list[StoredFile]]:
-    """Yield the small segments in order, in groups of no more bytes than a merged segment may have."""
-    group: list[StoredFile] = []
-    size = 0
-    for segment in (segment for segment in day if segment.size < MERGED_BYTES // 4):
-        if group and size + segment.size > MERGED_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(segment)
-        size += segment.size
-    if group:
-        yield group
+def _from_bytes(data: bytes, columns: Sequence[str] | None = None) -> Any:
+    """Return the table in a Parquet file, or some columns of it. Raises Unreadable."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if not file.schema_arrow.equals(SCHEMA):
+            raise Unreadable("its columns are not those of the traffic log")
+        table = file.read(columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError, LookupError) as error:
+        raise Unreadable(f"it is no Parquet file, or a damaged one: {error}") from error
+    if any(column.null_count for column in table.columns):
+        raise Unreadable("it has a null, which no verifier writes")
+    return table

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.distill.data.plan import CARD, DatasetCard, DatasetPlan
 from cloud_verifier.distill.data.selection import age, class_names, select, shingles
-from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
+from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages
 from cloud_verifier.distill.data.texts import HELDOUT, TRAIN, VALIDATION, Text, save_texts
 from cloud_verifier.distill.errors import PermanentFailure
 from cloud_verifier.traffic.passage import Passage
@@ -86,7 +86,7 @@ def _card(splits: Splits, plan: DatasetPlan, facts: Mapping[str, Any]) -> Datase
 
 def _lasting(log: SegmentLog, plan: DatasetPlan, now: float) -> tuple[list[Passage], int]:
     """Return the passages that last for a whole run, and the tokens of those that do not. Raises PermanentFailure."""
-    passages = [without_distributions(passage) for passage in log.read(plan.since_unix, now)]
+    passages = list(log.read(plan.since_unix, now, whole=False))
     if not passages:
         raise PermanentFailure("the traffic log holds no passage: is recording on for any tenant?")
     lasting = [one for one in passages if one.expires_unix > now + plan.lasts_s]

@@ -46,18 +46,6 @@ class TextSpan:
         return max(0, len(self.tokens) - self.first)
 
 
-def without_distributions(passage: Passage) -> Passage:
-    """Return a passage without the target's distributions (K is 0), which are nearly all of its bytes."""
-    count = len(passage)
-    return replace(
-        passage,
-        top_ids=np.empty((count, 0), np.int32),
-        top_log_probs=np.empty((count, 0), np.float32),
-        tail=np.broadcast_to(np.float32(0), count),
-        proposed_depths=np.broadcast_to(np.uint8(0), count),
-    )
-
-
 def join_passages(passages: Iterable[Passage]) -> list[TextSpan]:
     """Join the passages of each session, but not over gaps, changes of class or tenant, or where two disagree.
 

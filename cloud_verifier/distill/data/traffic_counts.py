@@ -101,9 +101,8 @@ class TrafficCounter:
         return {name: counter.counts() for name, counter in self._classes.items()}, self._newest
 
     def tidy_log(self, now: float) -> None:
-        """Delete expired passages from the log, and merge its small segments."""
+        """Delete expired passages from the log."""
         self._log.expire(now)
-        self._log.compact(now)
 
     def _add(self, passage: Passage) -> None:
         already = max(0, self._ends.get(passage.session_id, 0) - passage.start)

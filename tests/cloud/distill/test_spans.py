@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from tiny_drafts import passage
 
-from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages, without_distributions
+from cloud_verifier.distill.data.spans import TextSpan, cut, join_passages
 from cloud_verifier.traffic.passage import Passage
 
 
 def joined(*passages: Passage) -> list[TextSpan]:
-    return join_passages(map(without_distributions, passages))
+    return join_passages(passages)
 
 
 def shown(found: list[TextSpan]) -> list[tuple[str, int, list[int]]]:

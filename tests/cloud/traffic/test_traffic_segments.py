@@ -1,4 +1,4 @@
-"""Test that data written to the traffic log is read back, once, until it expires; and nothing else."""
+"""Test that data written to the traffic log is read back until it expires or is withdrawn; and nothing else."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import itertools
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,18 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from passages import NOW, contents, passage, passages, same
+from test_traffic_recorder import until
 
-from cloud_verifier.traffic import schema
+from cloud_verifier.config import VerifierConfig
+from cloud_verifier.traffic import segments
 from cloud_verifier.traffic.passage import Passage
-from cloud_verifier.traffic.segments import SegmentLog, SegmentWriter
-from cloud_verifier.traffic.store import GIVEN_UP_S, SegmentStore
+from cloud_verifier.traffic.recorder import RecordedSession, keep_tidy, recorder_of
+from cloud_verifier.traffic.segments import MANY, SCHEMA, SegmentLog, SegmentWriter, table_of
+from outrider.wire.v1 import engine_pb2 as pb
 
 numbers = itertools.count()
 
 
-def write(place: object, *batches: list[Passage], verifier_id: str = "v1") -> None:
+def write(place: object, *batches: list[Passage]) -> None:
     """Write one segment for each batch."""
-    writer = SegmentWriter(str(place), verifier_id=verifier_id)
+    writer = SegmentWriter(str(place), verifier_id="v1")
     for batch in batches:
         for one in batch:
             writer.add(one)
@@ -44,17 +47,14 @@ def files(place: Path) -> list[Path]:
     return sorted(path for path in place.rglob("*") if path.is_file())
 
 
-def minutes(count: int, **changes: object) -> list[Passage]:
-    """Return one passage a minute, each of a session of its own."""
-    return [passage(3, seed=i, session_id=f"s{i:03d}", time_unix=NOW + 60.0 * i, **changes) for i in range(count)]
+def seconds(count: int) -> list[Passage]:
+    """Return one passage a second, each of a session of its own."""
+    return [passage(3, seed=i, session_id=f"s{i:03d}", time_unix=NOW + i) for i in range(count)]
 
 
-# --- written and read
-
-
-@given(st.lists(passages(), max_size=12, unique_by=lambda one: one.key), st.integers(1, 20))
+@given(st.lists(passages(), max_size=12), st.integers(1, 20))
 @settings(deadline=None, max_examples=40)
-def test_what_was_written_comes_back_by_time_and_nothing_is_lost(written: list[Passage], flush_tokens: int) -> None:
+def test_what_was_written_comes_back_and_nothing_is_lost(written: list[Passage], flush_tokens: int) -> None:
     place = f"memory://traffic-{next(numbers)}"  # an object store, as far as we can tell
     writer = SegmentWriter(place)
     for one in written:
@@ -62,35 +62,55 @@ def test_what_was_written_comes_back_by_time_and_nothing_is_lost(written: list[P
         if writer.pending >= flush_tokens:
             writer.flush()
     writer.flush()
-    expected = sorted(written, key=lambda one: one.key)
-    assert all(same(got, want) for got, want in zip(read(place), expected, strict=True))
-    log = SegmentLog(place)
-    log.compact(NOW)
-    log.expire(NOW)
-    assert all(same(got, want) for got, want in zip(read(place), expected, strict=True))
+    SegmentLog(place).expire(NOW)
+    for since in (0.0, NOW + 86_400.0):
+        expected = [one for one in written if one.time_unix >= since]
+        got = read(place, since)
+        assert len(got) == len(expected)
+        assert all(any(same(one, other) for other in got) for one in expected)
 
 
-def test_passages_without_distributions_are_complete_otherwise_and_the_columns_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = [passage(5, prompt=np.arange(9, dtype=np.int32)), passage(0, session_id="none"), *minutes(3)]
+def test_passages_without_distributions_are_complete_otherwise(tmp_path: Path) -> None:
+    written = [passage(5, prompt=np.arange(9, dtype=np.int32)), passage(0, session_id="none")]
     write(tmp_path, written)
-    columns: list[object] = []
-    decode = pq.ParquetFile.read
-
-    def watching(file: pq.ParquetFile, columns_: object = None, **options: object) -> pa.Table:
-        columns.extend(options["columns"])  # type: ignore[call-overload]
-        return decode(file, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "read", watching)
-    got = list(SegmentLog(str(tmp_path)).read(0.0, NOW, whole=False))
-    assert set(columns) == {*schema.SCHEMA.names} - {"top", "top_ids", "top_log_probs", "tail", "prompt"}
-    for one, want in zip(got, sorted(written, key=lambda one: one.key), strict=True):
-        none = {"top_ids": want.top_ids[:, :0], "top_log_probs": want.top_log_probs[:, :0], "prompt": want.prompt[:0]}
-        assert same(one, dataclasses.replace(want, tail=np.zeros_like(want.tail), **none))
+    got = {one.session_id: one for one in SegmentLog(str(tmp_path)).read(0.0, NOW, whole=False)}
+    for one in written:
+        none = {"top_ids": one.top_ids[:, :0], "top_log_probs": one.top_log_probs[:, :0]}
+        assert same(got[one.session_id], dataclasses.replace(one, tail=np.zeros_like(one.tail), **none))
 
 
-# --- killed midway
+def test_small_segments_of_a_process_become_one_also_under_a_reader(tmp_path: Path) -> None:
+    written = seconds(MANY)
+    writer = SegmentWriter(str(tmp_path))
+    for one in written[:-1]:
+        writer.add(one)
+        writer.flush()
+    reader = SegmentLog(str(tmp_path)).read(0.0, NOW)
+    got = [next(reader) for _ in range(5)]
+    writer.add(written[-1])
+    writer.flush()
+    assert len(files(tmp_path)) == 1
+    got += reader
+    assert {one.session_id for one in got} == {one.session_id for one in written}
+    assert contents(read(tmp_path)) == contents(written)
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 2])
+def test_a_merge_that_is_killed_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int) -> None:
+    monkeypatch.setattr(segments, "MANY", 3)
+    written = seconds(3)
+    delete, left = SegmentLog.delete, iter(range(deleted))
+
+    def killed(log: SegmentLog, segment: segments.Segment) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        delete(log, segment)
+
+    monkeypatch.setattr(SegmentLog, "delete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, *([one] for one in written))
+    assert len(files(tmp_path)) == 4 - deleted
+    assert {one.session_id for one in read(tmp_path)} == {one.session_id for one in written}
 
 
 def test_a_write_that_is_killed_before_its_rename_has_not_happened(
@@ -112,97 +132,52 @@ def test_a_write_that_is_killed_before_its_rename_has_not_happened(
     assert contents(read(tmp_path)) == contents([passage()])
     SegmentLog(str(tmp_path)).expire(NOW)
     assert left.exists()  # somebody may be writing it
-    os.utime(left, (0, left.stat().st_mtime - GIVEN_UP_S - 1))
+    os.utime(left, (0, left.stat().st_mtime - segments.GIVEN_UP_S - 1))
     SegmentLog(str(tmp_path)).expire(NOW)
     assert not left.exists()
     writer.flush()  # had it lived it could have tried again
     assert len(read(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("deleted", [0, 1, 2])
-def test_a_compaction_that_is_killed_loses_nothing_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
-) -> None:
-    written = minutes(3)
-    write(tmp_path, *([one] for one in written))
-    left = deleted
-    delete = SegmentStore.delete
-
-    def killed(store: SegmentStore, path: str) -> None:
-        nonlocal left
-        if left == 0:
-            raise KeyboardInterrupt
-        left -= 1
-        delete(store, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SegmentStore, "delete", killed)
-        with pytest.raises(KeyboardInterrupt):
-            SegmentLog(str(tmp_path)).compact(NOW)
-    assert len(files(tmp_path)) == 4 - deleted
-    assert contents(read(tmp_path)) == contents(written)
-    SegmentLog(str(tmp_path)).compact(NOW)
-    assert len(files(tmp_path)) == 1
-    assert contents(read(tmp_path)) == contents(written)
+def without_tokens() -> bytes:
+    place = SCHEMA.get_field_index("tokens")
+    return segments._to_bytes(
+        table_of([passage()]).set_column(place, SCHEMA.field(place), pa.nulls(1, pa.list_(pa.int32())))
+    )
 
 
-def test_a_reader_sees_everything_once_while_segments_are_merged_under_it(tmp_path: Path) -> None:
-    written = minutes(20)
-    write(tmp_path, *([one] for one in written))
-    reader = SegmentLog(str(tmp_path)).read(0.0, NOW)
-    got = [next(reader) for _ in range(5)]
-    assert SegmentLog(str(tmp_path)).compact(NOW) == 20
-    got += reader
-    assert contents(got) == contents(written)
+def somebody_elses() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"tokens": [1, 2]}), sink)
+    return bytes(sink.getvalue())
 
 
-# --- older formats
-
-
-# --- what cannot be read
-
-
-def newer(path: Path) -> None:
-    table = schema.table_of([passage()]).replace_schema_metadata({schema.FORMAT_KEY: b"3"})
-    pq.write_table(table, path)
-
-
-def without_tokens(path: Path) -> None:
-    table, place = schema.table_of([passage()]), schema.SCHEMA.get_field_index("tokens")
-    field = schema.SCHEMA.field(place)
-    path.write_bytes(schema.to_bytes(table.set_column(place, field, pa.array([None], field.type))))
-
-
-FOREIGN: dict[str, Callable[[Path], object]] = {
-    "no Parquet file": lambda path: path.write_bytes(b"not at all"),
-    "an empty file": lambda path: path.write_bytes(b""),
-    "half a segment": lambda path: path.write_bytes(schema.to_bytes(schema.table_of([passage()]))[:-50]),
-    "somebody else's Parquet": lambda path: pq.write_table(pa.table({"tokens": [1, 2]}), path),
-    "a newer format": newer,
+DAMAGED: dict[str, Callable[[], bytes]] = {
+    "no Parquet file": lambda: b"not at all",
+    "an empty file": bytes,
+    "half a segment": lambda: segments._to_bytes(table_of([passage()]))[:-50],
+    "somebody else's Parquet": somebody_elses,
+    "a row without tokens": without_tokens,
 }
-DAMAGED = {**FOREIGN, "a row without tokens": without_tokens}
-"""With a file whose expiry can be read."""
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_what_cannot_be_read_is_left_out_and_left_alone_with_one_warning(
+def test_what_cannot_be_read_is_left_out_with_one_warning_and_deleted_once_it_expires(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     write(tmp_path, [passage(), passage(start=4)], [passage(session_id="t")])
-    foreign = files(tmp_path)[0].parent / "20270115T080000.000000-other-1.parquet"
-    DAMAGED[what](foreign)
-    before = foreign.read_bytes()
+    named = dataclasses.replace(SegmentLog(str(tmp_path)).segments()[0], writer="other-1")
+    foreign = tmp_path / named.path
+    foreign.write_bytes(DAMAGED[what]())
     log = SegmentLog(str(tmp_path))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert len(list(log.read(0.0, NOW))) == 3
-        log.compact(NOW)
         log.expire(NOW)
     [line] = [record.getMessage() for record in caplog.records if foreign.name in record.getMessage()]
-    assert len(read(tmp_path)) == 3
-    assert foreign.read_bytes() == before
-    assert "is left out of the traffic log" in line
-    assert ("format is 3, newer than 2" in line) == (what == "a newer format")
+    assert "is left out of the traffic log" in line and foreign.exists()
+    log.expire(named.expires / 1e3)
+    assert not foreign.exists()
 
 
 def test_a_damaged_byte_never_comes_out_as_a_token(tmp_path: Path) -> None:
@@ -218,9 +193,6 @@ def test_a_damaged_byte_never_comes_out_as_a_token(tmp_path: Path) -> None:
             assert (got.top_ids == genuine.top_ids).all()
 
 
-# --- what has expired, and what is too much
-
-
 def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) -> None:
     short, long = passage(expires_unix=NOW + 10), passage(session_id="t", expires_unix=NOW + 100)
     write(tmp_path, [short, long], [short.cut(1, 2)])
@@ -234,8 +206,16 @@ def test_expired_rows_never_come_out_and_are_deleted_for_good(tmp_path: Path) ->
     assert files(tmp_path) == []
 
 
+def test_all_of_a_tenant_can_be_deleted_and_of_no_other(tmp_path: Path) -> None:
+    kept = [passage(tenant="kept", session_id="a"), passage(tenant="kept", session_id="z")]
+    gone = passage(tenant="gone", session_id="b")
+    write(tmp_path, [kept[0], gone, kept[1]], [gone], kept)
+    assert SegmentLog(str(tmp_path)).forget("gone") == 2
+    assert sorted(one.session_id for one in read(tmp_path)) == ["a", "a", "z", "z"]
+
+
 def test_the_oldest_make_room(tmp_path: Path) -> None:
-    written = minutes(6)
+    written = seconds(6)
     write(tmp_path, *([one] for one in written))
     sizes = [path.stat().st_size for path in files(tmp_path)]
     log = SegmentLog(str(tmp_path))
@@ -244,8 +224,32 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
     assert contents(read(tmp_path)) == contents(written[3:])
 
 
-def test_an_object_store_gets_whole_objects(tmp_path: Path) -> None:
-    write("memory://bucket/log", [passage()])
-    [path] = fsspec.filesystem("memory").find("/bucket/log")
-    assert path.endswith("000001.parquet")
-    assert contents(read("memory://bucket/log")) == contents([passage()])
+def test_a_verifiers_recorder_writes_to_the_configured_place_and_tidies_it(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    write(place, [passage(time_unix=0.0, expires_unix=1.0)])
+    config = VerifierConfig(model=tmp_path, traffic=str(place), traffic_redact=f"{__name__}:nothing_of_5")
+    recorder = recorder_of(config, "v7")
+    until(lambda: files(place) == [])
+    recorder.begin(RecordedSession("s", "acme", "code", "w", 0.0, 60.0), 1)
+    one = pb.RecordedTokens(
+        start=2, token=[4, 5], top=1, top_ids=bytes(8), top_log_probs=bytes(4), tail=bytes(4), proposed_depths=b"\1\0"
+    )
+    recorder.take(pb.EngineEvent(session_id="s", epoch=1, recorded=one))
+    recorder.close()
+    assert contents(read(place, now=time.time())) == [("s", 2, [4])]
+    [path] = files(place)
+    assert "-v7-" in path.name
+
+
+def nothing_of_5(tokens, traffic_class, tenant):
+    return tokens == 5
+
+
+def test_the_oldest_go_where_the_log_is_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, *([passage(1, time_unix=1e9 + i, expires_unix=4e9)] for i in range(3)))
+    most = sum(path.stat().st_size for path in files(tmp_path)[1:])
+    with caplog.at_level(logging.WARNING):
+        stop = keep_tidy(SegmentLog(str(tmp_path)), max_bytes=most)
+        until(lambda: "1 of the oldest segments were deleted" in caplog.text)
+    stop()
+    assert len(read(tmp_path, now=2e9)) == 2
