@@ -15,8 +15,7 @@ from outrider.artifacts.hub import fetch_draft, fetch_target, hub_id
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
 from outrider.processes import leave_after
-from outrider.settings.layers import flag_of
-from outrider.settings.options import parser_of, settle
+from outrider.settings import flag_of, parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 

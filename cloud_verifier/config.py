@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.protocol.messages import MAX_VERIFIER_ID, Directive, SessionLimits
-from outrider.settings.layers import Address
+from outrider.settings import Address
 from outrider.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:

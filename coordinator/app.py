@@ -14,7 +14,7 @@ from coordinator.config import CoordinatorConfig
 from outrider.console_scripts import EndedByInterrupt
 from outrider.core.errors import OutriderError, Unavailable
 from outrider.processes import leave_after
-from outrider.settings.options import parser_of, settle
+from outrider.settings import parser_of, settle
 from outrider.telemetry import traces
 from outrider.telemetry.logs import configure
 

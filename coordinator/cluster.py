@@ -14,7 +14,7 @@ from typing import Self
 from coordinator import START_TIMEOUT_S
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.processes import tied_to_this_process
-from outrider.settings.layers import VARIABLE
+from outrider.settings import VARIABLE
 
 STOP_TIMEOUT_S = 15.0
 EXIT_REFUSED = 2

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR, DEFAULT_STATE_DIR
 from outrider.core.protocol.messages import SessionLimits
-from outrider.settings.layers import Address, Flag
+from outrider.settings import Address, Flag
 from outrider.telemetry.logs import LogFormat
 from outrider.wire.channels import ServerTls
 

@@ -27,7 +27,7 @@ from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError
 from outrider.core.sampling import RULES
-from outrider.settings.options import add_config_options, add_settings, choices_of, epilog, layers_of, settle
+from outrider.settings import add_config_options, add_settings, choices_of, epilog, layers_of, settle
 
 if TYPE_CHECKING:
     from edge_agent.sdk.client import AsyncClient

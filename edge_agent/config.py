@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from outrider.settings.layers import Address, Flag, Repeated
+from outrider.settings import Address, Flag, Repeated
 from outrider.telemetry.logs import LogFormat
 
 

@@ -53,7 +53,6 @@ LONG = (
     "edge/test_edge_client.py",
     "edge/test_failover.py",
     "edge/test_driver_swap.py",
-    "settings/test_settings_sources.py",
     "settings/test_configuration_docs.py",
     "core/test_protocol_schedules.py",
 )

@@ -13,8 +13,7 @@ from cloud_verifier.config import VerifierConfig
 from cloud_verifier.distill.config import DistillConfig
 from coordinator.config import CoordinatorConfig
 from edge_agent.config import EdgeSettings
-from outrider.settings.layers import flag_of, table_of, variable_of
-from outrider.settings.options import choices_of, default_of, metavar_of
+from outrider.settings import choices_of, default_of, flag_of, metavar_of, table_of, variable_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MODELS: tuple[type[BaseSettings], ...] = (CoordinatorConfig, VerifierConfig, EdgeSettings, DistillConfig)

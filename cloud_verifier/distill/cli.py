@@ -18,7 +18,7 @@ from cloud_verifier.distill.errors import StageFailed
 from outrider.artifacts.hub import fetch_draft, fetch_target
 from outrider.console_scripts import INTERRUPTED, EndedByInterrupt
 from outrider.core.errors import BadRequest, OutriderError
-from outrider.settings.options import add_config_options, add_settings, epilog, layers_of, settle
+from outrider.settings import add_config_options, add_settings, epilog, layers_of, settle
 from outrider.telemetry.logs import LogFormat, configure
 
 if TYPE_CHECKING:

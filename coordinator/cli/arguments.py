@@ -244,7 +244,7 @@ def _add_tenants(verbs: Any) -> None:
 
 
 def _add_config(verbs: Any) -> None:
-    text = "show every setting and where it comes from, and all that is wrong"
+    text = "show every setting, and all that is wrong"
     check = _command(verbs, "check", "config.check", text)
     check.epilog = (
         "Settings come from flags, from the environment, from FILE and from defaults, in that order. This command "

@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from coordinator.cli.output import Document, Result, note, render
 from outrider.core.text import table
-from outrider.settings.layers import config_file, read_file, variables
-from outrider.settings.report import shown
+from outrider.settings import config_file, read_file
 
 EXIT_INVALID = 2
 TIMEOUT_S = 60.0
@@ -38,52 +39,50 @@ def check(options: argparse.Namespace) -> int:
     if file is not None:
         read_file(file)  # reports an unreadable file once, rather than once per process
     document = asyncio.run(_document(file))
-    print(render(Result(document, table(("SETTING", "VALUE", "SOURCE"), _rows(document))), options.output), flush=True)
-    for line in (*document["problems"], *(f"warning: {warning}" for warning in document["warnings"])):
+    print(render(Result(document, table(("SETTING", "VALUE"), _rows(document))), options.output), flush=True)
+    for line in document["problems"]:
         note(line)
     for process in document["processes"]:
         if not process["checked"]:
             note(f"{process['process']} is unchecked: {process['reason']}")
-        if process["missing"] and any(setting["source"] != "default" for setting in process["settings"]):
-            note(f"{process['process']} needs {', '.join(process['missing'])} in addition, on its command line")
     return EXIT_INVALID if document["problems"] else 0
 
 
 async def _document(file: Path | None) -> Document:
     """Return the reports of all processes as one document."""
     problems: list[str] = []
-    warnings: list[str] = []
     processes: list[Document] = []
     reports = await asyncio.gather(*(_report(command, file) for command in PROCESSES.values()))
     for process, report in zip(PROCESSES, reports, strict=True):
-        reason, missing, settings = None, [], []
         if isinstance(report, str):
-            reason = report
-            problems += _problems_unchecked(process, reason, file)
+            problems += _problems_unchecked(process, report, file)
+            found: Document = {"checked": False, "reason": report, "missing": [], "settings": {}}
         else:
-            problems += [f"{p['where']}: {p['what']}" for p in report["problems"] if not p["missing"]]
-            warnings += report["warnings"]
-            missing, settings = [p["where"] for p in report["problems"] if p["missing"]], report["settings"]
-        checked = {"checked": reason is None, "reason": reason, "missing": missing, "settings": settings}
-        processes.append({"process": process, **checked})
-    unique = {"problems": list(dict.fromkeys(problems)), "warnings": list(dict.fromkeys(warnings))}
-    return {"file": str(file) if file is not None else None, **unique, "processes": processes}
+            problems += report.pop("problems")
+            found = {"checked": True, "reason": None, **report}
+        processes.append({"process": process, **found})
+    return {
+        "file": str(file) if file is not None else None,
+        "problems": list(dict.fromkeys(problems)),
+        "processes": processes,
+    }
 
 
 def _problems_unchecked(process: str, reason: str, file: Path | None) -> list[str]:
     """Return the problems of a process that cannot be checked: none if it is not installed and has no settings."""
     if not _NOT_INSTALLED.search(reason):
         return [f"{process}: could not be checked"]
-    settings = read_file(file).get(process) if file is not None else None
-    given = [*variables(f"OUTRIDER_{process.upper()}_").values(), *([f"{file}: [{process}]"] if settings else [])]
-    return [f"{process}: has settings that cannot be checked here: {', '.join(given)}"] if given else []
+    configured = file is not None and read_file(file).get(process)
+    if configured or any(name.startswith(f"OUTRIDER_{process}_".upper()) for name in os.environ):
+        return [f"{process}: has settings that cannot be checked here"]
+    return []
 
 
 async def _report(command: tuple[str, ...], file: Path | None) -> Document | str:
     """Return a process's report as a document, or as text the reason why there is none."""
     config = ["--config", str(file)] if file is not None else []
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", *command, *config, "--check-config", "json"),
+        *(sys.executable, "-m", *command, *config, "--check-config"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -105,14 +104,17 @@ async def _report(command: tuple[str, ...], file: Path | None) -> Document | str
     return report
 
 
-def _rows(document: Document) -> list[tuple[str, str, str]]:
-    """Return name, value and source of each setting."""
+def _rows(document: Document) -> list[tuple[str, str]]:
+    """Return name and value of each setting."""
     return [
-        (
-            f"{process['process']}.{s['name']}",
-            shown(s["value"]),
-            "missing" if s["name"] in process["missing"] else s["source"],
-        )
+        (f"{process['process']}.{name}", _shown(value))
         for process in document["processes"]
-        for s in process["settings"]
+        for name, value in (dict.fromkeys(process["missing"], "must be given") | process["settings"]).items()
     ]
+
+
+def _shown(value: Any) -> str:
+    """Return a value in one line; `-` if it is not set."""
+    if value is None or value == "":
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest, OutriderError, Unauthenticated, Unavailable
-from outrider.settings.layers import Address, Layers
+from outrider.settings import Address, Layers
 from outrider.wire import local_tokens
 from outrider.wire.channels import ClientTls, channel
 from outrider.wire.status import ERROR_KEY, error_from_rpc

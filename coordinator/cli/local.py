@@ -27,7 +27,7 @@ from outrider.core.addresses import DEFAULT_COORDINATOR
 from outrider.core.errors import BadRequest
 from outrider.core.text import counted
 from outrider.processes import tied_to_this_process
-from outrider.settings.layers import Layers, config_file, read_file
+from outrider.settings import Layers, config_file, read_file
 from outrider.telemetry.logs import JsonFormatter, LogFormat
 from outrider.wire import local_tokens
 

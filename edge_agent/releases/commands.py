@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_agent.config import EdgeSettings
 from outrider.core.errors import BadRequest
-from outrider.settings.options import add_config_options, add_settings, layers_of
+from outrider.settings import add_config_options, add_settings, layers_of
 
 if TYPE_CHECKING:  # importing them takes long, and help does without
     from edge_agent.releases.state import InstalledRelease, ReleaseState

@@ -38,7 +38,7 @@ from edge_agent.target.artifact_client import CachedSource, DescriptionCache
 from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
 from edge_agent.target.chat_template import Message
 from outrider.core.errors import BadRequest, Unavailable
-from outrider.settings.layers import from_environment
+from outrider.settings import from_environment
 from outrider.wire.channels import ClientTls
 from outrider.wire.manifest import trusted_keys
 

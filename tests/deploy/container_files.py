@@ -19,7 +19,7 @@ from coordinator import app as coordinator_app
 from coordinator.config import CoordinatorConfig
 from edge_agent import cli as edge_cli
 from edge_agent.config import EdgeSettings
-from outrider.settings.options import layers_of
+from outrider.settings import layers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

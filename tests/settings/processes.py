@@ -1,4 +1,4 @@
-"""Run the four processes with settings, as their users start them."""
+"""Run the four processes with settings, and the operator's command, as their users start them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Process:
     name: str
     model: type[BaseSettings]
     command: tuple[str, ...]
-    """The arguments after `python -m`."""
+    """Its module, and the subcommand that has all its settings."""
     parser: Callable[[], Any]
     needs: Mapping[str, str]
     """Settings that must be given."""
@@ -42,6 +42,7 @@ class Process:
     """Three of its settings that are whole numbers, and take 1 to 9."""
 
 
+NEEDED = dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x")
 PROCESSES = (
     Process(
         "coordinator",
@@ -72,29 +73,17 @@ PROCESSES = (
         DistillConfig,
         ("cloud_verifier.distill.cli", "run"),
         distill_cli.parser,
-        dict.fromkeys(("traffic", "target", "draft", "artifacts"), "x"),
+        NEEDED,
         ("threads", "nice", "attempts"),
     ),
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment without settings, and with these."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")} | more
-
-
-def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m` with these arguments, in an environment without other settings."""
-    return subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, env=environment(**variables)
-    )
-
-
-def run_here(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Do the same as `run` in this process, which has already imported the modules of a command that starts nothing."""
+def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program's `main` in this process, in an environment without other settings."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name in os.environ.keys() - environment().keys():
+        for name in [name for name in os.environ if name.startswith("OUTRIDER_")]:
             patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -106,11 +95,6 @@ def run_here(module: str, *arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.CompletedProcess([module, *arguments], code or 0, out.getvalue(), err.getvalue())
 
 
-def settings_shown(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    """Return each setting as --check-config json shows it."""
-    return {setting["name"]: setting for setting in json.loads(ran.stdout)["settings"]}
-
-
 def toml(path: Path, **tables: Mapping[str, Any]) -> Path:
     """Return a file with these tables; strings and JSON's numbers and lists are the same in TOML."""
     lines = [
@@ -119,5 +103,4 @@ def toml(path: Path, **tables: Mapping[str, Any]) -> Path:
         for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()))
     ]
     path.write_text("\n".join(lines))
-    path.chmod(0o600)
     return path
