@@ -18,7 +18,6 @@ from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.metrics import VerifierCollector
 from cloud_verifier.front.registration import RegistryClient, directives_of
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.front.startup import StartupService
 from cloud_verifier.traffic.recorder import TrafficRecorder, recorder_of
 from outrider.artifacts.model_files import check_gguf, check_target
 from outrider.core.addresses import split_address
@@ -30,7 +29,7 @@ from outrider.telemetry.prometheus import registry
 from outrider.wire import local_tokens
 from outrider.wire.channels import bind, check_bind, is_loopback, server, start
 from outrider.wire.health import Health
-from outrider.wire.v1 import coordinator_pb2, engine_pb2, session_pb2_grpc
+from outrider.wire.v1 import coordinator_pb2, session_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,7 @@ class VerifierProcess:
         self._config = config
         self._id = config.verifier_id or f"verifier-{secrets.token_hex(4)}"
         self._counters = FrontCounters()
-        self._startup = StartupService()
-        self._host = EngineHost(config, on_progress=self._startup.progress)
+        self._host = EngineHost(config)
         self._live_sessions = LiveSessions(config)
         self._collector = VerifierCollector(self._host, self._counters, capacity=config.max_sessions)
         self._health = Health()
@@ -81,20 +79,30 @@ class VerifierProcess:
 
             metrics = serving(config.metrics, registry(self._collector), self._collector.unready_reason)
         async with metrics:
-            grpc_server = server(admit=self._startup.admit)
+            service = VerifierService(
+                config,
+                self._host,
+                catalogue,
+                verifier_id=self._id,
+                on_first_rtt=self._hurry_report,
+                live=self._live_sessions,
+                counters=self._counters,
+            )
+            grpc_server = server(admit=service.admit)
+            session_pb2_grpc.add_VerifierServicer_to_server(service, grpc_server)  # type: ignore[no-untyped-call]
             port = bind(grpc_server, config.listen, tls=config.tls, insecure=config.insecure)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            return await self._serve(grpc_server, address, catalogue, stop, at_once or asyncio.Event())
+            return await self._serve(grpc_server, address, service, stop, at_once or asyncio.Event())
 
     async def _serve(
         self,
         grpc_server: grpc.aio.Server,
         address: str,
-        catalogue: Catalogue,
+        service: VerifierService,
         stop: asyncio.Event,
         at_once: asyncio.Event,
     ) -> int:
-        starting = asyncio.create_task(self._start(grpc_server, address, catalogue))
+        starting = asyncio.create_task(self._start(grpc_server, address, service))
         stopping = asyncio.create_task(_either(stop, self._drain_ordered))
         ended = asyncio.create_task(self._host.ended.wait())
         try:
@@ -128,26 +136,11 @@ class VerifierProcess:
             log.warning("nothing will be recorded: only tickets of a coordinator permit it")
         return recorder_of(config, self._id)
 
-    async def _start(self, grpc_server: grpc.aio.Server, address: str, catalogue: Catalogue) -> VerifierService:
+    async def _start(self, grpc_server: grpc.aio.Server, address: str, service: VerifierService) -> None:
         """Load the target, then admit devices. Until then answer health checks and refuse everything else."""
-        config = self._config
-        session_pb2_grpc.add_VerifierServicer_to_server(self._startup, grpc_server)  # type: ignore[no-untyped-call]
         self._health.add_to(grpc_server)
         await start(grpc_server)
-        reminding = asyncio.create_task(self._startup.remind())
-        try:
-            ready = await self._host.start()
-        finally:
-            reminding.cancel()
-        self._startup.service = service = self._service(ready, catalogue, config.advertise or address)
-        if self._registry is not None:
-            await self._registry.register()
-        self._collector.service = service
-        self._health.serving = True
-        print(f"listening on {address}", flush=True)
-        return service
-
-    def _service(self, ready: engine_pb2.EngineReady, catalogue: Catalogue, address: str) -> VerifierService:
+        ready = await self._host.start()
         digest = vocabulary_hash(token_table((self._config.model / "tokenizer.json").read_bytes()))
         ready.target.tokenizer_hash = f"sha256:{digest.hex()}"
         if self._config.coordinator:
@@ -155,7 +148,7 @@ class VerifierProcess:
                 self._config.coordinator,
                 coordinator_pb2.RegisterRequest(
                     verifier_id=self._id,
-                    address=address,
+                    address=self._config.advertise or address,
                     tls=self._config.tls is not None,
                     target=ready.target,
                     capacity_sessions=self._config.max_sessions,
@@ -167,18 +160,13 @@ class VerifierProcess:
             )
         if self._recorder is not None:
             self._host.on_recorded = self._recorder.take
-        return VerifierService(
-            self._config,
-            self._host,
-            ready,
-            catalogue,
-            verifier_id=self._id,
-            vocabulary_hash=digest,
-            authorise=self._registry.authorise if self._registry else _everybody,
-            on_first_rtt=self._hurry_report,
-            live=self._live_sessions,
-            counters=self._counters,
-        )
+        authorise = self._registry.authorise if self._registry else _everybody
+        service.serve(ready, vocabulary_hash=digest, authorise=authorise)
+        if self._registry is not None:
+            await self._registry.register()
+        self._collector.service = service
+        self._health.serving = True
+        print(f"listening on {address}", flush=True)
 
     def _hurry_report(self) -> None:
         """Report soon, as the coordinator may know sessions like a new one: once the engine's statistics include it."""

@@ -39,11 +39,9 @@ class EngineHost:
     """Runs the engine process, exchanges messages with it over a socket, and passes its events to the inboxes of the
     sessions' live epochs."""
 
-    def __init__(self, config: VerifierConfig, on_progress: Callable[[str], None] = lambda text: None) -> None:
-        """on_progress: called with how far the loading of the target has come."""
+    def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
-        self._on_progress = on_progress
         self._inboxes: dict[str, tuple[int, Inbox]] = {}
         """session id -> its live epoch and the inbox of that epoch's stream"""
         self._writer: asyncio.StreamWriter | None = None
@@ -59,6 +57,8 @@ class EngineHost:
         """Seconds that the engine's step should take, as it told last."""
         self.stats = pb.EngineStats()
         """The engine's last statistics, at most a quarter of a second old while it runs."""
+        self.on_progress: Callable[[str], None] = lambda text: None
+        """Called with how far the loading of the target has come."""
         self.on_recorded: Callable[[pb.EngineEvent], None] = lambda event: None
         """Called with the tokens of recorded sessions; the last ones come after the commit that ends a session."""
         self.ended = asyncio.Event()
@@ -176,7 +176,7 @@ class EngineHost:
             case "recorded":
                 self.on_recorded(event)
             case "progress":
-                self._on_progress(event.progress.text)
+                self.on_progress(event.progress.text)
             case "failure" if not self._ready.done():
                 self._ready.set_exception(ipc.error_from_failure(event.failure))
             case "failure" if not event.session_id:

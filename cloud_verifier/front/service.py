@@ -54,6 +54,10 @@ MAX_DOWNLOADS = 64
 """The most downloads at once."""
 CHUNK_TIMEOUT_S = 10.0
 """Seconds in which a device must take a chunk of a download; one that does not read holds no download."""
+RETRY_LOADING_S = 2.0
+"""Seconds after which a device may ask again that was refused because the target is not loaded."""
+PROGRESS_EVERY_S = 1.0
+"""The least time between two log lines about the same phase of loading."""
 REFUSAL_S = 0.1
 """Seconds before a stream without a valid ticket is ended: time for its client to have written its Open."""
 ANONYMOUS_TENANT = "default"
@@ -67,18 +71,18 @@ _fetching: ContextVar[str] = ContextVar("_fetching", default=ANONYMOUS_TENANT)
 
 
 class VerifierService(session_pb2_grpc.VerifierServicer):
-    """Connects gRPC with the engine, which decides about tokens; `authorise` decides about sessions."""
+    """Connects gRPC with the engine, which decides about tokens; `authorise` decides about sessions.
+
+    Until the target is loaded it refuses calls with how far loading is.
+    """
 
     def __init__(
         self,
         config: VerifierConfig,
         host: EngineHost,
-        ready: engine_pb2.EngineReady,
         catalogue: Catalogue,
         *,
         verifier_id: str,
-        vocabulary_hash: bytes,
-        authorise: Authorise,
         on_first_rtt: Callable[[], None] = lambda: None,
         live: LiveSessions | None = None,
         counters: FrontCounters | None = None,
@@ -92,23 +96,43 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
         self._config = config
         self._on_first_rtt = on_first_rtt
         self._host = host
-        self._ready = ready
-        self._target = Target(ready.target.name, ready.target.weights_hash, ready.target.tokenizer_hash)
+        host.on_progress = self.progress
+        self._ready = engine_pb2.EngineReady()
+        self._authorise: Authorise = self._refuse_loading
+        self._phase, self._logged_at = "starting the engine", -math.inf
         self._catalogue = catalogue
         self._verifier_id = verifier_id
-        self._vocabulary_hash = vocabulary_hash
-        self._authorise = authorise
         self._downloads = Shares(MAX_DOWNLOADS, "downloads at once")
         self._opening = Shares(max(MIN_OPENING, 4 * config.max_sessions), "streams that have sent no Open yet")
         """Each may hold a whole message."""
 
+    def serve(self, ready: engine_pb2.EngineReady, *, vocabulary_hash: bytes, authorise: Authorise) -> None:
+        """Take calls from now on, since the target is loaded."""
+        self._ready = ready
+        self._target = Target(ready.target.name, ready.target.weights_hash, ready.target.tokenizer_hash)
+        self._vocabulary_hash = vocabulary_hash
+        self._authorise = authorise
+
+    def progress(self, text: str) -> None:
+        """Log a phase of loading at once, and its share, which follows a colon, now and then."""
+        new = text.partition(":")[0] != self._phase.partition(":")[0]
+        self._phase = text
+        if new or time.monotonic() - self._logged_at >= PROGRESS_EVERY_S:
+            self._logged_at = time.monotonic()
+            log.info("%s", text)
+
+    async def _refuse_loading(self, ticket: bytes) -> None:
+        """Authorise nothing while the target loads. Raises Unavailable."""
+        message = f"this verifier is still loading: {self._phase}; try again"
+        raise Unavailable(message, retry_after_s=RETRY_LOADING_S)
+
     @property
     def target_name(self) -> str:
-        return self._target.name
+        return self._ready.target.name
 
-    async def admit(self, metadata: Metadata) -> str | None:
-        """Return the tenant of a call with this metadata, which may describe the target and fetch files; None without
-        tickets. Raises what refuses it."""
+    async def admit(self, method: str, metadata: Metadata) -> str | None:
+        """Return the tenant of a call with one request, which may describe the target and fetch files; None without
+        tickets. Raises Unavailable while the target loads, and what refuses the ticket."""
         claims = await self._authorise(ticket_of(metadata))
         _fetching.set(claims.tenant if claims else ANONYMOUS_TENANT)
         return claims.tenant if claims and claims.api_key_id else None
@@ -162,9 +186,7 @@ class VerifierService(session_pb2_grpc.VerifierServicer):
             silence_watch = asyncio.create_task(self._release_when_silent(stream))
             await context.write(stream.opened(self._verifier_id, self._ready.vocabulary_size))
             release = functools.partial(self.live.release, stream)
-            async with contextlib.aclosing(stream.messages(requests, self._on_first_rtt, release)) as messages:
-                async for message in messages:
-                    await context.write(message)
+            await stream.run(requests, context.write, self._on_first_rtt, release)
         except grpc.aio.InternalError as error:  # as in `_write`
             raise asyncio.CancelledError("the call has ended") from error
         except Exception as error:

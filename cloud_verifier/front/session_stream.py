@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from cloud_verifier.config import VerifierConfig
@@ -120,10 +120,14 @@ class SessionStream:
         """Release the session in the engine."""
         self._host.release(self.session_id, self.epoch, self._inbox)
 
-    async def messages(
-        self, requests: Requests, on_first_rtt: Callable[[], None], on_last: Callable[[], None]
-    ) -> AsyncGenerator[session_pb2.ServerMessage, None]:
-        """Yield pings, directives, notices and commits until the sequence ends. Raises what else ended the session.
+    async def run(
+        self,
+        requests: Requests,
+        write: Callable[[session_pb2.ServerMessage], Awaitable[None]],
+        on_first_rtt: Callable[[], None],
+        on_last: Callable[[], None],
+    ) -> None:
+        """Write pings, directives, notices and commits until the sequence ends. Raises what else ended the session.
 
         on_first_rtt: called when the round trip is known. on_last: called when the last Commit is on its way.
         The stream ends when the device has closed its side.
@@ -141,7 +145,7 @@ class SessionStream:
                     raise ipc.error_from_failure(event.failure)
                 if kind == "commit":
                     self.counters.commit(event.commit)
-                    yield padded(session_pb2.ServerMessage(commit=event.commit), self._least_bytes)
+                    await write(padded(session_pb2.ServerMessage(commit=event.commit), self._least_bytes))
                     if self.counters.finish != session_pb2.FINISH_NONE:
                         on_last()
                         # A device on grpc.aio that writes just when its stream ends loses what it has not read yet.
@@ -149,7 +153,7 @@ class SessionStream:
                         return
                 if self._ping_due or self._directives.changed or self._release_serial > self._announced_serial:
                     for message in self._due():
-                        yield padded(message, self._least_bytes)
+                        await write(padded(message, self._least_bytes))
         finally:
             self._next_ping.cancel()
             reading.cancel()

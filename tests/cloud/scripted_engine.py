@@ -20,7 +20,6 @@ from cloud_verifier.front import session_stream
 from cloud_verifier.front.artifacts import Catalogue
 from cloud_verifier.front.live_sessions import LiveSessions
 from cloud_verifier.front.service import VerifierService
-from cloud_verifier.front.startup import StartupService
 from outrider.core.errors import OutriderError
 from outrider.core.protocol.messages import Attach
 from outrider.core.sampling import SamplingParams
@@ -213,18 +212,14 @@ async def front(
     service = VerifierService(
         config,
         host,
-        ready,
         catalogue or Catalogue(),
         verifier_id="v1",
-        vocabulary_hash=VOCABULARY_HASH,
-        authorise=authorise,
         on_first_rtt=on_first_rtt,
         live=LiveSessions(config, recorder),
     )
-    startup = StartupService()
-    startup.service = service
-    server = channels.server(admit=startup.admit)
-    session_pb2_grpc.add_VerifierServicer_to_server(startup, server)
+    service.serve(ready, vocabulary_hash=VOCABULARY_HASH, authorise=authorise)
+    server = channels.server(admit=service.admit)
+    session_pb2_grpc.add_VerifierServicer_to_server(service, server)
     port = channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:

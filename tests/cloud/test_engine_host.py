@@ -62,7 +62,8 @@ def config(tiny_directory):
 
 async def test_an_engine_serves_refuses_and_forgets_and_its_death_ends_all_streams(config, reference, capfd):
     progress: list[str] = []
-    host = EngineHost(config, on_progress=progress.append)
+    host = EngineHost(config)
+    host.on_progress = progress.append
     try:
         ready = await host.start()
         assert ready.vocabulary_size == 101
