@@ -10,10 +10,12 @@ import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_agent.http.errors import REASON, ApiError, api_error, refused
 from edge_agent.http.options import ServeOptions
+from edge_agent.http.streaming import ClientGone
 from edge_agent.metrics import EdgeMetrics
 from outrider.telemetry import logs, traces
 
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _API_PREFIX = "/v1/"
 """Paths that begin so need the API key, are logged at INFO (others at DEBUG) and are traced."""
+_CLIENT_CLOSED = 499
+"""nginx's status for a request whose client has closed; only the log shows it."""
 _MAX_PATH = 200
 """Characters of a path that are logged at most."""
 
@@ -62,7 +66,10 @@ class AccessMiddleware:
             except Exception as error:
                 if status:  # the response has started, so no other can be sent
                     raise
-                await refused(routed, api_error(error))(routed, receive, send_with_id)
+                answer = Response(status_code=_CLIENT_CLOSED)
+                if not isinstance(error, ClientGone):
+                    answer = refused(routed, api_error(error, chat=scope["path"].startswith("/v1/chat/")))
+                await answer(routed, receive, send_with_id)
             finally:
                 span.note(request_id=request_id, status=status)
                 if status:

@@ -11,8 +11,7 @@ from typing import Any
 from edge_agent.http.errors import invalid_value, unsupported
 from edge_agent.http.parsing import formats
 from edge_agent.http.parsing.formats import AnswerFormat
-from edge_agent.http.requests import ChatCompletionRequest, RequestBody
-from edge_agent.http.tools import FunctionDefinition, check_json
+from edge_agent.http.requests import ChatCompletionRequest, FunctionDefinition, RequestBody, json_problem
 from edge_agent.sdk.grammars import COLON, COMMA, choice_expression, embedded_regex, embedded_schema, gbnf, quoted
 from outrider.core.errors import BadRequest
 
@@ -90,7 +89,8 @@ def _expression(field: str, kind: str, value: Any) -> str:
 
 
 def _checked_schema(field: str, schema: Any, *, lenient: bool) -> str:
-    check_json(field, f"{field}: the schema", schema, MAX_SCHEMA_BYTES)
+    if problem := json_problem(schema, MAX_SCHEMA_BYTES):
+        raise invalid_value(field, f"{field}: the schema {problem}")
     return embedded_schema(_closed(schema), lenient=lenient)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,21 @@ from starlette.responses import Response
 from edge_agent.http.access import AccessMiddleware
 from edge_agent.http.errors import ApiError, api_error, invalid_body, json_response, refused
 from edge_agent.http.options import ServeOptions
-from edge_agent.http.readiness import Readiness
 from edge_agent.http.requests import ChatCompletionRequest, CompletionRequest, RequestBody
 from edge_agent.http.responses import CompletionWriter
 from edge_agent.http.responses_api.routes import add_responses
 from edge_agent.http.starting import bundle_of, start_chat, start_texts
-from edge_agent.http.streaming import DONE, ClientGone, Events, EventStream, drained, event, merged, unless_gone
+from edge_agent.http.streaming import DONE, Events, EventStream, drained, event, merged, unless_gone
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.target.bundle import TargetBundle
 from outrider import __version__
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, Overloaded
 from outrider.telemetry.logs import REQUEST_HEADER
 
-_CLIENT_CLOSED = 499
-"""nginx's status for a request whose client has closed; only the log shows it."""
+ANSWER_S = 2.7
+"""Seconds in which a health check, which waits 3, gets an answer."""
+FRESH_S = 5.0
+"""Seconds for which a probe's result stands."""
 
 
 def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
@@ -45,8 +48,6 @@ def app_of(client: AsyncClient, options: ServeOptions) -> FastAPI:
     )
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
-    for expected in (ApiError, OutriderError, ClientGone):
-        app.add_exception_handler(expected, _error)
     _add_completions(app, client, options)
     add_responses(app, client, options)
     _add_models(app, client)
@@ -110,6 +111,37 @@ def _add_state(app: FastAPI, client: AsyncClient) -> None:
         return Response(client.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
+class Readiness:
+    """Asks the coordinator and a verifier as a request would, at most every `FRESH_S`, and only while somebody asks."""
+
+    def __init__(self, client: AsyncClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._result = ""
+        self._until = float("-inf")
+        self._probing = asyncio.Lock()
+
+    async def unready(self) -> str:
+        """Return why a request would fail now, by a fresh probe; "" if it would be served."""
+        async with self._probing:
+            if self._clock() >= self._until:
+                self._result = await self._probed()
+                self._until = self._clock() + FRESH_S
+            return self._result
+
+    async def _probed(self) -> str:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._client.probe()
+        except TimeoutError:
+            return f"the cluster has not answered within {ANSWER_S:g} s"
+        except Overloaded:
+            return ""  # it is there, and requests wait for room
+        except OutriderError as error:
+            return str(error)
+        return ""
+
+
 # --- completions
 
 
@@ -164,12 +196,6 @@ def _model_card(bundle: TargetBundle) -> dict[str, Any]:
 
 
 # --- errors
-
-
-async def _error(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientGone):
-        return Response(status_code=_CLIENT_CLOSED)
-    return refused(request.scope, api_error(error, chat=request.scope["path"].startswith("/v1/chat/")))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -81,7 +81,7 @@ def invalid_body(found: Sequence[Mapping[str, Any]]) -> ApiError:
     within = first["loc"][1:]
     if not within:
         return invalid_value(None, "the body must be a JSON object, sent with `content-type: application/json`")
-    return invalid_value(str(within[0]), f"{_path(within)}: {first['msg']}")
+    return invalid_value(str(within[0]).partition("[")[0], f"{_path(within)}: {first['msg']}")
 
 
 def _path(within: Sequence[int | str]) -> str:

@@ -29,12 +29,6 @@ class ServeOptions:
     """Largest body of a request, in bytes."""
     max_choices: int = 32
     """Most choices of a request, over all its prompts: half of all slots, so that others find one, too."""
-    max_stored: int = 1000
-    """Most responses that are kept for `previous_response_id`, and items of their outputs that references may mean."""
-    max_stored_bytes: int = 64 << 20
-    """Most bytes that they take as JSON, each with the whole conversation before it."""
-    stored_s: float = 86_400.0
-    """Seconds for which a response is kept at most."""
     stall_s: float = 60.0
     """Seconds after which a client that takes nothing of its stream counts as gone."""
     stop_s: float = 20.0

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from edge_agent.http.errors import invalid_value, unsupported
-from edge_agent.http.tools import (
-    MAX_VARIABLES_BYTES,
-    CalledTool,
-    FunctionDefinition,
-    ToolDefinition,
-    check_calls,
-    check_choice,
-    check_json,
-    check_tools,
-    template_tool,
-)
 from edge_agent.sdk.types import Options
 from edge_agent.target.chat_template import Message
 
 MAX_CHOICES = 64
 """Most choices of one request, over all its prompts."""
+_MAX_TOOLS = 128
+_MAX_TOOL_BYTES = 1 << 16
+"""Largest definition of one tool, and the largest arguments of one call, as JSON."""
+_MAX_VARIABLES_BYTES = 1 << 14
+"""Largest `chat_template_kwargs`, as JSON."""
+_MAX_DEPTH = 32
+"""Most levels of lists and objects in a schema."""
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "chat_template", "prediction", "truncate_prompt_tokens", "web_search_options"), ()),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "structural_tag"), ()),
@@ -38,8 +36,6 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
 }
 """Fields that would change the answer, with the values, besides null, that change nothing."""
-_FIELDS_OF_THEIR_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Variables of a template that are not among its `chat_template_kwargs`."""
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop_token_ids", "ignore_eos", "min_tokens", "traffic_class"),
@@ -53,7 +49,50 @@ def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def json_problem(value: object, most_bytes: int) -> str:
+    """Return what is wrong with a JSON value that is nested too deeply or too large; "" if nothing is."""
+    level, depth = [value], 0
+    while level := [member for one in level for member in _members(one)]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            return f"is nested more than {_MAX_DEPTH} levels deep"
+    size = len(json.dumps(value))
+    return f"has {size} bytes as JSON, must have at most {most_bytes}" if size > most_bytes else ""
+
+
+def _members(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _refused(problem: str) -> None:
+    """Let pydantic refuse a value that has a problem, if it has one."""
+    if problem:
+        raise PydanticCustomError("outrider", problem)  # no text of a caller's
+
+
+def _checked_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    _refused(json_problem(variables, _MAX_VARIABLES_BYTES))
+    if clashing := {"messages", "tools", "add_generation_prompt"} & variables.keys():
+        _refused(f"has {min(clashing)!r}, which the request's own fields set")
+    return variables
+
+
+def _checked_arguments(text: str) -> str:
+    """Refuse arguments that are nested too deeply. What is no JSON is of a call that broke off."""
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError as error:
+        raise PydanticCustomError("outrider", "is nested too deeply") from error
+    _refused(json_problem(arguments, _MAX_TOOL_BYTES))
+    return text
+
+
 JsonInteger = Annotated[int, BeforeValidator(_integral)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -196,6 +235,39 @@ class CompletionRequest(RequestBody):
             raise invalid_value("prompt", f"prompts times n are {product}, must be between 1 and {MAX_CHOICES}")
 
 
+class FunctionDefinition(BaseModel, extra="allow", strict=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        _refused(json_problem(self.model_dump(), _MAX_TOOL_BYTES))
+        return self
+
+
+class ToolDefinition(BaseModel, extra="allow", strict=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as chat templates expect it, a JSON schema of a function."""
+        function = self.function.model_dump(exclude_unset=True, exclude={"strict"}) if self.function is not None else {}
+        return {"type": "function", "function": function}
+
+
+class CalledFunction(BaseModel, extra="allow", strict=True):
+    name: FunctionName
+    arguments: Annotated[str, Field(max_length=_MAX_TOOL_BYTES), AfterValidator(_checked_arguments)]
+
+
+class CalledTool(BaseModel, extra="allow", strict=True):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class ContentPart(BaseModel, extra="allow", strict=True):
     type: str
     text: str | None = None
@@ -205,7 +277,7 @@ class ChatMessage(BaseModel, extra="allow", strict=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=_MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -219,12 +291,12 @@ class ChatCompletionRequest(RequestBody):
     max_completion_tokens: JsonInteger | None = None
     logprobs: bool | None = None
     top_logprobs: JsonInteger | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; where not, only the first is told."""
     reasoning_effort: ReasoningEffort | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_checked_variables)] | None = None
 
     @property
     def usable_tools(self) -> list[ToolDefinition]:
@@ -259,13 +331,34 @@ class ChatCompletionRequest(RequestBody):
         super().refuse_unsupported()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid_value("top_logprobs", "top_logprobs needs logprobs=true")
-        check_tools(self.tools or ())
-        check_choice(self.tool_choice, [tool.function.name for tool in self.tools or () if tool.function])
-        variables = self.chat_template_kwargs or {}
-        check_json("chat_template_kwargs", "chat_template_kwargs", variables, MAX_VARIABLES_BYTES)
-        if clashing := _FIELDS_OF_THEIR_OWN & variables.keys():
-            message = f"chat_template_kwargs has {min(clashing)!r}, which the request's own fields set"
-            raise invalid_value("chat_template_kwargs", message)
+        self._check_tools()
+
+    def _check_tools(self) -> None:
+        """Raise ApiError for tools that are no functions or share a name, and for a choice that is none of them."""
+        names = set[str]()
+        for i, tool in enumerate(self.tools or ()):
+            field = f"tools[{i}].function"
+            if tool.type != "function":
+                raise unsupported(f"tools[{i}].type", f" unless it is 'function'; it is {tool.type[:40]!r}")
+            if tool.function is None:
+                raise invalid_value("tools", f"{field} is missing")
+            if tool.function.name in names:
+                raise invalid_value("tools", f"{field}.name is {tool.function.name!r}, as another tool's is")
+            names.add(tool.function.name)
+            if (kind := (tool.function.parameters or {}).get("type", "object")) != "object":
+                raise invalid_value("tools", f"{field}.parameters.type is {str(kind)[:40]!r}, must be 'object'")
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else None
+            if choice.get("type") != "function" or name not in names:
+                message = f"tool_choice names the function {str(name)[:80]!r}, must name one of the tools"
+                raise invalid_value("tool_choice", message)
+        elif choice not in (None, "none", "auto", "required"):
+            bound = "must be 'none', 'auto', 'required' or a function"
+            raise invalid_value("tool_choice", f"tool_choice is {choice[:40]!r}, {bound}")
+        elif choice == "required" and not names:
+            raise invalid_value("tool_choice", "tool_choice is 'required', and there are no tools")
 
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -280,7 +373,7 @@ class ChatCompletionRequest(RequestBody):
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
         if self.usable_tools:
-            variables["tools"] = [template_tool(tool) for tool in self.usable_tools]
+            variables["tools"] = [tool.for_template() for tool in self.usable_tools]
         return variables
 
 
@@ -293,7 +386,6 @@ def _message(field: str, message: ChatMessage) -> Message:
     }
     if message.role == "assistant":
         if message.tool_calls:
-            check_calls(f"{field}.tool_calls", message.tool_calls)
             told["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": call.function.model_dump()}
                 for call in message.tool_calls

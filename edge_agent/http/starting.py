@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from edge_agent.http.answer_grammar import chat_grammar, text_grammar
 from edge_agent.http.errors import ApiError, invalid_value
@@ -27,12 +26,7 @@ async def start_texts(
     """Return a stream for each choice of each prompt, the target, and the text that goes before each choice."""
     body.refuse_unsupported()
     _check_choices(body, len(body.prompts), options.max_choices)
-    grammar, field = text_grammar(body)
-    streams: list[CompletionStream] = []
-    with _named(field):
-        for prompt in body.prompts:
-            streams.append(await client.stream(prompt, **_options(body, len(streams), grammar)))
-            await _add_choices(client, body, streams, grammar)
+    streams = await _streams(client, body, body.prompts, *text_grammar(body))
     bundle = await bundle_of(client, body.model)
     echoes = [_echo(prompt, bundle) if body.echo else "" for prompt in body.prompts]
     return streams, bundle, [echo for echo in echoes for _ in range(body.choices)]
@@ -55,41 +49,47 @@ async def start_chat(
     ids, tokenizer = stream.prompt_token_ids, bundle.tokenizer
     special = {tokenizer.table[token].decode(errors="replace"): token for token in tokenizer.special}
     grammar, field = chat_grammar(body, form, source, special, prompt_end(stream, bundle))
-    given = _options(body, 0, grammar)
+    length: Options = {}
     if open_end is not None and body.token_limit() is None:
         longest = bundle.description.max_sequence
         most, left = min(MAX_GENERATED_TOKENS, max(open_end, longest // 4)), longest - len(ids)
-        given["max_tokens"] = min(left, most) if left > 0 else most
-    with _named(field):
-        streams = [await client.stream(ids, **given)]
-        await _add_choices(client, body, streams, grammar)
+        length["max_tokens"] = min(left, most) if left > 0 else most
+    streams = await _streams(client, body, [ids], grammar, field, length)
     for stream in streams:
         stream.show_special(form.markers(calls=bool(body.usable_tools)))
     return streams, bundle, form
 
 
-def _options(body: RequestBody, choice: int, grammar: str) -> Options:
-    """Return the SDK's options. A grammar says where the output ends, so `ignore_eos` has no effect beside one.
+async def _streams(
+    client: AsyncClient,
+    body: RequestBody,
+    prompts: Sequence[str | Sequence[int]],
+    grammar: str,
+    field: str,
+    length: Options | None = None,
+) -> list[CompletionStream]:
+    """Return a stream for each choice of each prompt, which is tokenised only once.
 
-    Load generators send it with whatever they measure.
+    A grammar says where the output ends, so `ignore_eos`, which load generators send with whatever they measure, has no
+    effect beside one. field: the one that has asked for the grammar, which an error names. length: the token limit.
     """
-    options = body.options(choice)
-    if grammar:
-        options["grammar"], options["ignore_eos"] = grammar, False
-    return options
-
-
-@contextlib.contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Name the field of the request that has asked for a grammar, if the grammar is refused."""
+    streams: list[CompletionStream] = []
+    ending: Options = {"grammar": grammar, "ignore_eos": False} if grammar else {}
     try:
-        yield
+        for prompt in prompts:
+            for choice in range(body.choices):
+                if choice:
+                    await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
+                    prompt = streams[-1].prompt_token_ids
+                asked: Options = {**body.options(len(streams)), **(length or {}), **ending}
+                streams.append(await client.stream(prompt, **asked))
     except BadRequest as error:
         if error.field == "grammar":
             raise invalid_value(field, f"{field}: {error}") from error
         if error.field == "bytes of the grammar":
             raise invalid_value(field, f"{field} is too large: {error}") from error
         raise
+    return streams
 
 
 def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
@@ -100,14 +100,6 @@ def _check_choices(body: RequestBody, prompts: int, most: int) -> None:
             f"prompts times n are {prompts} x {body.choices}, must be at most {most}, half of what this server does at "
             "once; ask in several requests, or serve with more --max-sessions",
         )
-
-
-async def _add_choices(client: AsyncClient, body: RequestBody, streams: list[CompletionStream], grammar: str) -> None:
-    """Add the other choices of the last stream's prompt, which is tokenised only once."""
-    ids = streams[-1].prompt_token_ids
-    for choice in range(len(streams), len(streams) + body.choices - 1):
-        await asyncio.sleep(0)  # many ids take a while to check, and other sessions go first
-        streams.append(await client.stream(ids, **_options(body, choice, grammar)))
 
 
 def _echo(prompt: str | list[int], bundle: TargetBundle) -> str:

@@ -33,10 +33,10 @@ from edge_agent.sdk.types import (
 )
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import Channels
-from edge_agent.target.artifact_cache import ArtifactCache
-from edge_agent.target.artifact_client import CachedSource, DescriptionCache
+from edge_agent.target.artifacts import CachedSource, DescriptionCache
 from edge_agent.target.bundle import AUTO, ArtifactSource, BundleLoader, TargetBundle, without_model
 from edge_agent.target.chat_template import Message
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import BadRequest, Unavailable
 from outrider.settings import from_environment
 from outrider.wire.channels import ClientTls
@@ -124,7 +124,7 @@ class AsyncClient:
             budget=CpuBudget(settings.cpu_share, settings.draft_threads),
             ngram=settings.ngram,
         )
-        self._artifacts = ArtifactCache(cache / "artifacts")
+        self._artifacts = ArtifactStore(cache / "artifacts")
         self._descriptions = DescriptionCache(cache / "targets", coordinator or verifier, target)
         self._tasks = BackgroundTasks()
         self._sessions = self._sessions_type(

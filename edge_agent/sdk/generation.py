@@ -147,7 +147,7 @@ class Generation:
             sampling=self.request.sampling,
             max_tokens=self._max_tokens,
             stop_token_ids=self.request.stop_token_ids,
-            eos_token_ids=self._bundle.description.eos_token_ids,
+            eos_token_ids=tuple(self._bundle.description.eos_token_ids),
             ignore_eos=self.request.ignore_eos,
             logprobs=self.request.logprobs,
             min_tokens=self.request.min_tokens,

@@ -23,7 +23,7 @@ from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import FIRST_CONTACT_S, AttachTarget, DirectRoute, GrantRoute, Route
 from edge_agent.session.statistics import Statistics
 from edge_agent.session.stream import SILENCE_S, Channels
-from edge_agent.target.artifact_client import ArtifactClient
+from edge_agent.target.artifacts import ArtifactClient
 from edge_agent.target.bundle import TargetBundle
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable

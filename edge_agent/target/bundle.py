@@ -14,15 +14,16 @@ from typing import Any
 
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
 from edge_agent.releases.loader import LoadPool
-from edge_agent.target.artifact_cache import ArtifactCache, ArtifactRef
-from edge_agent.target.artifact_client import ArtifactClient, CachedSource, Description
+from edge_agent.target.artifacts import ArtifactClient, CachedSource, artifact_of, cached, digest
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer
+from outrider.artifacts.store import ArtifactStore
 from outrider.core.constraint import Grammars, GrammarState
 from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
 from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
 from outrider.llama.library import library
-from outrider.wire.ticket import Target
+from outrider.wire.ticket import Target, target_from_proto
+from outrider.wire.v1 import session_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ FirstDraft = Callable[[Target, LoadPool], Awaitable[DraftPool | None]]
 class TargetBundle:
     """Everything that a client loads once for its target. `drafts` is None for plain streaming."""
 
-    description: Description
+    description: pb.DescribeResponse
     tokenizer: TargetTokenizer
     template: ChatTemplate | None
     drafts: DraftPool | None
@@ -99,7 +100,7 @@ class BundleLoader:
     """Reads a target's bundle, or its draft alone, from a source of artifacts through the cache."""
 
     source: ArtifactSource
-    cache: ArtifactCache
+    cache: ArtifactStore
     draft_options: DraftOptions
     signed_only: bool = False
     """Whether the verifiers' own draft, which no publisher has signed, is neither fetched nor loaded."""
@@ -119,7 +120,7 @@ class BundleLoader:
         def load(path: Path, name: str, digest: str) -> Awaitable[DraftPool]:
             return DraftPool.load(path, name, tokenizer.table, self._options(description), digest)
 
-        drafts = await first_draft(description.target, load) if first_draft is not None else None
+        drafts = await first_draft(target_from_proto(description.target), load) if first_draft is not None else None
         if drafts is None:
             drafts = await self._drafts(description, tokenizer, draft)
         if drafts is not None:
@@ -130,12 +131,12 @@ class BundleLoader:
                 raise
         return TargetBundle(description, tokenizer, template, drafts)
 
-    async def _offered_draft(self, description: Description, tokenizer: TargetTokenizer) -> DraftPool | None:
+    async def _offered_draft(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> DraftPool | None:
         """Load the verifiers' own draft; n-grams, or None without them, where there is none or it may not be used.
 
         Raises VocabularyMismatch, or the error of the fetch, which may succeed at another time.
         """
-        ref = description.artifact("draft")
+        ref = artifact_of(description, "draft")
         if ref is None:
             return self._without_model("the verifier offers no draft", logging.INFO)
         if self.signed_only:
@@ -146,7 +147,7 @@ class BundleLoader:
             return self._without_model(str(error), logging.INFO)
         try:
             path = await self._fetched(ref)
-            return await DraftPool.load(path, ref.name, tokenizer.table, self._options(description), ref.digest)
+            return await DraftPool.load(path, ref.name, tokenizer.table, self._options(description), digest(ref))
         except ModelRefused as error:
             return self._without_model(f"the offered draft cannot be used: {error}", logging.WARNING)
 
@@ -155,15 +156,15 @@ class BundleLoader:
         log.log(level, "%s; %s", why, "n-grams of the text draft" if drafts is not None else "nothing is drafted")
         return drafts
 
-    def _options(self, description: Description) -> DraftOptions:
+    def _options(self, description: pb.DescribeResponse) -> DraftOptions:
         return dataclasses.replace(self.draft_options, positions=description.max_sequence)
 
-    async def _fetched(self, ref: ArtifactRef) -> Path:
-        return await self.cache.get(ref, self.source.fetch)
+    async def _fetched(self, ref: pb.Artifact) -> Path:
+        return await cached(self.cache, ref, self.source.fetch)
 
-    async def _tokenizer(self, description: Description) -> TargetTokenizer:
+    async def _tokenizer(self, description: pb.DescribeResponse) -> TargetTokenizer:
         """Load the tokenizer. Raises BadRequest if none is offered, VocabularyMismatch if it is not the target's."""
-        ref = description.artifact("tokenizer")
+        ref = artifact_of(description, "tokenizer")
         if ref is None:
             raise BadRequest("the verifier offers no tokenizer, so that no text can be made; is it much older?")
         path = await self._fetched(ref)
@@ -176,8 +177,8 @@ class BundleLoader:
             )
         return tokenizer
 
-    async def _template(self, description: Description, tokenizer: TargetTokenizer) -> ChatTemplate | None:
-        ref = description.artifact("template")
+    async def _template(self, description: pb.DescribeResponse, tokenizer: TargetTokenizer) -> ChatTemplate | None:
+        ref = artifact_of(description, "template")
         if ref is None:
             return None
         path = await self._fetched(ref)
@@ -185,7 +186,7 @@ class BundleLoader:
         table = tokenizer.table
         ends = [table[i].decode("utf-8", "replace") for i in description.eos_token_ids if i < len(table)]
         variables = {"eos_token": ends[0] if ends else "", "bos_token": ""}
-        tokens_ref = description.artifact("special_tokens")
+        tokens_ref = artifact_of(description, "special_tokens")
         if tokens_ref is not None:
             tokens_path = await self._fetched(tokens_ref)
             try:
@@ -205,7 +206,7 @@ class BundleLoader:
         return template
 
     async def _drafts(
-        self, description: Description, tokenizer: TargetTokenizer, draft: GivenDraft
+        self, description: pb.DescribeResponse, tokenizer: TargetTokenizer, draft: GivenDraft
     ) -> DraftPool | None:
         if draft is None:
             return None

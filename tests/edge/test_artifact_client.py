@@ -14,7 +14,7 @@ from scripted import target
 from edge_agent.session.coordinator_client import CoordinatorClient
 from edge_agent.session.failover import DirectRoute, GrantRoute
 from edge_agent.session.stream import Channels
-from edge_agent.target.artifact_client import ArtifactClient
+from edge_agent.target.artifacts import ArtifactClient
 from outrider.core.backoff import Backoff
 from outrider.wire.v1 import coordinator_pb2 as pb
 

@@ -18,13 +18,12 @@ from edge_agent.sdk import generation
 from edge_agent.sdk.generation import Deadline, Generation
 from edge_agent.sdk.request import Request
 from edge_agent.sdk.sessions import DeliverySource
-from edge_agent.target.artifact_client import Description
 from edge_agent.target.bundle import TargetBundle
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest, InternalError, Overloaded, TimedOut, Unavailable
 from outrider.core.protocol.device import Delivery
 from outrider.core.protocol.messages import Finish
-from outrider.wire.ticket import Target
+from outrider.wire.v1 import session_pb2 as pb
 
 SETTINGS = EdgeSettings(resume_budget_s=1.0, open_budget_s=1.0)
 
@@ -95,7 +94,7 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> TargetBundle:
     """Return a target for scripted sessions, with short pauses between tries."""
     monkeypatch.setattr(generation, "_FIRST_PAUSE_S", 0.01)
     tokenizer = TargetTokenizer(tokenizer_json())
-    description = Description(Target("fake", "", ""), (), len(tokenizer.table), (), 0)
+    description = pb.DescribeResponse(target=pb.TargetIdentity(name="fake"), vocabulary_size=len(tokenizer.table))
     return TargetBundle(description, tokenizer, None, None)
 
 

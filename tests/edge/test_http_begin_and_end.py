@@ -13,7 +13,7 @@ from fake_verifier import FakeVerifier
 from reciter import recital
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http import readiness
+from edge_agent.http import app
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serve, serving
 from edge_agent.sdk import sessions
@@ -48,7 +48,7 @@ async def readiness_of(url: str, wanted: int) -> int:
 async def test_a_verifier_that_is_not_there_yet_is_waited_for_until_a_signal_ends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    monkeypatch.setattr(app, "FRESH_S", 0.0)
     monkeypatch.setattr(sessions, "PROBE_S", 0.1)
     late = FakeVerifier(recital())
     await late.start()

@@ -12,7 +12,7 @@ from fake_coordinator import FakeCoordinator
 from fake_verifier import FakeVerifier
 
 from edge_agent import AsyncClient, EdgeSettings
-from edge_agent.http import readiness
+from edge_agent.http import app
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.serve import serving
 from edge_agent.sdk import sessions
@@ -21,7 +21,7 @@ from outrider.core.errors import Overloaded
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    monkeypatch.setattr(app, "FRESH_S", 0.0)
     monkeypatch.setattr(sessions, "PROBE_S", 0.1)
 
 
@@ -98,7 +98,7 @@ async def test_what_is_dead_is_named_and_a_verifier_that_is_back_is_found(
 async def test_a_coordinator_that_hangs_does_not_keep_a_health_check_waiting(
     web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "ANSWER_S", 0.3)
+    monkeypatch.setattr(app, "ANSWER_S", 0.3)
     coordinator.answering.clear()
     assert await unready(web) == "the cluster has not answered within 0.3 s"
     coordinator.answering.set()
@@ -107,7 +107,7 @@ async def test_a_coordinator_that_hangs_does_not_keep_a_health_check_waiting(
 async def test_those_who_ask_within_seconds_share_one_probe(
     web: httpx.AsyncClient, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "FRESH_S", 60.0)
+    monkeypatch.setattr(app, "FRESH_S", 60.0)
     before = coordinator.opened
     answers = await asyncio.gather(*(web.get("ready") for _ in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8

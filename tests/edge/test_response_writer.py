@@ -17,7 +17,7 @@ from scripted import tokenizer_json
 
 from edge_agent.http.parsing.formats import AnswerFormat, ToolFormat
 from edge_agent.http.responses_api.request import ResponseRequest
-from edge_agent.http.responses_api.store import ResponseStore
+from edge_agent.http.responses_api.routes import ResponseStore
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
 from edge_agent.sdk.types import Completion, FinishReason
 from edge_agent.session.statistics import Statistics, Usage

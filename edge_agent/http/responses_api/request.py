@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from edge_agent.http.errors import invalid_body, invalid_value, unsupported
-from edge_agent.http.requests import ChatCompletionRequest, JsonInteger, ReasoningEffort, RequestBody
-from edge_agent.http.tools import CalledFunction, FunctionDefinition, check_call, check_functions
+from edge_agent.http.requests import (
+    CalledFunction,
+    ChatCompletionRequest,
+    FunctionDefinition,
+    JsonInteger,
+    ReasoningEffort,
+    RequestBody,
+)
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -115,7 +121,6 @@ class ResponseRequest(RequestBody):
             raise unsupported("n", " beyond 1")
         if _LOGPROBS in (self.include or ()):
             raise unsupported("include", f" with {_LOGPROBS!r}")
-        check_functions(list(self._functions()))
 
     @property
     def warnings(self) -> list[str]:
@@ -131,8 +136,9 @@ class ResponseRequest(RequestBody):
 
     @property
     def functions(self) -> list[FunctionDefinition]:
-        """Return the functions among the tools."""
-        return [function for _, function in self._functions()]
+        """Return the functions among the tools. Raises ApiError for one that is none."""
+        tools = [(i, tool.model_extra) for i, tool in enumerate(self.tools or ()) if tool.type == "function"]
+        return [_checked(FunctionDefinition, given or {}, "tools", i) for i, given in tools]
 
     def chat(self, context: Sequence[Item] = ()) -> ChatCompletionRequest:
         """Return the chat that this stands for, after the items of an earlier conversation. Raises ApiError."""
@@ -159,12 +165,6 @@ class ResponseRequest(RequestBody):
             "response_format": self._format() or extra.get("response_format"),
         }
         return _checked(ChatCompletionRequest, fields)
-
-    def _functions(self) -> Iterator[tuple[str, FunctionDefinition]]:
-        """Yield the functions among the tools, each with the name of its place."""
-        for i, tool in enumerate(self.tools or ()):
-            if tool.type == "function":
-                yield f"tools[{i}]", _checked(FunctionDefinition, tool.model_extra or {}, "tools", i)
 
     def _allowed(self) -> set[str] | None:
         """Return the names that `tool_choice` allows; None for all."""
@@ -259,8 +259,7 @@ def _add_message(messages: list[dict[str, Any]], field: str, item: Item) -> None
 
 
 def _add_call(messages: list[dict[str, Any]], field: str, call_id: str, name: str, arguments: str) -> None:
-    function = CalledFunction(name=name, arguments=arguments)
-    check_call(field, function, "input")
+    function = _checked(CalledFunction, {"name": name, "arguments": arguments}, field)
     _turn(messages).setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
 

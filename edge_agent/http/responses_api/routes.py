@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -17,7 +19,6 @@ from edge_agent.http.errors import ApiError, api_error, invalid_value, json_resp
 from edge_agent.http.options import ServeOptions
 from edge_agent.http.responses import prompt_end
 from edge_agent.http.responses_api.request import RENAMED, Item, ResponseRequest
-from edge_agent.http.responses_api.store import ResponseStore
 from edge_agent.http.responses_api.writer import ResponseWriter, status_of
 from edge_agent.http.starting import start_chat
 from edge_agent.http.streaming import Events, EventStream, drained, event, merged, unless_gone
@@ -31,13 +32,19 @@ OPEN_END = 4096
 Agents write whole files, and Codex CLI takes an incomplete response for an error. But a session holds room for as many
 tokens as it may generate.
 """
+MAX_STORED = 1000
+"""Most responses that are kept for `previous_response_id`, and items of their outputs that references may mean."""
+MAX_STORED_BYTES = 64 << 20
+"""Most bytes that they take as JSON, each with the whole conversation before it."""
+STORED_S = 86_400.0
+"""Seconds for which a response is kept at most."""
 _PREFIXES: Mapping[str, str] = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 """Beginnings of the ids of items that are no messages."""
 _PATH = "/v1/responses/{response_id}"
 
 
 def add_responses(app: FastAPI, client: AsyncClient, options: ServeOptions) -> None:
-    store = ResponseStore(options.max_stored, options.max_stored_bytes, options.stored_s)
+    store = ResponseStore(MAX_STORED, MAX_STORED_BYTES, STORED_S)
 
     def stored(name: str) -> dict[str, Any]:
         if (found := store.get(name)) is None or "response" not in found:
@@ -131,6 +138,58 @@ def _event(content: dict[str, Any]) -> bytes:
 
 
 # --- earlier responses
+
+
+class ResponseStore:
+    """Holds JSON objects by their ids, within a number, a size in bytes and an age; the oldest go first.
+
+    Each is kept as the bytes of its JSON, so that the size is exact and nobody changes what is kept. Nothing is written
+    to disk.
+    """
+
+    def __init__(
+        self, max_count: int, max_bytes: int, max_age_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.bytes = 0
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        """Time of keeping and data, the oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, name: str, content: dict[str, Any]) -> None:
+        """Keep an object, and drop as many old ones as that takes. One beyond `max_bytes` is not kept."""
+        self.remove(name)
+        data = json.dumps(content, separators=(",", ":")).encode()
+        if len(data) > self._max_bytes:
+            return
+        self._kept[name] = self._clock(), data
+        self.bytes += len(data)
+        while len(self._kept) > self._max_count or self.bytes > self._max_bytes:
+            self.remove(next(iter(self._kept)))
+        self._drop_aged()
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return a copy of an object; None if it is not kept, or no longer."""
+        self._drop_aged()
+        _, data = self._kept.get(name, (0.0, b"null"))
+        found: dict[str, Any] | None = json.loads(data)
+        return found
+
+    def remove(self, name: str) -> bool:
+        """Drop an object, and return whether it was kept."""
+        _, data = self._kept.pop(name, (0.0, None))
+        self.bytes -= len(data or b"")
+        return data is not None
+
+    def _drop_aged(self) -> None:
+        now = self._clock()
+        for name in [name for name, (at, _) in self._kept.items() if now - at > self._max_age_s]:
+            self.remove(name)
 
 
 def _context(body: ResponseRequest, store: ResponseStore) -> list[Item]:

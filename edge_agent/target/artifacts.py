@@ -1,4 +1,7 @@
-"""Ask the verifiers of a target for its description and its artifacts' bytes, and keep the description."""
+"""Fetch a target's description and artifacts from its verifiers, and keep both on the device.
+
+Descriptions and artifacts are the protocol's messages, checked once where they come in.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,21 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from pydantic import TypeAdapter, ValidationError
+from google.protobuf.message import DecodeError
 
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.failover import AttachTarget, Route
 from edge_agent.session.stream import VerifierSilent
-from edge_agent.target.artifact_cache import ArtifactRef
 from outrider.artifacts import atomic_files
+from outrider.artifacts.download import download
+from outrider.artifacts.store import ArtifactStore, digest_of
 from outrider.core.errors import BadRequest, OutriderError, Unavailable
 from outrider.core.protocol.messages import MAX_VOCABULARY
 from outrider.wire.status import error_from_rpc
-from outrider.wire.ticket import Target, target_from_proto, ticket_metadata
+from outrider.wire.ticket import target_from_proto, ticket_metadata
 from outrider.wire.v1 import session_pb2 as pb
 from outrider.wire.v1 import session_pb2_grpc
 
@@ -31,22 +34,50 @@ DESCRIBE_S = 3.0
 """Seconds for connecting and the answer: over TLS it takes five round trips, and a lost SYN costs another second."""
 CHUNK_S = 10.0
 """Seconds for connecting and each chunk of 256 KiB."""
+_MAX_BYTES = {"tokenizer": 256 << 20, "template": 1 << 20, "special_tokens": 1 << 20, "draft": 64 << 30}
+"""The largest artifact of each role: what is read into memory is small, and nothing fills the disk unasked."""
+_ATTEMPTS = 2
+"""A file of an earlier process may have been damaged on disk, so one with a wrong hash is fetched once more."""
+Fetch = Callable[[str, int], AsyncGenerator[bytes, None]]
+"""(hash, offset) -> the bytes from there on. Raises core errors if no verifier can send them."""
 
 
-@dataclass(frozen=True)
-class Description:
-    """A target and the artifacts that belong to it."""
+def artifact_of(description: pb.DescribeResponse, role: str) -> pb.Artifact | None:
+    """Return the target's first artifact of a role."""
+    return next((artifact for artifact in description.artifacts if artifact.role == role), None)
 
-    target: Target
-    artifacts: tuple[ArtifactRef, ...]
-    vocabulary_size: int
-    eos_token_ids: tuple[int, ...]
-    max_sequence: int
-    """Most tokens of prompt and output together; 0 where the verifier does not say."""
 
-    def artifact(self, role: str) -> ArtifactRef | None:
-        """Return the first artifact of a role."""
-        return next((artifact for artifact in self.artifacts if artifact.role == role), None)
+def digest(artifact: pb.Artifact) -> str:
+    """Return the hash's hex digits. Raises BadRequest for another form, or for a size that its role cannot have."""
+    found = digest_of(artifact.hash, "artifact.hash")
+    most = _MAX_BYTES.get(artifact.role, 0)
+    if not 0 < artifact.size <= most:
+        raise BadRequest.bound(f"size of the artifact {artifact.role}", artifact.size, f"between 1 and {most} bytes")
+    return found
+
+
+async def cached(store: ArtifactStore, artifact: pb.Artifact, fetch: Fetch) -> Path:
+    """Return the path of an artifact's checked file, which is fetched unless it is in the store.
+
+    Raises ModelRefused for bytes of the wrong hash, BadRequest for a directory that cannot be used, or what `fetch`
+    raises; what had come by then is kept, and the next call resumes the download.
+    """
+
+    async def chunks(offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
+        async with contextlib.aclosing(fetch(artifact.hash, offset)) as pieces:
+            async for piece in pieces:
+                yield offset, piece
+                offset += len(piece)
+
+    wanted, size, name = digest(artifact), artifact.size, f"{artifact.role} {artifact.name!r}"
+    try:
+        return await download(store, wanted, size, chunks, name=name, announced_by="its verifier", attempts=_ATTEMPTS)
+    except OSError as error:
+        raise BadRequest(
+            f"the cache directory {store.folder} cannot hold {name} of {size} bytes: {error}; "
+            "free space there, or give another one with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
+            field="cache_dir",
+        ) from error
 
 
 class ArtifactClient:
@@ -80,7 +111,7 @@ class ArtifactClient:
         self._progressed = False
         """Whether the present verifier has answered anything."""
 
-    async def describe(self) -> Description:
+    async def describe(self) -> pb.DescribeResponse:
         """Ask for the target's description. Raises BadRequest for an invalid answer."""
         while True:
             verifier = await self._connected()
@@ -92,7 +123,7 @@ class ArtifactClient:
                 if answer is None:
                     raise self._no_message()
                 self._progressed = True
-                return _description(answer)
+                return checked(answer)
             except OutriderError as error:
                 self._leave(error)
 
@@ -155,22 +186,15 @@ class ArtifactClient:
         log.info("the verifier could not describe its target or send an artifact, trying on: %s", error)
 
 
-def _description(answer: pb.DescribeResponse) -> Description:
-    if not 1 <= answer.vocabulary_size <= MAX_VOCABULARY:
-        raise BadRequest.bound("vocabulary_size", answer.vocabulary_size, f"between 1 and {MAX_VOCABULARY}")
-    return Description(
-        target_from_proto(answer.target),
-        tuple(ArtifactRef(a.role, a.name, a.hash, a.size) for a in answer.artifacts),
-        answer.vocabulary_size,
-        tuple(answer.eos_token_ids),
-        answer.max_sequence,
-    )
+def checked(description: pb.DescribeResponse) -> pb.DescribeResponse:
+    """Return a description whose values are within their bounds. Raises BadRequest."""
+    if not 1 <= description.vocabulary_size <= MAX_VOCABULARY:
+        raise BadRequest.bound("vocabulary_size", description.vocabulary_size, f"between 1 and {MAX_VOCABULARY}")
+    target_from_proto(description.target)
+    return description
 
 
 # --- without a verifier
-
-
-_DESCRIPTION = TypeAdapter(Description)
 
 
 class DescriptionCache:
@@ -178,21 +202,20 @@ class DescriptionCache:
 
     def __init__(self, folder: Path, address: str, target: str) -> None:
         name = hashlib.sha256(f"{address}\n{target}".encode()).hexdigest()[:32]
-        self._path = folder / f"{name}.json"
+        self._path = folder / f"{name}.pb"
 
-    def keep(self, description: Description) -> None:
+    def keep(self, description: pb.DescribeResponse) -> None:
         """Write the description down. A disk that cannot take it is logged, no more."""
-        data = _DESCRIPTION.dump_json(description)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(self._path, data, mode=0o600)
+            atomic_files.write(self._path, description.SerializeToString(), mode=0o600)
         except OSError as error:
             log.warning("the target's description cannot be cached, which offline generation needs: %s", error)
 
-    def recall(self) -> Description | None:
+    def recall(self) -> pb.DescribeResponse | None:
         """Return the description; None where none was kept that can be read."""
-        with contextlib.suppress(OSError, ValidationError):
-            return _DESCRIPTION.validate_json(self._path.read_bytes())
+        with contextlib.suppress(OSError, DecodeError, BadRequest):
+            return checked(pb.DescribeResponse.FromString(self._path.read_bytes()))
         return None
 
 
@@ -202,11 +225,11 @@ class CachedSource:
     Fetching anything else raises `cause`, the reason why no verifier can be reached.
     """
 
-    def __init__(self, description: Description, cause: OutriderError) -> None:
+    def __init__(self, description: pb.DescribeResponse, cause: OutriderError) -> None:
         self._description = description
         self._cause = cause
 
-    async def describe(self) -> Description:
+    async def describe(self) -> pb.DescribeResponse:
         return self._description
 
     async def fetch(self, content_hash: str, offset: int) -> AsyncGenerator[bytes, None]:
