@@ -13,13 +13,10 @@ from engine_builds import CONFIG
 from served_devices import DIRECTIVE, LIMITS, SAMPLINGS, Served, device_of, preemptions, prompt_of
 
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Committed
 from cloud_verifier.engine.sampling import Sampler
-from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded, ProtocolViolation
+from outrider.core.errors import BadRequest, Fenced, InternalError, Overloaded
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Append, Finish
-from outrider.core.sampling import SamplingParams, TypicalAcceptance
-from outrider.core.tree import TokenTree
+from outrider.core.sampling import SamplingParams
 
 
 def alone(serve: Callable[..., Served], prompt: Sequence[int], sampling: str, **options: object) -> list[int]:
@@ -92,32 +89,6 @@ def test_a_later_epoch_takes_over_and_an_earlier_one_is_fenced(serve: Callable[.
     assert device.received == expected
 
 
-def test_a_cancelled_session_gets_its_last_commit_and_holds_nothing(serve: Callable[..., Served]) -> None:
-    served = serve()
-    device = device_of(prompt_of(30), ignore_eos=True)
-    served.attach("s", device)
-    served.turn()
-    cancel = device.cancel()
-    assert cancel is not None
-    served.engine.cancel("s", cancel)
-    events = served.engine.step()
-    assert [event.commit.finish for event in events if isinstance(event, Committed)] == [Finish.CANCELLED]
-    stats = served.engine.stats()
-    assert (stats.verifier.live_sessions, stats.verifier.kv_used) == (0, 0)
-
-
-def test_a_message_that_breaks_the_protocol_ends_its_session_alone(serve: Callable[..., Served]) -> None:
-    expected = alone(serve, prompt_of(9), "greedy")
-    served = serve()
-    served.attach("good", device_of(prompt_of(9), ignore_eos=True), expected)
-    served.attach("bad", device_of(prompt_of(11), ignore_eos=True))
-    served.turn()
-    served.engine.append("bad", Append(1, 50, 0, (0,), (1,)))  # a gap in the ids
-    served.run()
-    assert isinstance(served.failures["bad"].error, ProtocolViolation)
-    assert served.devices["good"].received == expected
-
-
 def test_log_probabilities_are_those_of_the_target(serve: Callable[..., Served]) -> None:
     expected = alone(serve, prompt_of(25), "greedy")
     found = []
@@ -161,34 +132,6 @@ def test_a_prompt_is_computed_once_for_a_tenant_and_again_for_another(serve: Cal
         served.run()
     received = [device.received for device in served.devices.values()]
     assert received[0] == received[1] == received[2]
-
-
-def test_more_sessions_than_fit_are_refused_and_come_later(serve: Callable[..., Served]) -> None:
-    served = serve()
-    for number in range(CONFIG.max_sessions):
-        served.attach(f"s{number}", device_of(prompt_of(5, number), ignore_eos=True, max_tokens=4))
-    with pytest.raises(Overloaded) as refusal:
-        served.attach("late", device_of(prompt_of(5)))
-    assert refusal.value.retry_after_s > 0.0
-    served.run()
-    served.attach("late", device_of(prompt_of(5), ignore_eos=True, max_tokens=4))
-    served.run()
-    assert len(served.devices["late"].received) == 4
-
-
-def test_a_long_prompt_is_read_in_pieces_while_others_generate(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.attach("talks", device_of(prompt_of(4), ignore_eos=True, max_tokens=64))
-    while not served.devices["talks"].received:
-        served.turn()
-    served.attach("reads", device_of(prompt_of(1_000), ignore_eos=True, max_tokens=4))
-    meanwhile = 0
-    while not served.devices["reads"].received:
-        before = len(served.devices["talks"].received)
-        served.turn()
-        meanwhile += len(served.devices["talks"].received) > before
-    assert meanwhile >= 1_000 // CONFIG.token_budget
-    served.run()
 
 
 def test_sessions_whose_tokens_do_not_all_fit_still_end_with_their_own(serve: Callable[..., Served]) -> None:
@@ -258,22 +201,6 @@ def test_the_longest_sequence_is_served_to_its_last_token_and_a_longer_one_refus
     served.attach("s", device_of(prompt, ignore_eos=True, max_tokens=12), expected)
     served.run()
     assert served.devices["s"].received == expected and len(expected) == 12
-
-
-def test_typical_acceptance_takes_likely_draft_tokens_at_an_epsilon_of_one_none(
-    serve: Callable[..., Served],
-) -> None:
-    written, received = [3, 5, 8, 13] * 6, []
-    for rule in (None, TypicalAcceptance(1.0, 1e9), TypicalAcceptance(1e-9, 1e9)):
-        served = serve(replace(CONFIG, allow_lossy_rules=True))
-        params = SamplingParams(temperature=3.0, seed=4, typical=rule)
-        device = DeviceSession(prompt_of(30), sampling=params, max_tokens=24, ignore_eos=True)
-        served.attach("one", device, written if rule else ())
-        served.run()
-        served.engine.stop("one")
-        received.append(device.received)
-    assert received[1] == received[0]
-    assert sum(token == other for token, other in zip(received[2], written, strict=True)) > 8
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
@@ -370,27 +297,6 @@ def test_a_grammar_binds_every_token_and_drafts_change_none(serve: Callable[...,
     assert [served.devices[f"s{number}"].received for number in range(3)] == expected
     assert served.devices["free"].received == free
     assert served.engine.counters.accepted > 0
-
-
-def test_a_grammar_that_cannot_be_used_is_refused_and_harms_nobody(serve: Callable[..., Served]) -> None:
-    served = serve()
-    served.attach("other", device_of(prompt_of(9), ignore_eos=True))
-    for grammar, problem in (
-        ("start: missing", 'unknown name: "missing"'),
-        ('start: %json {"not": {}}', r"Unimplemented keys: \["),
-    ):
-        device = DeviceSession(prompt_of(5), sampling=SamplingParams(grammar=grammar))
-        with pytest.raises(BadRequest, match=problem):
-            served.attach("bad", device)
-    device = constrained(served, prompt_of(5), "greedy")
-    device.received, device.tree = [1, 1], TokenTree(2)
-    with pytest.raises(BadRequest, match="grammar"):
-        served.attach("bad", device)
-    served.engine.grammars = None
-    with pytest.raises(BadRequest, match="serves no grammars"):
-        served.attach("bad", constrained(served, prompt_of(5), "greedy"))
-    served.run()
-    assert len(served.devices["other"].received) == 24
 
 
 def test_no_sequence_ends_before_its_least_length(serve: Callable[..., Served]) -> None:

@@ -25,7 +25,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from cloud_verifier.engine.vllm_backend import load
 from cloud_verifier.engine.vllm_backend.executor import VllmExecutor
-from outrider.core.errors import BadRequest, ModelRefused
+from outrider.core.errors import ModelRefused
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -44,9 +44,6 @@ SERVED: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
     "qwen3 of 151,936 ids": lambda: transformers.Qwen3Config(**{**SHAPE, "vocab_size": 151_936}),
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
-    ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SHAPE,
         num_local_experts=4,
@@ -55,7 +52,6 @@ SERVED: dict[str, Callable[[], Any]] = {
         layer_types=["sliding_attention", "full_attention"],
     ),
     "gemma2 with sliding windows": lambda: transformers.Gemma2Config(**SHAPE, sliding_window=32),
-    "mistral with a sliding window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=32),
 }
 LATENT: dict[str, Any] = {
     **SHAPE,
@@ -73,14 +69,6 @@ LATENT: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-MAMBA: dict[str, Any] = {
-    **SHAPE,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 32,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-}
 LINEAR_ATTENTION: dict[str, Any] = {
     **SHAPE,
     "layer_types": ["linear_attention", "full_attention"],
@@ -91,28 +79,7 @@ LINEAR_ATTENTION: dict[str, Any] = {
 }
 REFUSED: dict[str, Callable[[], Any]] = {
     "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
-    "falcon_h1": lambda: transformers.FalconH1Config(**MAMBA, mamba_d_ssm=256),
-    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
-        **MAMBA,
-        layer_types=["mamba", "attention"],
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        shared_intermediate_size=64,
-    ),
-    "jamba": lambda: transformers.JambaConfig(
-        **SHAPE, attn_layer_period=2, attn_layer_offset=1, num_experts=4, mamba_d_state=16
-    ),
-    "lfm2": lambda: transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
     "mamba2": lambda: transformers.Mamba2Config(**SHAPE, num_heads=8, state_size=16, n_groups=1, expand=2),
-    "nemotron_h": lambda: transformers.NemotronHConfig(
-        **SHAPE,
-        layers_block_type=["mamba", "attention"],
-        mamba_num_heads=8,
-        mamba_head_dim=32,
-        ssm_state_size=16,
-        n_groups=1,
-    ),
-    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**LINEAR_ATTENTION),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(
         **LINEAR_ATTENTION,
         num_experts=4,
@@ -242,9 +209,3 @@ def test_a_target_with_recurrent_layers_has_no_prefix_cache(tmp_path: Path, capl
     cache = settings("hybrid", REFUSED["qwen3_next"]()).cache_config
     assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
     assert "without a prefix cache" in caplog.text
-
-
-def test_arguments_that_are_outriders_are_refused_with_the_reason(tmp_path: Path) -> None:
-    for name, reason in load.OURS.items():
-        with pytest.raises(BadRequest, match=reason):
-            load.engine_core(tmp_path, CONFIG, nodes=8, further={name: 1})
