@@ -6,7 +6,6 @@ import argparse
 import datetime
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_agent.config import EdgeSettings
@@ -33,21 +32,21 @@ def add_commands(commands: Any) -> None:
 
 
 async def _status(args: argparse.Namespace) -> None:
-    from edge_agent.releases.folder import folders, read
+    from edge_agent.releases.state import FOLDER, folders, read
 
-    root = _root(args)
+    root = layers_of(EdgeSettings, args).load().cache_dir / FOLDER
     found = list(folders(root))
     for target, folder in found:
-        print(f"target {target}", *describe(read(folder, keep=False)), sep="\n  ")
+        print(f"target {target}", *_described(read(folder, keep=False)), sep="\n  ")
     if not found:
         print(f"no releases in {root}; is OUTRIDER_EDGE_RELEASE_KEYS set where the client runs?", file=sys.stderr)
 
 
 async def _forget(args: argparse.Namespace) -> None:
     """Forget refusals. Raises BadRequest while a client keeps a folder, which would overwrite the state."""
-    from edge_agent.releases.folder import ReleaseFolder, folders
+    from edge_agent.releases.state import FOLDER, ReleaseFolder, folders
 
-    for target, path in folders(_root(args)):
+    for target, path in folders(layers_of(EdgeSettings, args).load().cache_dir / FOLDER):
         folder = ReleaseFolder.open(path.parent, target)
         if not folder.writable:
             raise BadRequest(f"a client keeps {path} now; end it first")
@@ -57,10 +56,9 @@ async def _forget(args: argparse.Namespace) -> None:
         print(f"target {target}: {count} refused release{'' if count == 1 else 's'} forgotten")
 
 
-def describe(state: ReleaseState) -> Iterator[str]:
-    """Yield the lines in which a state is shown."""
-    yield f"in use     {_release(state.current)}"
-    yield f"last good  {_release(state.last_good)}"
+def _described(state: ReleaseState) -> Iterator[str]:
+    yield f"in use     {_named(state.current)}"
+    yield f"last good  {_named(state.last_good)}"
     yield f"floor      {f'version {state.floor}' if state.floor else 'none'}"
     yield f"device     {state.device_id}"
     for refusal in state.refused:
@@ -68,14 +66,7 @@ def describe(state: ReleaseState) -> Iterator[str]:
         yield f"refused    {refusal.digest[:12]} (version {refusal.version}) {at}: {refusal.kind}: {refusal.reason}"
 
 
-def _release(release: InstalledRelease | None) -> str:
+def _named(release: InstalledRelease | None) -> str:
     if release is None:
         return "n-grams alone"
     return f"{release.digest[:12]} (version {release.version}, {'canary' if release.canary else 'stable'})"
-
-
-def _root(args: argparse.Namespace) -> Path:
-    """Return the folder of all targets. Raises BadRequest for settings that are not valid."""
-    from edge_agent.releases.folder import FOLDER
-
-    return layers_of(EdgeSettings, args).load().cache_dir / FOLDER

@@ -8,14 +8,12 @@ import logging
 import re
 import ssl
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urljoin, urlsplit
 
-from edge_agent.releases.check import ReleaseRefused
 from outrider.artifacts.download import DownloadRefused, download
 from outrider.artifacts.store import ArtifactStore
+from outrider.core.errors import ModelRefused
 from outrider.wire.channels import ClientTls
 
 if TYPE_CHECKING:
@@ -28,17 +26,20 @@ STALL_S = 20.0
 _MAX_REDIRECTS = 3
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
+RefusalKind = Literal[
+    "signature", "manifest", "target", "tokenizer", "version", "size", "remembered",  # by its manifest
+    "unreachable", "truncated", "too long", "altered", "no room",  # by its file
+    "unusable", "vocabulary",  # by what loading it showed
+]  # fmt: skip
+"""Why a release was refused."""
 
-@dataclass(frozen=True)
-class ReleaseFile:
-    """A release's file, as its manifest announces it."""
 
-    digest: str
-    """SHA-256 in hex."""
-    size: int
-    """In bytes."""
-    urls: tuple[str, ...]
-    """URLs to try, in this order."""
+class ReleaseRefused(ModelRefused):
+    """This device does not use a release; sessions go on with the draft that they have."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def download_urls(urls: Sequence[str], base_url: str, digest: str) -> tuple[str, ...]:
@@ -60,80 +61,82 @@ def _join(base: str, url: str) -> str:
         return ""
 
 
-class Downloader:
-    """Downloads files into one store, one at a time.
+async def fetch(store: ArtifactStore, digest: str, size: int, urls: Sequence[str], tls: ClientTls) -> None:
+    """Download a whole file into a store. If the download breaks off, the next call resumes it.
 
+    digest: SHA-256 in hex. size: in bytes. urls: to try, in this order; one that serves another file is asked twice.
     tls: authorities trusted beside public ones, and the device's certificate.
+    Raises ReleaseRefused if every URL failed, with the last reason other than "unreachable" if there is one, and
+    OSError if the disk is full.
     """
-
-    def __init__(self, store: ArtifactStore, tls: ClientTls | None = None) -> None:
-        self._store = store
-        self._tls = tls or ClientTls()
-
-    async def fetch(self, file: ReleaseFile) -> None:
-        """Download the whole file into the store. If the download breaks off, the next call resumes it.
-
-        Raises ReleaseRefused if every URL failed, with the last reason other than "unreachable" if there is one, and
-        OSError if the disk is full.
-        """
-        refused: ReleaseRefused | None = None
-        for url in file.urls:
-            try:
-                await download(
-                    self._store,
-                    file.digest,
-                    file.size,
-                    lambda offset: self._chunks(url, file, offset),  # noqa: B023
-                    name=f"release {file.digest[:12]} from {url}",
-                    announced_by="its signed manifest",
-                )
-                return
-            except (ReleaseRefused, DownloadRefused) as broken:
-                error = broken if isinstance(broken, ReleaseRefused) else ReleaseRefused(broken.reason, str(broken))
-                log.info("release %s from %s: %s", file.digest[:12], url, error)
-                # A server that altered the file is a more useful reason than another that cannot be reached.
-                if refused is None or error.kind != "unreachable":
-                    refused = error
-        raise refused or ReleaseRefused(
-            "unreachable",
-            f"release {file.digest[:12]} names no HTTP URL, and the coordinator serves none; start the "
-            "coordinator with --artifacts, or publish the release with absolute URLs",
-        )
-
-    async def _chunks(self, url: str, file: ReleaseFile, offset: int) -> AsyncGenerator[tuple[int, bytes], None]:
-        """Yield (position, bytes) of the file, from `offset` on, or from 0 if the server does not resume there.
-
-        Raises ReleaseRefused or DownloadRefused.
-        """
-        httpx, start, position = _httpx(), offset, offset
-        # Compression is not accepted, since a range counts the bytes of the file itself.
-        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
+    refused: ReleaseRefused | None = None
+    for url in urls:
         try:
-            tls = await asyncio.to_thread(_tls_context, self._tls)
-            async with httpx.AsyncClient(
-                timeout=STALL_S, follow_redirects=True, max_redirects=_MAX_REDIRECTS, verify=tls
-            ) as client:
-                # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
-                async with asyncio.timeout(STALL_S * (1 + _MAX_REDIRECTS)):
-                    request = client.build_request("GET", url, headers=headers)
-                    answer = await client.send(request, stream=True)
-                async with contextlib.aclosing(answer):
-                    start = position = _start_position(answer, offset, file)
-                    async for piece in answer.aiter_raw():
-                        yield position, piece
-                        position += len(piece)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise ReleaseRefused(
-                "truncated" if position > start else "unreachable",
-                f"release {file.digest[:12]} from {url} broke off after {position} of {file.size} bytes "
-                f"({type(error).__name__}: {error}); these are kept, and the next try resumes there",
-            ) from error
+            await download(
+                store,
+                digest,
+                size,
+                lambda offset: _chunks(url, digest, size, offset, tls),  # noqa: B023
+                name=f"release {digest[:12]} from {url}",
+                announced_by="its signed manifest",
+                attempts=2,
+            )
+            return
+        except (ReleaseRefused, DownloadRefused) as broken:
+            error = broken if isinstance(broken, ReleaseRefused) else ReleaseRefused(broken.reason, str(broken))
+            log.info("release %s from %s: %s", digest[:12], url, error)
+            # A server that altered the file is a more useful reason than another that cannot be reached.
+            if refused is None or error.kind != "unreachable":
+                refused = error
+    raise refused or ReleaseRefused(
+        "unreachable",
+        f"release {digest[:12]} names no HTTP URL, and the coordinator serves none; start the "
+        "coordinator with --artifacts, or publish the release with absolute URLs",
+    )
 
 
-def _start_position(answer: httpx.Response, offset: int, file: ReleaseFile) -> int:
+async def _chunks(
+    url: str, digest: str, size: int, offset: int, tls: ClientTls
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Yield (position, bytes) of a file, from `offset` on, or from 0 if the server does not resume there.
+
+    Raises ReleaseRefused, DownloadRefused, or ImportError without httpx.
+    """
+    try:
+        import httpx
+    except ImportError as error:
+        raise ImportError("releases are fetched with httpx: pip install 'outrider[edge]'") from error
+
+    start = position = offset
+    # Compression is not accepted, since a range counts the bytes of the file itself.
+    headers = {"accept-encoding": "identity"} | ({"range": f"bytes={offset}-"} if offset else {})
+    try:
+        async with httpx.AsyncClient(
+            timeout=STALL_S,
+            follow_redirects=True,
+            max_redirects=_MAX_REDIRECTS,
+            verify=await asyncio.to_thread(lambda: _trusting(httpx.create_ssl_context(), tls)),
+        ) as client:
+            # httpx limits only each single read, so that a server could send its headers byte by byte for ever.
+            async with asyncio.timeout(STALL_S * (1 + _MAX_REDIRECTS)):
+                answer = await client.send(client.build_request("GET", url, headers=headers), stream=True)
+            async with contextlib.aclosing(answer):
+                start = position = _start_position(answer, offset, size)
+                async for piece in answer.aiter_raw():
+                    yield position, piece
+                    position += len(piece)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        raise ReleaseRefused(
+            "truncated" if position > start else "unreachable",
+            f"release {digest[:12]} from {url} broke off after {position} of {size} bytes "
+            f"({type(error).__name__}: {error}); these are kept, and the next try resumes there",
+        ) from error
+
+
+def _start_position(answer: httpx.Response, offset: int, size: int) -> int:
     """Return the file position at which a body starts. Raises ReleaseRefused or DownloadRefused if it has none."""
     if answer.status_code == 416:
-        raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {file.size}")
+        raise DownloadRefused("altered", f"{answer.url} has no bytes from {offset} on, must have {size}")
     if answer.status_code not in (200, 206):
         raise ReleaseRefused("unreachable", f"{answer.url} answered with status {answer.status_code}, must be 200")
     start, total = 0, answer.headers.get("content-length", "")
@@ -142,16 +145,15 @@ def _start_position(answer: httpx.Response, offset: int, file: ReleaseFile) -> i
         if match is None:
             raise ReleaseRefused("altered", f"{answer.url} sent a part of the file without saying which")
         start, total = int(match[1]), match[3]
-    if total.isdigit() and int(total) > file.size:
+    if total.isdigit() and int(total) > size:
         raise DownloadRefused(
-            "too long", f"{answer.url} has {total} bytes, the signed manifest says {file.size}: nothing was read"
+            "too long", f"{answer.url} has {total} bytes, the signed manifest says {size}: nothing was read"
         )
     return start
 
 
-def _tls_context(tls: ClientTls) -> ssl.SSLContext:
-    """Return a TLS context that trusts public authorities beside `tls`. Raises ReleaseRefused for a wrong file."""
-    context: ssl.SSLContext = _httpx().create_ssl_context()
+def _trusting(context: ssl.SSLContext, tls: ClientTls) -> ssl.SSLContext:
+    """Return the context of public authorities, which trusts `tls` too. Raises ReleaseRefused for a wrong file."""
     try:
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
@@ -161,11 +163,3 @@ def _tls_context(tls: ClientTls) -> ssl.SSLContext:
         wrong = f"cannot load {tls.ca} or {tls.cert}" if tls.cert else f"cannot load {tls.ca}"
         raise ReleaseRefused("unreachable", f"{wrong}: {error}; correct that file") from error
     return context
-
-
-def _httpx() -> ModuleType:
-    try:
-        import httpx
-    except ImportError as error:
-        raise ImportError("releases are fetched with httpx: pip install 'outrider[edge]'") from error
-    return httpx

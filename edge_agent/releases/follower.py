@@ -1,241 +1,216 @@
-"""Follow the draft releases that the coordinator offers: ask when there is news, and take what passes the checks."""
+"""Keep a client's draft up to date with what its coordinator offers and its publishers have signed.
+
+A release is checked by its manifest, downloaded, hashed, loaded, compared with the target's token table, and swapped in
+while sessions run. Where any of this fails, the sessions keep the draft that they have.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from google.protobuf.message import DecodeError
 
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftPool
-from edge_agent.releases.check import TRANSIENT, ReleaseRefused, check, manifest_digest, signing_key_id
-from edge_agent.releases.download import Downloader, ReleaseFile, download_urls
-from edge_agent.releases.loader import RefusalLog, ReleaseLoader
-from edge_agent.releases.state import InstalledRelease, ReleaseState
+from edge_agent.releases.download import RefusalKind, ReleaseRefused, download_urls, fetch
+from edge_agent.releases.state import InstalledRelease, ReleaseFolder, ReleaseState
 from outrider.core.backoff import Backoff
-from outrider.core.errors import OutriderError
+from outrider.core.errors import BadRequest, ModelRefused, OutriderError, VocabularyMismatch
+from outrider.wire import manifest as manifests
 from outrider.wire.channels import ClientTls
+from outrider.wire.manifest import Manifest
 from outrider.wire.ticket import Target
 from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES = 4 << 30
+"""Bytes of the largest file that is downloaded."""
 RETRY_FIRST_S, RETRY_MAX_S = 5.0, 600.0
 """The pauses after what failed, at first and at most."""
-_RETIRE_S = 10.0
-"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
 SPREAD_S = 2.0
 """Time within which a device asks for a new release at a random moment, so that not all devices ask at once."""
-_LOWER_SERIAL_S = 5.0
-"""Pause before the coordinator is asked about a serial below the known one, which a verifier that lags may send."""
-_RECHECKS = 2
-"""Most times that the coordinator is asked again where it knows of less than a notice said: another may be ahead."""
-_MAX_ALTERED = 2
-"""Most times that a whole file is fetched in vain before the next news is waited for."""
-
-
-@dataclass(frozen=True)
-class UpdateOptions:
-    """Which releases this device takes, and how it fetches them."""
-
-    keys: Mapping[str, bytes]
-    """Key id -> raw public key of the trusted publishers."""
-    root: Path
-    """Folder of all targets' releases."""
-    tls: ClientTls | None = None
-    """The cluster's authorities, since the coordinator serves files with its own certificate, and the device's one."""
-
+_RETIRE_S = 10.0
+"""Time that a third draft waits for sessions to leave the first one, before it is put off."""
+_LOAD_TIMEOUT_S = 120.0
+"""A draft that has not started within this time is refused."""
+_TAKE_OVER_S = 30.0
+"""Interval at which a client checks whether the process that keeps the folder has ended."""
+_TRANSIENT: frozenset[RefusalKind] = frozenset({"unreachable", "truncated", "no room"})
+"""Reasons that may be gone at the next try; after the others the next news is waited for."""
 
 Ask = Callable[[str, str, str], Awaitable[pb.OfferReleaseResponse]]
 """(weights hash of the target, device id, release in use) -> what the coordinator offers. Raises core errors."""
-
+LoadPool = Callable[[Path, str, str], Awaitable[DraftPool]]
+"""(file, displayed name, digest) -> pool. Raises VocabularyMismatch if the target's is another."""
 Fallback = Callable[[], DraftPool | None]
 """Returns what is used without a release: n-grams, or None for nothing."""
 
-_Outcome = Literal["settled", "retry", "recheck", "news"]
-"""The result of handling an offer: it is in use or never will be; it may be taken later; its file has come, so the
-coordinator is asked whether it is still offered; there is a newer offer."""
 
+class Follower:
+    """The releases of one client. `begin` loads the draft to start with, `run` keeps it up to date until `close`.
 
-class OfferFollower:
-    """Follows the offers: asks for one whenever there is news, and makes the client's drafts follow it."""
+    keys: key id -> raw public key of the trusted publishers. root: folder of all targets' releases.
+    tls: the cluster's authorities, since the coordinator serves files with its own certificate, and the device's one.
+    """
 
-    def __init__(
-        self,
-        options: UpdateOptions,
-        ask: Ask,
-        target: Target,
-        loader: ReleaseLoader,
-        refusals: RefusalLog,
-        drafts: DraftManager,
-        fallback: Fallback,
-    ) -> None:
-        self._options = options
+    def __init__(self, keys: Mapping[str, bytes], root: Path, ask: Ask, tls: ClientTls | None = None) -> None:
+        self._keys = keys
+        self._root = root
         self._ask = ask
-        self._target = target
-        self._loader = loader
-        self._refusals = refusals
-        self._drafts = drafts
-        self._fallback = fallback
-        self._downloader = Downloader(loader.folder.files, options.tls)
-        self._wake = asyncio.Event()
+        self._tls = tls or ClientTls()
+        self._target = Target("", "", "")
+        self._folder: ReleaseFolder | None = None
+        self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        """Set by a notice since the coordinator was asked last."""
-        self._noticed, self._settled = 0, -1
-        """Serials of the latest notice and of the last settled offer. Where they differ the coordinator is asked."""
-        self._not_before = 0.0
-        self._rechecks = 0
-        self._retry = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
-        self._altered: Counter[str] = Counter()
-        """Fetches in vain by manifest digest."""
+        """Set if another serial was noticed since the coordinator was asked last."""
+        self._serial, self._noticed = -1, -1
+        """Serials of the coordinator's last answer, and of the latest notice."""
+        self.refused: Counter[RefusalKind] = Counter()
+        """Releases that were offered and not taken, or given up; each counts once by reason."""
+        self._seen: set[tuple[RefusalKind, str]] = set()
+
+    @property
+    def device_id(self) -> str:
+        """Return the id by which releases are offered to this device; empty before `begin` and without a folder."""
+        return self._folder.state.device_id if self._folder is not None else ""
 
     def notice(self, serial: int) -> None:
         """Note a serial that somebody mentioned. It is only a reason to ask: what the coordinator answers counts."""
-        if serial > self._noticed:
-            self._noticed, self._not_before = serial, 0.0
-            self._retry.retry_now()
+        if serial != self._serial:
+            self._noticed = serial
             self._news.set()
-        elif serial < self._noticed == self._settled:
-            self._noticed, self._not_before = serial, time.monotonic() + _LOWER_SERIAL_S
-        self._wake.set()
 
-    async def run(self) -> None:
-        """Follow offers until cancelled."""
-        while True:
+    async def begin(self, target: Target, load: LoadPool) -> DraftPool | None:
+        """Load the release that this device has loaded before; None where there is none."""
+        self._leave_folder()
+        self._target, self._load = target, load
+        try:
+            folder = await self._open_folder()
+            if not folder.writable:
+                log.info("another process maintains %s: this one uses the same draft", folder.path)
+            return await self._load_current(folder)
+        except (OSError, ImportError) as error:
+            log.warning("no releases are used, since their folder %s cannot be: %s", self._root, error)
+            self._leave_folder()
+            return None
+
+    def run(self, drafts: DraftManager, fallback: Fallback) -> None:
+        """Follow what is offered, in the background."""
+        if self._folder is not None:
+            self._drafts, self._fallback = drafts, fallback
+            self._task = asyncio.create_task(self._follow(self._folder))
+
+    async def close(self) -> None:
+        """End in order, before the client's drafts are closed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        self._leave_folder()
+
+    async def _follow(self, folder: ReleaseFolder) -> None:
+        """Follow what is offered, once no other process keeps the folder."""
+        while not folder.writable:
+            await asyncio.sleep(_TAKE_OVER_S)
             try:
-                if self._noticed != self._settled and not self._wait_s:
-                    await self._update()
+                folder = await self._open_folder()
+            except OSError as error:
+                log.info("the folder of draft releases cannot be used: %s", error)
+        retry = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        pause_s: float | None = 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._news.wait()
+            try:
+                settled = await self._update(folder)
             except Exception as error:
                 log.exception("draft releases are tried again later: %s", error)
-                self._retry.failed()
-            await self._pause()
+                settled = False
+            if settled:
+                retry.progressed()
+            else:
+                retry.failed()
+            pause_s = None if settled else retry.due_in_s
 
-    @property
-    def _wait_s(self) -> float:
-        return max(self._retry.due_in_s, self._not_before - time.monotonic(), 0.0)
+    # --- what is offered. The methods return whether an offer is settled; if not, it is followed up later.
 
-    async def _pause(self) -> None:
-        """Wait until there is something to ask for."""
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.01, self._wait_s) if self._noticed != self._settled else None):
-                await self._wake.wait()
-
-    # --- what is offered
-
-    async def _update(self) -> None:
+    async def _update(self, folder: ReleaseFolder) -> bool:
         """Ask the coordinator for its offer, and take or refuse it."""
-        if self._settled >= 0:
+        if self._serial >= 0:
             await asyncio.sleep(random.uniform(0.0, SPREAD_S))
-        outcome: _Outcome = "recheck"
-        while outcome == "recheck":
-            noticed = self._noticed
-            self._news.clear()
-            try:
-                offer = await self._ask(self._target.weights_hash, self._loader.state.device_id, self._in_use)
-            except OutriderError as error:
-                log.info("the coordinator could not say which release to use: %s", error)
-                outcome = "retry"
-                break
-            try:
-                outcome = await self._take(offer)
-            except ReleaseRefused as error:
-                outcome = await self._on_refused(offer, error)
-        if outcome == "retry":
-            self._retry.failed()
-        elif outcome == "settled":
-            self._settle(offer.serial, noticed)
-
-    def _settle(self, serial: int, noticed: int) -> None:
-        """Note that the offer of this serial is dealt with. noticed: the latest notice before it was asked for."""
-        if self._noticed != noticed:
-            self._settled = serial  # there is news since, which is asked about next
-            return
-        if serial < noticed and self._rechecks < _RECHECKS:
-            self._rechecks += 1
-            self._retry.failed()
-            return
-        self._rechecks = 0
-        self._noticed = self._settled = serial
-        self._retry.progressed()
-
-    async def _take(self, offer: pb.OfferReleaseResponse) -> _Outcome:
-        """Take an offer as far as that is possible now. Raises ReleaseRefused."""
+        self._news.clear()
+        try:
+            offer = await self._ask(self._target.weights_hash, folder.state.device_id, self._in_use)
+        except OutriderError as error:
+            log.info("the coordinator could not say which release to use: %s", error)
+            return False
+        if self._noticed <= offer.serial:
+            self._news.clear()  # what was noticed meanwhile is in the answer
+        self._serial = self._noticed = offer.serial
         if not offer.manifest:
-            return await self._use_none()
-        folder, options = self._loader.folder, self._options
-        manifest = check(offer.manifest, options.keys, self._target, folder.state)
+            return await self._use_none(folder)
+        try:
+            return await self._take(folder, offer)
+        except ReleaseRefused as error:
+            digest = manifest_digest(offer.manifest)
+            self._note(error, digest)
+            if error.kind in _TRANSIENT:
+                return False
+            state = folder.state
+            if state.current is not None and state.current.canary and state.current.manifest != digest:
+                return await self._go_back(folder, state.dropped())  # another is offered, so the canary is over
+            return True
+
+    async def _take(self, folder: ReleaseFolder, offer: pb.OfferReleaseResponse) -> bool:
+        """Take an offer as far as that is possible now. Raises ReleaseRefused."""
+        manifest = check(offer.manifest, self._keys, self._target, folder.state)
         release = InstalledRelease(
             digest=manifest.digest,
             version=manifest.version,
             canary=offer.canary,
             manifest=manifest_digest(offer.manifest),
-            key_id=signing_key_id(offer.manifest),
+            key_id=_parsed(offer.manifest).key_id,
         )
         if self._in_use == release.digest:
-            await self._loader.change(folder.state.take(release))  # it may be offered as a canary no longer
-            return "settled"
+            await asyncio.to_thread(folder.change, folder.state.take(release))  # it may be a canary no longer
+            return True
         if not await asyncio.to_thread(folder.files.verify, release.digest):
             urls = download_urls(manifest.urls, offer.base_url, release.digest)
-            fetched = await self._fetch(ReleaseFile(release.digest, manifest.size, urls))
-            return "recheck" if fetched else "news"
+            if not await self._fetch(folder, manifest, urls):
+                return False
         if not await self._drafts.retired(_RETIRE_S):
-            return "retry"  # no third model is loaded
-        await self._use(await self._loader.take(release))
-        log.info("drafting with release %s (version %d) from now on", release.digest[:12], release.version)
-        return "settled"
+            return False  # no third model is loaded
+        try:
+            pool = await self._loaded(folder, release)
+        except ReleaseRefused as error:
+            await self._refuse(folder, release, error)
+            raise
+        try:
+            await asyncio.to_thread(folder.write, folder.state.take(release))
+        except BaseException as error:
+            await pool.close()
+            if not isinstance(error, OSError):
+                raise
+            message = f"{folder.path} cannot be written: {error}; make it writable"
+            raise ReleaseRefused("no room", message) from error
+        await self._use(folder, pool)
+        log.info("drafting with %s from now on", release)
+        return True
 
-    async def _use_none(self) -> _Outcome:
-        """Use no release, since none is offered; but never go back to before a stable release."""
-        state = self._loader.state
-        if state.current is not None and state.floor == 0:
-            return await self._go_back(state.left())
-        if state.current is not None and state.current.version > state.floor and state.last_good is not None:
-            return await self._go_back(state.dropped())
-        return "settled"
-
-    async def _on_refused(self, offer: pb.OfferReleaseResponse, error: ReleaseRefused) -> _Outcome:
-        manifest = manifest_digest(offer.manifest)
-        self._refusals.note(error.kind, manifest, str(error))
-        if error.kind in ("altered", "too long"):
-            self._altered[manifest] += 1
-        if error.kind in TRANSIENT and self._altered[manifest] < _MAX_ALTERED:
-            return "retry"
-        state = self._loader.state
-        if state.current is not None and state.current.canary and state.current.manifest != manifest:
-            return await self._go_back(state.dropped())  # another release is offered, so the canary is over
-        return "settled"
-
-    async def _go_back(self, state: ReleaseState) -> _Outcome:
-        """Use the current release of another state, whose file is here, or none."""
-        if not await self._drafts.retired(_RETIRE_S):
-            return "retry"
-        await self._loader.change(state)
-        pool = await self._loader.load_current()
-        await self._use(pool if pool is not None else self._fallback())
-        return "settled"
-
-    @property
-    def _in_use(self) -> str:
-        """Return the release that new sessions draft with; empty for none."""
-        return self._drafts.pool.release if self._drafts.pool is not None else ""
-
-    async def _use(self, pool: DraftPool | None) -> None:
-        self._drafts.replace(pool)
-        await asyncio.to_thread(self._loader.folder.tidy)
-
-    async def _fetch(self, file: ReleaseFile) -> bool:
+    async def _fetch(self, folder: ReleaseFolder, manifest: Manifest, urls: tuple[str, ...]) -> bool:
         """Fetch a file; return False where news come first, and then what has come of the file is kept."""
-        folder = self._loader.folder
-        await asyncio.to_thread(folder.tidy, file.digest)
-        fetching = asyncio.create_task(self._downloader.fetch(file))
+        await asyncio.to_thread(folder.tidy, manifest.digest)
+        fetching = asyncio.create_task(fetch(folder.files, manifest.digest, manifest.size, urls, self._tls))
         news = asyncio.create_task(self._news.wait())
         try:
             await asyncio.wait({fetching, news}, return_when=asyncio.FIRST_COMPLETED)
@@ -245,10 +220,165 @@ class OfferFollower:
         except OSError as error:
             raise ReleaseRefused(
                 "no room",
-                f"release {file.digest[:12]} of {file.size} bytes cannot be kept in {folder.path}: {error}; "
+                f"release {manifest.digest[:12]} of {manifest.size} bytes cannot be kept in {folder.path}: {error}; "
                 "free space there, or give another folder with --cache-dir or OUTRIDER_EDGE_CACHE_DIR",
             ) from error
         finally:
             for task in (fetching, news):
                 task.cancel()
             await asyncio.wait({fetching, news})
+
+    async def _use_none(self, folder: ReleaseFolder) -> bool:
+        """Use no release, since none is offered; but never go back to before a stable release."""
+        state = folder.state
+        if state.current is not None and state.floor == 0:
+            return await self._go_back(folder, state.left())
+        if state.current is not None and state.current.version > state.floor and state.last_good is not None:
+            return await self._go_back(folder, state.dropped())
+        return True
+
+    async def _go_back(self, folder: ReleaseFolder, state: ReleaseState) -> bool:
+        """Use the current release of another state, whose file is here, or none."""
+        if not await self._drafts.retired(_RETIRE_S):
+            return False
+        await asyncio.to_thread(folder.change, state)
+        await self._use(folder, await self._load_current(folder) or self._fallback())
+        return True
+
+    @property
+    def _in_use(self) -> str:
+        """Return the release that new sessions draft with; empty for none."""
+        return self._drafts.pool.release if self._drafts.pool is not None else ""
+
+    async def _use(self, folder: ReleaseFolder, pool: DraftPool | None) -> None:
+        self._drafts.replace(pool)
+        await asyncio.to_thread(folder.tidy)
+
+    # --- what is on this device
+
+    async def _open_folder(self) -> ReleaseFolder:
+        """Open the target's folder, and drop releases of publishers that are no longer trusted. Raises OSError."""
+        folder = await asyncio.to_thread(ReleaseFolder.open, self._root, self._target.weights_hash)
+        self._folder = folder
+        trusting = folder.state.trusting(self._keys)
+        if trusting != folder.state:
+            log.warning("releases of publishers that are no longer in OUTRIDER_EDGE_RELEASE_KEYS are given up")
+        await asyncio.to_thread(folder.change, trusting)
+        if folder.writable:
+            await asyncio.to_thread(folder.tidy)
+        return folder
+
+    def _leave_folder(self) -> None:
+        """Leave the folder to other processes."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    async def _load_current(self, folder: ReleaseFolder) -> DraftPool | None:
+        """Load the current release, or the last good one if that fails; return None for the fallback."""
+        while (release := folder.state.current) is not None:
+            if not await asyncio.to_thread(folder.files.verify, release.digest):
+                log.warning("the file of %s is damaged or gone: it is fetched again when offered", release)
+                await asyncio.to_thread(folder.change, folder.state.dropped())
+                continue
+            try:
+                return await self._loaded(folder, release)
+            except ReleaseRefused as error:
+                self._note(error, release.manifest)
+                await self._refuse(folder, release, error)
+        return None
+
+    async def _loaded(self, folder: ReleaseFolder, release: InstalledRelease) -> DraftPool:
+        """Load a release and start its first worker. Raises ReleaseRefused, or ImportError if llama.cpp is missing."""
+        pool: DraftPool | None = None
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                file = folder.files.path(release.digest)
+                pool = await self._load(file, f"version {release.version}", release.digest)
+                await pool.warm_up()
+            if pool.start_failure:
+                raise ReleaseRefused("unusable", f"{release}: {pool.start_failure}")
+            return pool
+        except BaseException as error:
+            if pool is not None:
+                await pool.close()
+            # The release is not at fault if llama.cpp is missing or if loading was cancelled.
+            if isinstance(error, ReleaseRefused | ImportError) or not isinstance(error, Exception):
+                raise
+            if isinstance(error, VocabularyMismatch):
+                message = f"{release} has another vocabulary than the target: {error}"
+                raise ReleaseRefused("vocabulary", message) from error
+            timed_out = isinstance(error, TimeoutError)
+            reason = f"had not started after {_LOAD_TIMEOUT_S:.0f} s" if timed_out else f"cannot be loaded: {error}"
+            raise ReleaseRefused("unusable", f"{release} {reason}") from error
+
+    async def _refuse(self, folder: ReleaseFolder, release: InstalledRelease, error: ReleaseRefused) -> None:
+        """Remember a release that cannot be loaded; it is not tried again before `outrider-edge releases forget`."""
+        await asyncio.to_thread(folder.change, folder.state.refuse(release, error.kind, str(error), time.time()))
+
+    def _note(self, error: ReleaseRefused, manifest: str) -> None:
+        """Log and count a refusal, once by release and kind. manifest: digest of the release's manifest."""
+        if (error.kind, manifest) not in self._seen:
+            self._seen.add((error.kind, manifest))
+            self.refused[error.kind] += 1
+            log.warning("a draft release is not used (%s): %s", error.kind, error)
+
+
+# --- manifests
+
+
+def manifest_digest(signed: bytes) -> str:
+    """Return the SHA-256 of a manifest's signed part, by which it is remembered: anyone can change the rest."""
+    return hashlib.sha256(_parsed(signed).manifest or signed).hexdigest()
+
+
+def _parsed(signed: bytes) -> pb.SignedManifest:
+    """Return the parsed manifest; an empty one where it cannot be parsed."""
+    try:
+        return pb.SignedManifest.FromString(signed)
+    except DecodeError:
+        return pb.SignedManifest()
+
+
+def check(signed: bytes, keys: Mapping[str, bytes], target: Target, state: ReleaseState) -> Manifest:
+    """Return the manifest of a release that may be fetched. Raises ReleaseRefused.
+
+    keys: id -> raw public key of the trusted publishers.
+    """
+    try:
+        manifest = manifests.verify(signed, keys)
+    except ModelRefused as error:
+        raise ReleaseRefused("signature", str(error)) from error
+    except BadRequest as error:
+        raise ReleaseRefused("manifest", str(error)) from error
+    release = f"release {manifest.digest[:12]} (version {manifest.version})"
+    if manifest.weights_hash != target.weights_hash:
+        raise ReleaseRefused(
+            "target",
+            f"{release} drafts for a target with the weights {manifest.weights_hash[:24]}, this one's are "
+            f"{target.weights_hash[:24]}; publish it for that target, or train one for this",
+        )
+    if manifest.tokenizer_hash != target.tokenizer_hash:
+        raise ReleaseRefused(
+            "tokenizer",
+            f"{release} was made for the tokenizer {manifest.tokenizer_hash[:24]}, the target's is "
+            f"{target.tokenizer_hash[:24]}; export it with the target's own tokenizer",
+        )
+    if manifest.version < state.floor:
+        raise ReleaseRefused(
+            "version",
+            f"{release} is older than version {state.floor}, which this device has loaded as stable; "
+            "to go back to an old draft publish its file as a new version",
+        )
+    if manifest.size > MAX_BYTES:
+        raise ReleaseRefused(
+            "size",
+            f"{release} has {manifest.size} bytes, this device takes at most {MAX_BYTES}; quantise it further",
+        )
+    known = state.refusal(manifest_digest(signed))
+    if known is not None:
+        raise ReleaseRefused(
+            "remembered",
+            f"{release} was refused here before: {known.reason}; `outrider-edge releases forget` gives it another try",
+        )
+    return manifest

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from edge_agent.config import EdgeSettings
 from edge_agent.metrics import EdgeMetrics
-from edge_agent.releases.updater import ReleaseUpdater
+from edge_agent.releases.follower import Follower
 from edge_agent.sdk.client import AsyncClient
 from edge_agent.sdk.generation import CompletionStream
 from edge_agent.sdk.skeleton import SkeletonStream
@@ -104,8 +104,8 @@ class Client:
         self._end()
 
     @property
-    def updates(self) -> ReleaseUpdater | None:
-        """Return the updater that keeps the draft up to date; None unless releases are followed."""
+    def updates(self) -> Follower | None:
+        """Return the follower that keeps the draft up to date; None unless releases are followed."""
         return self._client.updates
 
     @property

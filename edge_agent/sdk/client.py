@@ -13,9 +13,8 @@ from edge_agent.config import EdgeSettings
 from edge_agent.drafting.cpu_budget import CpuBudget
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions
-from edge_agent.releases.folder import FOLDER
-from edge_agent.releases.follower import UpdateOptions
-from edge_agent.releases.updater import ReleaseUpdater
+from edge_agent.releases.follower import Follower
+from edge_agent.releases.state import FOLDER
 from edge_agent.sdk.background_tasks import BackgroundTasks
 from edge_agent.sdk.generation import CompletionStream, Deadline, Generation
 from edge_agent.sdk.request import Request, check_messages, check_prompt, check_variables
@@ -140,11 +139,12 @@ class AsyncClient:
         )
         self.metrics = self._sessions.metrics
         self._signed_only = bool(settings.release_keys)
-        updates = _update_options(settings, coordinator, draft, cache, tls)
-        self.updates: ReleaseUpdater | None = None
-        """Keeps the draft up to date; None unless releases are followed."""
-        if updates is not None:
-            follower = ReleaseUpdater(updates, lambda *state: self._sessions.coordinator().release_offer(*state))
+        self.updates: Follower | None = None
+        """Keeps the draft up to date; None without trusted publishers or a coordinator, or for a draft chosen here."""
+        keys = trusted_keys(settings.release_keys)
+        if keys and coordinator and draft == AUTO:
+            ask = self._sessions.coordinator
+            follower = Follower(keys, cache / FOLDER, lambda *state: ask().release_offer(*state), tls)
             self.updates = follower
             self._sessions.on_release_notice = follower.notice
             self._sessions.device_id = lambda: follower.device_id
@@ -363,13 +363,3 @@ def _checked_key(settings: EdgeSettings, key: object) -> str | None:
     if key is None or (isinstance(key, str) and key.isascii() and key.isprintable()):
         return key
     raise BadRequest("api_key must be a text of printable ASCII characters alone", field="api_key")
-
-
-def _update_options(
-    settings: EdgeSettings, coordinator: str, draft: object, cache: Path, tls: ClientTls | None
-) -> UpdateOptions | None:
-    """Return how to follow releases; None without trusted keys or a coordinator, or for a draft chosen by hand."""
-    keys = trusted_keys(settings.release_keys)
-    if not keys or not coordinator or draft != AUTO:
-        return None
-    return UpdateOptions(keys, cache / FOLDER, tls)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
-from edge_agent.releases.loader import LoadPool
+from edge_agent.releases.follower import LoadPool
 from edge_agent.target.artifacts import ArtifactClient, CachedSource, artifact_of, cached, digest
 from edge_agent.target.chat_template import ChatTemplate, Message, special_tokens
 from edge_agent.target.tokenizer import TargetTokenizer

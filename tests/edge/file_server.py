@@ -7,8 +7,6 @@ import contextlib
 import ssl
 from dataclasses import dataclass, field
 
-from edge_agent.releases.download import ReleaseFile
-
 
 @dataclass
 class Behaviour:
@@ -26,8 +24,6 @@ class Behaviour:
     lengths: bool = True
     """False: send a body without Content-Length, which ends with the connection."""
     status: int = 0
-    location: str = ""
-    """Address of a redirect."""
 
 
 @dataclass
@@ -77,10 +73,6 @@ class FileServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, path: str, headers: dict[str, str]) -> None:
         how = self.behaviour
-        if how.location:
-            writer.write(f"HTTP/1.1 302 Found\r\nLocation: {how.location}{path}\r\nContent-Length: 0\r\n\r\n".encode())
-            await writer.drain()
-            return
         if path not in self.files or how.status:
             status = how.status or 404
             writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
@@ -118,7 +110,3 @@ class FileServer:
             await asyncio.sleep(3600)
         writer.write(body)
         await writer.drain()
-
-
-def wanted(digest: str, data: bytes, *servers: FileServer) -> ReleaseFile:
-    return ReleaseFile(digest, len(data), tuple(f"{server.url}{digest}.gguf" for server in servers))

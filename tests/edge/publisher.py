@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fake_coordinator import FakeCoordinator
 from file_server import FileServer
-from tiny_gguf import TEMPLATE, write_tiny_llama
+from tiny_gguf import write_tiny_llama
 
 from outrider.core.vocabulary import token_table, vocabulary_hash
 from outrider.wire.manifest import Manifest, sign
@@ -26,9 +26,9 @@ class Publisher:
     signer: Signer = dataclasses.field(default_factory=Signer.generate)
     serial: int = 0
 
-    def draft(self, seed: int, template: str = TEMPLATE) -> bytes:
+    def draft(self, seed: int) -> bytes:
         """Write a tiny draft from `seed` and return the bytes of its GGUF."""
-        return write_tiny_llama(self.folder / f"draft-{seed}.gguf", seed=seed, template=template).read_bytes()
+        return write_tiny_llama(self.folder / f"draft-{seed}.gguf", seed=seed).read_bytes()
 
     def manifest(self, data: bytes, version: int) -> Manifest:
         """Return a good manifest of these bytes."""
@@ -46,24 +46,14 @@ class Publisher:
         coordinator: FakeCoordinator,
         data: bytes,
         version: int,
-        *,
-        canary: bool = False,
-        signer: Signer | None = None,
-        **changes: object,
     ) -> Manifest:
-        """Offer a release to every device. changes: to its manifest."""
-        manifest = dataclasses.replace(self.manifest(data, version), **changes)  # type: ignore[arg-type]
+        """Offer a release to every device."""
+        manifest = self.manifest(data, version)
         self.files.files[f"artifacts/{manifest.digest}.gguf"] = data
         self.serial += 1
         coordinator.offer = pb.OfferReleaseResponse(
             serial=self.serial,
-            manifest=sign(manifest, signer or self.signer),
-            canary=canary,
+            manifest=sign(manifest, self.signer),
             base_url=self.files.url,
         )
         return manifest
-
-    def withdraw(self, coordinator: FakeCoordinator) -> None:
-        """Withdraw the release, so that no device has a release to use any more."""
-        self.serial += 1
-        coordinator.offer = pb.OfferReleaseResponse(serial=self.serial)

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from edge_agent.releases.check import MAX_BYTES, ReleaseRefused, check, manifest_digest
+from edge_agent.releases.download import ReleaseRefused
+from edge_agent.releases.follower import MAX_BYTES, check, manifest_digest
 from edge_agent.releases.state import Refusal, ReleaseState
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target

@@ -13,10 +13,8 @@ from file_server import Behaviour, FileServer
 
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
-from edge_agent.releases.folder import ReleaseFolder
-from edge_agent.releases.follower import OfferFollower, UpdateOptions
-from edge_agent.releases.loader import RefusalLog, ReleaseLoader
-from edge_agent.releases.updater import ReleaseUpdater
+from edge_agent.releases.follower import Follower
+from edge_agent.releases.state import ReleaseState, folders, read
 from outrider.artifacts import atomic_files
 from outrider.core.errors import ModelRefused
 from outrider.wire.manifest import Manifest, sign
@@ -45,35 +43,28 @@ class Pool(DraftPool):
         self.closed = True
 
 
-class Device:
-    """Hold a release follower and the parts of a device that it works with."""
+class Cluster:
+    """Hold what a cluster offers, and the devices that follow it."""
 
-    def __init__(self, files: FileServer, folder: Path) -> None:
+    def __init__(self, files: FileServer, root: Path) -> None:
         self.files = files
-        self.folder = ReleaseFolder.open(folder, TARGET.weights_hash)
-        self.drafts = DraftManager(Pool(NGRAM))
+        self.root = root
         self.offer = OfferReleaseResponse(serial=0)
         self.asked = 0
         self.unusable: set[str] = set()
         """Digests of files that cannot be loaded."""
-        self.refusals = RefusalLog()
-        options = UpdateOptions({SIGNER.key_id: SIGNER.public_key}, folder)
-        self.loader = ReleaseLoader(self.folder, self.load, self.refusals, options.keys)
-        self.follower = OfferFollower(
-            options, self._ask, TARGET, self.loader, self.refusals, self.drafts, lambda: Pool(NGRAM)
-        )
 
     async def load(self, path: Path, name: str, digest: str) -> DraftPool:
         if digest in self.unusable:
             raise ModelRefused("it broke")
         return Pool(digest)
 
-    async def _ask(self, *_: str) -> OfferReleaseResponse:
+    async def ask(self, *_: str) -> OfferReleaseResponse:
         self.asked += 1
         return self.offer
 
-    def publish(self, version: int, *, canary: bool = False, announce: bool = True, usable: bool = True) -> str:
-        """Let the cluster offer a release from now on, and return its name."""
+    def publish(self, version: int, *, canary: bool = False, usable: bool = True) -> str:
+        """Offer a release from now on, and return its name."""
         data = f"draft {version}".encode() * 1000
         digest = hashlib.sha256(data).hexdigest()
         self.files.files[f"artifacts/{digest}.gguf"] = data
@@ -90,32 +81,66 @@ class Device:
         self.offer = OfferReleaseResponse(
             serial=self.offer.serial + 1, manifest=sign(manifest, SIGNER), canary=canary, base_url=self.files.url
         )
-        if announce:
-            self.follower.notice(self.offer.serial)
         return digest
 
-    @property
-    def in_use(self) -> str:
-        return self.drafts.pool.release if self.drafts.pool is not None else ""
+
+class Device:
+    """Hold a client's follower and its drafts."""
+
+    def __init__(self, cluster: Cluster, trusted: Signer = SIGNER) -> None:
+        self.cluster = cluster
+        self.follower = Follower({trusted.key_id: trusted.public_key}, cluster.root, cluster.ask)
+        self.drafts = DraftManager(None)
+
+    async def start(self) -> None:
+        self.drafts = DraftManager(await self.follower.begin(TARGET, self.cluster.load) or Pool(NGRAM))
+        self.follower.run(self.drafts, lambda: Pool(NGRAM))
+
+    async def end(self) -> None:
+        await self.follower.close()
+        await self.drafts.close()
+
+    def publish(self, version: int, *, canary: bool = False, usable: bool = True) -> str:
+        digest = self.cluster.publish(version, canary=canary, usable=usable)
+        self.follower.notice(self.cluster.offer.serial)
+        return digest
+
+    def offer(self, offer: OfferReleaseResponse) -> None:
+        """Offer something else, an empty one for nothing."""
+        offer.serial = self.cluster.offer.serial + 1
+        self.cluster.offer = offer
+        self.follower.notice(offer.serial)
 
     async def takes(self, version: int, *, canary: bool = False) -> str:
         digest = self.publish(version, canary=canary)
         await until(lambda: self.in_use == digest)
         return digest
 
+    @property
+    def in_use(self) -> str:
+        return self.drafts.pool.release if self.drafts.pool is not None else ""
+
+    @property
+    def state(self) -> ReleaseState:
+        [(_, path)] = folders(self.cluster.root)
+        return read(path, keep=False)
+
 
 @pytest.fixture
-async def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Device]:
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     monkeypatch.setattr("edge_agent.releases.follower.RETRY_FIRST_S", 0.05)
     monkeypatch.setattr("edge_agent.releases.follower.SPREAD_S", 0.0)
     async with FileServer() as files:
-        device = Device(files, tmp_path)
-        running = asyncio.create_task(device.follower.run())
-        yield device
-        running.cancel()
-        await asyncio.wait({running})
-        await device.drafts.close()
-        device.folder.close()
+        yield Cluster(files, tmp_path)
+
+
+@pytest.fixture
+async def device(cluster: Cluster) -> AsyncIterator[Device]:
+    device = Device(cluster)
+    await device.start()
+    await until(lambda: cluster.asked)
+    yield device
+    await device.end()
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
@@ -126,22 +151,23 @@ async def until(condition: Callable[[], object], within_s: float = 10.0) -> None
 
 
 async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(device: Device) -> None:
-    device.files.behaviour = Behaviour(stall_after=10)
+    device.cluster.files.behaviour = Behaviour(stall_after=10)
     device.publish(1, canary=True)
-    await until(lambda: device.files.asked)
-    device.files.behaviour = Behaviour()
+    await until(lambda: device.cluster.files.asked)
+    device.cluster.files.behaviour = Behaviour()
     await device.takes(2)
-    assert device.folder.state.last_good is None
+    assert device.state.last_good is None
 
 
 async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(device: Device) -> None:
     good = await device.takes(1)
-    device.publish(2, usable=False)
-    await until(lambda: device.refusals.by_kind["unusable"])
-    device.follower.notice(device.offer.serial + 1)
-    await until(lambda: device.refusals.by_kind["remembered"])
-    state = device.folder.state
+    bad = device.publish(2, usable=False)
+    await until(lambda: device.follower.refused["unusable"])
+    device.offer(device.cluster.offer)
+    await until(lambda: device.follower.refused["remembered"])
+    state = device.state
     assert device.in_use == good and state.current is not None and state.current.digest == good and state.floor == 1
+    assert [one.digest for one in state.refused] == [bad]
 
 
 async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: Device) -> None:
@@ -150,36 +176,30 @@ async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: 
     device.publish(1)
     await until(lambda: device.in_use == good)
     await device.takes(3, canary=True)
-    device.offer = OfferReleaseResponse(serial=device.offer.serial + 1)  # nothing is offered any more
-    device.follower.notice(device.offer.serial)
+    device.offer(OfferReleaseResponse())  # nothing is offered any more
     await until(lambda: device.in_use == good)
-    assert device.folder.state.floor == 1 and not device.refusals.by_kind
+    assert device.state.floor == 1 and not device.follower.refused
 
 
 async def test_a_canary_is_left_although_what_is_offered_instead_was_refused_here(device: Device) -> None:
     device.publish(1, usable=False)
-    await until(lambda: device.refusals.by_kind["unusable"])
-    refused = device.offer
+    await until(lambda: device.follower.refused["unusable"])
+    refused = device.cluster.offer
     await device.takes(2, canary=True)
-    refused.serial = device.offer.serial + 1
-    device.offer = refused
-    device.follower.notice(device.offer.serial)
+    device.offer(refused)
     await until(lambda: device.in_use == NGRAM)
-    assert device.refusals.by_kind["remembered"] == 1
+    assert device.follower.refused["remembered"] == 1
 
 
-async def test_a_serial_that_nobody_has_or_that_went_back_does_not_make_it_deaf(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_agent.releases.follower._LOWER_SERIAL_S", 0.05)
+async def test_a_serial_that_nobody_has_or_that_went_back_does_not_make_it_deaf(device: Device) -> None:
+    asked = device.cluster.asked
     device.follower.notice((1 << 64) - 1)
-    await until(lambda: device.asked >= 3)
+    await until(lambda: device.cluster.asked > asked)
     await device.takes(1)
-    await until(lambda: device.follower._settled == device.follower._noticed == 1)
-    device.offer = OfferReleaseResponse(serial=100)
+    device.cluster.offer.serial = 100
     device.follower.notice(100)
-    await until(lambda: device.follower._settled == 100)
-    device.offer = OfferReleaseResponse(serial=2)
+    await until(lambda: device.follower._serial == 100)
+    device.cluster.offer = OfferReleaseResponse(serial=2)  # as after the loss of the coordinator's store
     await device.takes(2)
 
 
@@ -192,68 +212,68 @@ async def test_without_room_for_the_state_no_release_is_taken(device: Device, mo
     with monkeypatch.context() as patched:
         patched.setattr(atomic_files, "write", full)
         new = device.publish(2)
-        await until(lambda: device.refusals.by_kind["no room"])
+        await until(lambda: device.follower.refused["no room"])
         assert device.in_use == good
     await until(lambda: device.in_use == new)
 
 
 async def test_a_file_that_is_altered_each_time_is_left_until_there_is_news(device: Device) -> None:
-    device.files.behaviour = Behaviour(flip=5)
+    device.cluster.files.behaviour = Behaviour(flip=5)
     device.publish(1)
-    await until(lambda: device.follower._settled == device.offer.serial)
-    assert len(device.files.asked) == 2
-    device.files.behaviour = Behaviour()
+    await until(lambda: device.follower.refused["altered"])
+    assert len(device.cluster.files.asked) == 2
+    device.cluster.files.behaviour = Behaviour()
     await device.takes(2)
+    assert len(device.cluster.files.asked) == 3
 
 
-async def test_a_release_whose_publisher_is_not_trusted_any_more_is_not_loaded(device: Device) -> None:
-    await device.takes(1)
-    assert await ReleaseLoader(device.folder, device.load, device.refusals, ()).load_first() is None
-    assert device.folder.state.current is None and device.folder.state.last_good is None
-
-
-async def test_a_release_that_was_being_loaded_when_processes_ended_is_given_up_the_second_time(device: Device) -> None:
-    good = await device.takes(1)
-    await device.takes(2)
-    for loads in (1, 2):
-        device.folder.write(device.folder.state.loading())
-        assert device.folder.state.loads == loads
-        pool = await device.loader.load_first() if loads == 2 else None
-    assert pool is not None and pool.release == good and device.refusals.by_kind["crashed"] == 1
+@pytest.mark.parametrize("fault", ["", "new unusable", "new damaged", "all unusable", "distrusted"])
+async def test_a_start_loads_the_last_release_that_is_trusted_whole_and_usable(
+    device: Device, cluster: Cluster, fault: str
+) -> None:
+    good, new = await device.takes(1), await device.takes(2)
+    cluster.offer = OfferReleaseResponse(serial=cluster.offer.serial)
+    await device.end()
+    if "unusable" in fault:
+        cluster.unusable = {new} if "new" in fault else {new, good}
+    if "damaged" in fault:
+        next(cluster.root.glob(f"*/{new}.gguf")).write_bytes(b"damaged")
+    again = Device(cluster, Signer.generate() if fault == "distrusted" else SIGNER)
+    await again.start()
+    assert again.in_use == (new if not fault else good if "new" in fault else NGRAM)
+    assert {one.digest for one in again.state.refused} == cluster.unusable
+    assert (again.state.current is not None) == (again.in_use != NGRAM)
+    await again.end()
 
 
 async def test_a_client_beside_another_one_goes_on_with_updates_when_that_ends(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_agent.releases.updater._TAKE_OVER_S", 0.02)
-    second = ReleaseUpdater(device.follower._options, device._ask)
-    assert await second.begin(TARGET, device.load) is None  # nothing was loaded yet
-    drafts = DraftManager(Pool(NGRAM))
-    second.run(drafts, lambda: Pool(NGRAM))
-    await device.takes(1)
-    assert drafts.pool is not None and drafts.pool.release == NGRAM
-    device.folder.close()
-    new = device.publish(2, announce=False)
-    second.notice(device.offer.serial)
-    await until(lambda: drafts.pool is not None and drafts.pool.release == new)
-    await second.close()
-    await drafts.close()
+    monkeypatch.setattr("edge_agent.releases.follower._TAKE_OVER_S", 0.02)
+    first = await device.takes(1)
+    second = Device(cluster)
+    await second.start()
+    assert second.in_use == first and second.follower.device_id == device.follower.device_id
+    new = await device.takes(2)
+    assert second.in_use == first
+    await device.end()
+    await until(lambda: second.in_use == new)
+    await second.end()
 
 
-async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device) -> None:
+async def test_a_draft_whose_loading_is_given_up_is_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Pool] = []
 
     class Slow(Pool):
         async def warm_up(self) -> None:
+            made.append(self)
             await asyncio.sleep(3600)
 
     async def load(path: Path, name: str, digest: str) -> DraftPool:
-        made.append(Slow(digest))
-        return made[-1]
+        return Slow(digest)
 
-    await device.takes(1)
-    loading = asyncio.create_task(ReleaseLoader(device.folder, load, device.refusals, (SIGNER.key_id,)).load_current())
+    monkeypatch.setattr(device.follower, "_load", load)
+    device.publish(1)
     await until(lambda: made)
-    loading.cancel()
-    await asyncio.wait({loading})
+    await device.follower.close()
     assert made[0].closed

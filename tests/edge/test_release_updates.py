@@ -18,12 +18,10 @@ from scripted import continuation, target, tokenizer_json
 from edge_agent import AsyncClient, Completion, CompletionStream, EdgeSettings
 from edge_agent.cli import parser
 from edge_agent.drafting.pool import NGRAM
-from edge_agent.releases.folder import FOLDER, ReleaseFolder
-from edge_agent.releases.state import InstalledRelease
-from edge_agent.releases.updater import ReleaseUpdater
+from edge_agent.releases.follower import Follower
+from edge_agent.releases.state import FOLDER, InstalledRelease, ReleaseFolder
 from edge_agent.target.tokenizer import TargetTokenizer
 from outrider.core.errors import BadRequest
-from outrider.wire.ticket import Signer
 
 PROMPT = [1, 2, 3]
 TOKENS = 480
@@ -92,21 +90,16 @@ class World:
         release = InstalledRelease(
             digest=self.own, version=1, canary=False, manifest="0" * 64, key_id=self.publisher.signer.key_id
         )
-        folder.write(folder.state.take(release).loading().loaded())
+        folder.write(folder.state.take(release))
         folder.close()
 
     def hurry(self) -> None:
         """Let the rest of a session take no time, once the event that the test waits for has happened."""
         self.verifier.script.step_s = 0.0005
 
-    def publish(self, version: int, **changes: object) -> str:
+    def publish(self, version: int) -> str:
         """Publish a new draft for everybody, announce it to sessions, and return its name."""
-        manifest = self.publisher.offer(
-            self.coordinator,
-            self.publisher.draft(version),
-            version,
-            **changes,  # type: ignore[arg-type]
-        )
+        manifest = self.publisher.offer(self.coordinator, self.publisher.draft(version), version)
         self.verifier.announce_releases(self.coordinator.offer.serial)
         return manifest.digest
 
@@ -124,7 +117,7 @@ def world(bare: World) -> World:
     return bare
 
 
-def updates(client: AsyncClient) -> ReleaseUpdater:
+def updates(client: AsyncClient) -> Follower:
     assert client.updates is not None
     return client.updates
 
@@ -193,40 +186,6 @@ async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neit
     assert "no publisher has signed it and release keys are set" in caplog.text
 
 
-async def test_a_device_without_a_release_takes_the_first_signed_one_in_the_middle_of_a_session(bare: World) -> None:
-    async with bare.client() as client:
-        stream, running = await begun(client)
-        assert stream.statistics.draft == NGRAM
-        new = bare.publish(1)
-        await until(lambda: stream.statistics.release == new)
-        bare.hurry()
-        assert list((await running).token_ids) == continuation(PROMPT, TOKENS)
-
-
-async def test_the_next_start_begins_with_the_release_and_fetches_only_a_damaged_file_again(
-    world: World,
-) -> None:
-    async with world.client() as client:
-        await client.prepare()
-        new = world.publish(1)
-        await client.generate(PROMPT, max_tokens=20)  # the answer to OpenSession says that there is one
-        await until(lambda: in_use(client) == new)
-    fetched, offered = len(world.publisher.files.asked), len(world.verifier.fetches)
-    async with world.client() as client:
-        assert await release_of(client) == new
-        assert not updates(client).refused
-    assert len(world.publisher.files.asked) == fetched and len(world.verifier.fetches) == offered
-    (path,) = (world.cache / FOLDER).glob(f"*/{new}.gguf")
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    async with world.client() as client:  # a damaged file is not parsed, but fetched again
-        assert await release_of(client) == world.own
-        await until(lambda: in_use(client) == new)
-
-
-def _strange(world: World) -> None:
-    world.publish(1, signer=Signer.generate())
-
-
 def _no_model(world: World) -> None:
     data = b"GGUF" + b"no model at all" * 1000
     world.publisher.offer(world.coordinator, data, 1)
@@ -245,11 +204,10 @@ def _aborting(world: World) -> None:
 @pytest.mark.parametrize(
     ("publish", "kind", "said"),
     [
-        (_strange, "signature", "not trusted here"),
         (_no_model, "unusable", "cannot be loaded"),
         (_aborting, "unusable", "no token can be decoded with it"),
     ],
-    ids=["wrong key", "no model", "aborts llama.cpp"],
+    ids=["no model", "aborts llama.cpp"],
 )
 async def test_a_bad_release_is_refused_by_name_and_the_session_goes_on_undisturbed(
     world: World,
@@ -303,7 +261,9 @@ async def test_the_command_line_shows_what_is_remembered_and_forgets_refusals(
             await said("forget")
     assert f"in use     {world.own[:12]} (version 1, stable)" in await said("status")
     folder = ReleaseFolder.open(world.cache / FOLDER, "w")
-    folder.write(folder.state.gave_up("unusable", "bad", 1.0))
+    current = folder.state.current
+    assert current is not None
+    folder.write(folder.state.refuse(current, "unusable", "bad", 1.0))
     folder.close()
     assert "unusable: bad" in await said("status")
     assert "1 refused release forgotten" in await said("forget")
