@@ -1,66 +1,8 @@
-"""Define the values that the coordinator's handlers, stores and window control exchange; codecs convert them."""
+"""Define the values that the coordinator's servicers, stores and window control exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
-
-from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.ticket import Target
-
-MAX_LEVELS = 4_096
-"""Levels of a window's bounds: no session's limits are wider."""
-MAX_DRAFT_WAIT_MS = 60_000.0
-"""Draft wait of a pinned window."""
-MAX_PER_LEVEL = 16.0
-"""Nodes per level of a pinned window."""
-VERIFIER_STATES = ("serving", "cordoned", "draining")
-
-
-@dataclass(frozen=True)
-class VerifierRegistration:
-    """A verifier that registers, and how to reach it."""
-
-    verifier_id: str
-    address: str
-    """HOST:PORT."""
-    tls: bool
-    target: Target
-    capacity: int
-    """Sessions that it serves at once."""
-    instance: int
-    """Random per process start."""
-
-
-@dataclass(frozen=True)
-class VerifierStatus:
-    """A registered verifier that has a valid lease."""
-
-    registration: VerifierRegistration
-    telemetry: VerifierTelemetry
-    lease_s: float
-    """Seconds until the lease ends unless it is renewed."""
-    cordoned: bool = False
-    """An operator lets no new sessions be placed on the verifier."""
-
-    @property
-    def state(self) -> str:
-        """Return one of VERIFIER_STATES; new sessions are placed on serving verifiers alone."""
-        return "draining" if self.telemetry.draining else "cordoned" if self.cordoned else "serving"
-
-
-@dataclass(frozen=True)
-class SessionStatus:
-    """A session that holds a place on a verifier."""
-
-    telemetry: SessionTelemetry
-    """Telemetry as last reported, without the acceptance history; its counts are 0 before the first report."""
-    verifier_id: str
-    standby: str
-    """Verifier that the device goes to if this one fails; empty if there is none."""
-    reported: bool
-    """False: the session is placed, and no verifier has reported it yet."""
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -140,51 +82,6 @@ class WindowDecision:
 
 
 @dataclass(frozen=True)
-class Revocation:
-    """An order that ends tickets before their time."""
-
-    kind: Literal["session", "api_key"]
-    """What the tickets have in common: their session, or the API key that opened it."""
-    name: str
-    """Its id."""
-    until_unix: float = 0.0
-    """Seconds; every ticket that it ends has expired by then."""
-
-    @property
-    def written(self) -> str:
-        """Return it as the store keeps it."""
-        return f"{self.kind}:{self.name}"
-
-
-@dataclass(frozen=True)
-class ReportReply:
-    """The facts that a verifier's report finds in the store."""
-
-    workloads: Mapping[str, WorkloadKey]
-    """Workload keys by session id, of the reported sessions that have one."""
-    closed: tuple[str, ...] = ()
-    """Reported sessions that their devices have closed."""
-    revoked: tuple[Revocation, ...] = ()
-    """Revocations that the verifier has not seen, the oldest first, as many as an answer holds."""
-    seen: int = 0
-    """The number by which it names the last of them."""
-    drain: bool = False
-    """An operator wants the reporting instance to drain."""
-    store_unix: float = 0.0
-    """The time in seconds by the store's clock."""
-    contended: bool = False
-    """Tenants wait for a place at the verifier's target."""
-    exhausted: tuple[str, ...] = ()
-    """Tenants that may open no session since their tokens are used up."""
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """`device_id` of PlacementRequest by session id, of the reported sessions that were placed here."""
-    bounds: Mapping[str, WindowBounds] = field(default_factory=dict)
-    """Bounds of windows that operators have set, by session id; those of "" are for all others."""
-    weights: str = ""
-    """Weights hash of the verifier's target."""
-
-
-@dataclass(frozen=True)
 class PlacementRequest:
     """The requirements of a session on the verifier that is to serve it."""
 
@@ -202,25 +99,3 @@ class PlacementRequest:
     """Tokens of the prompt; 0 if the session will generate nothing."""
     device_id: str = ""
     """Id by which the device is drawn for trials of drafts, as it says itself; empty if it has none."""
-
-
-@dataclass(frozen=True)
-class Grant:
-    """A verifier that a device may attach to, with the ticket for it."""
-
-    verifier: VerifierRegistration
-    ticket: bytes
-    epoch_first: int
-    epoch_last: int
-
-
-@dataclass(frozen=True)
-class OpenedSession:
-    """The answer to a device that opens or resumes a session."""
-
-    session_id: str
-    primary: Grant
-    standby: Grant | None
-    expires_unix: float
-    """When the tickets expire, in seconds."""
-    prior: Prior = field(default_factory=Prior)

@@ -16,17 +16,19 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.api.counters import CoordinatorCounters
-from coordinator.records import VERIFIER_STATES, VerifierStatus
 from coordinator.releases.handlers import ReleaseHandlers
 from coordinator.releases.records import CanaryEvidence, LifecycleState, Release
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import OutriderError
 from outrider.telemetry.prometheus import counter, gauge, histogram
 from outrider.wire import manifest as manifests
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 NAME = "outrider_coordinator"
+STATES = ("serving", "cordoned", "draining")
+"""Of verifiers; new sessions are placed on serving ones alone."""
 TARGET_DIGITS = 12
 """Digits of a target's hash in its label."""
 REFRESH_S = 1.0
@@ -40,7 +42,7 @@ class CoordinatorCollector(Collector):
         self._counters = counters
         self._verifiers = verifiers
         self._releases = releases
-        self._fleet: tuple[Sequence[VerifierStatus], Sequence[Release]] | None = None
+        self._fleet: tuple[Sequence[pb.VerifierStatus], Sequence[Release]] | None = None
         """Verifiers and releases as they were read last; None while the store is away."""
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
@@ -82,14 +84,15 @@ class CoordinatorCollector(Collector):
         yield histogram(f"{window}_predicted_speedup", f"Over streaming, {what}", counts.windows.speedup)
 
 
-def _verifiers(verifiers: Sequence[VerifierStatus] | None) -> Iterator[Metric]:
-    states = () if verifiers is None else VERIFIER_STATES
-    by_state = {state: [one for one in verifiers or () if one.state == state] for state in states}
+def _verifiers(verifiers: Sequence[pb.VerifierStatus] | None) -> Iterator[Metric]:
+    by_state: dict[str, list[pb.VerifierStatus]] = {state: [] for state in STATES} if verifiers is not None else {}
+    for one in verifiers or ():
+        by_state["draining" if one.telemetry.draining else "cordoned" if one.cordoned else "serving"].append(one)
     text = "Verifiers with a lease, by state"
     yield gauge(f"{NAME}_verifiers", text, {state: len(found) for state, found in by_state.items()}, "state")
     live = {state: sum(one.telemetry.live_sessions for one in found) for state, found in by_state.items()}
     yield gauge(f"{NAME}_sessions", "Live sessions as last reported, by the state of their verifier", live, "state")
-    places = sum(one.registration.capacity for one in by_state.get("serving", ()))
+    places = sum(one.capacity_sessions for one in by_state.get("serving", ()))
     text = "Sessions that serving verifiers can have at once"
     yield gauge(f"{NAME}_session_capacity", text, None if verifiers is None else places)
 

@@ -1,4 +1,4 @@
-"""Run a coordinator in this process: store, handlers and gRPC server, with a watch over the store."""
+"""Run a coordinator in this process: store, servicers and gRPC server, with a watch over the store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import logging
 from collections.abc import AsyncIterator
 
 from coordinator.api import ticket_key
-from coordinator.api.admin_handlers import AdminHandlers
+from coordinator.api.admin import AdminServicer
 from coordinator.api.authentication import Authenticator
-from coordinator.api.handlers import Handlers
+from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.devices import CoordinatorServicer
 from coordinator.api.metrics import CoordinatorCollector
-from coordinator.api.services import Admission, add_services
+from coordinator.api.registry import RegistryServicer
+from coordinator.api.services import Admission
 from coordinator.api.tenant_keys import TenantKeys
 from coordinator.config import EMBEDDED, CoordinatorConfig
 from coordinator.releases.handlers import ReleaseHandlers
@@ -21,9 +23,10 @@ from coordinator.store.redis_store import RedisStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.artifacts.store import ArtifactStore
 from outrider.core.errors import Unavailable
-from outrider.telemetry.prometheus import registry
+from outrider.telemetry import prometheus
 from outrider.wire import channels
 from outrider.wire.health import Health
+from outrider.wire.v1 import coordinator_pb2_grpc as stubs
 
 log = logging.getLogger("coordinator")
 
@@ -46,11 +49,16 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         stack.push_async_callback(store.close)
         tenants = TenantKeys(store, authenticator.configured, config)
         authenticator.lookup = tenants.holder
-        handlers, admin = Handlers(store, keys, config), AdminHandlers(store, config)
+        verifiers, counters = VerifierStore(store), CoordinatorCounters(store.counters)
         releases = await _releases(stack, store, config, authenticator)
         watch = StoreWatch(releases, tenants, embedded)
-        server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, handlers.counters))
-        add_services(server, handlers, releases, authenticator, admin, tenants)
+        server = channels.server(max_rpcs=MAX_RPCS, admit=Admission(authenticator, counters))
+        devices = CoordinatorServicer(store, verifiers, keys, config, counters, authenticator, releases)
+        stubs.add_CoordinatorServicer_to_server(devices, server)  # type: ignore[no-untyped-call]
+        registry = RegistryServicer(store, verifiers, keys, config, counters, releases)
+        stubs.add_RegistryServicer_to_server(registry, server)  # type: ignore[no-untyped-call]
+        admin = AdminServicer(store, verifiers, config, counters, authenticator, tenants, releases)
+        stubs.add_AdminServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
         watch.health.add_to(server)
         port = channels.bind(server, config.listen, tls=config.tls, insecure=config.insecure)
         await watch.once()
@@ -61,8 +69,8 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[str]:
         if config.metrics:
             from outrider.telemetry.metrics_server import serving  # needs starlette and uvicorn, as `_releases` does
 
-            collector = CoordinatorCollector(handlers.counters, VerifierStore(store), releases)
-            metrics = serving(config.metrics, registry(collector), watch.ailing, collector.refresh)
+            collector = CoordinatorCollector(counters, verifiers, releases)
+            metrics = serving(config.metrics, prometheus.registry(collector), watch.ailing, collector.refresh)
             await stack.enter_async_context(metrics)
         yield f"{config.listen.rpartition(':')[0]}:{port}"
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict
 
 from coordinator.api.authentication import DEFAULT_TENANT, api_key_id, digest, tenant_name
-from coordinator.config import TICKET_MS, CoordinatorConfig, TenantLimits
-from coordinator.records import Revocation
+from coordinator.config import TICKET_MS, CoordinatorConfig
 from coordinator.store import keys, quotas, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import BadRequest, NotFound
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +26,6 @@ MAX_TENANTS = 4_096
 MARKER = "has-tenants"
 """File in the state directory that is there once a tenant was created. Who wants none any more removes it."""
 _KEYS = (keys.TENANTS, keys.TENANT_KEYS)
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """A tenant, as operators see it: without its key."""
-
-    name: str
-    created_unix: float = 0.0
-    """Seconds; 0 for a tenant of the settings."""
-    revoked_unix: float = 0.0
-    """Seconds; 0: its key is valid."""
-    configured: bool = False
-    """The tenant has a key by the settings, which is removed there."""
-    limits: TenantLimits = field(default_factory=TenantLimits)
-    use: Mapping[str, Any] = field(default_factory=dict)
-    """Its `places`, and the `opens` and `tokens` that count against its limits."""
 
 
 class TenantKeys:
@@ -82,7 +65,7 @@ class TenantKeys:
             )
         self._lost = self._any_created and not any_created
 
-    async def create(self, name: str, limits: Mapping[str, int]) -> tuple[Tenant, str]:
+    async def create(self, name: str, limits: Mapping[str, int]) -> tuple[pb.Tenant, str]:
         """Create a tenant, or one anew that was revoked. Return it with its new key. Raises BadRequest.
 
         limits: its own, by their names. Without any a tenant that was revoked has the same as before.
@@ -103,19 +86,22 @@ class TenantKeys:
             raise BadRequest(f"there are {MAX_TENANTS} tenants, the most that can be created; revoke one first")
         self._remember()
         log.info("tenant %s was created by an operator", name)
-        return Tenant(name, int(made) / 1000, limits=quotas.limits_from(own, self._defaults)), key
+        held = pb.TenantLimits(**asdict(quotas.limits_from(own, self._defaults)))
+        return pb.Tenant(name=name, created_unix=int(made) / 1000, limits=held, use=pb.TenantUse()), key
 
-    async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> Tenant:
+    async def set_limits(self, name: str, limits: Mapping[str, int], *, afresh: bool) -> pb.Tenant:
         """Set limits of a tenant; with `afresh` the others are the coordinator's again. Raises NotFound."""
         configured = tenant_name(name) in self._configured
         if not await quotas.set_limits(self._store, name, limits, afresh=afresh, known=configured):
             raise _no_tenant(name)
         log.info("limits of tenant %s were set by an operator: %s%s", name, dict(limits), " alone" if afresh else "")
         [written] = await self._store.call("tenant", [("HGET", keys.TENANTS, name)])
-        [tenant] = await self._measured([self._tenant(name, written) if written else Tenant(name, configured=True)])
+        [tenant] = await self._measured(
+            [self._tenant(name, written) if written else pb.Tenant(name=name, configured=True)]
+        )
         return tenant
 
-    async def revoke(self, name: str) -> Tenant:
+    async def revoke(self, name: str) -> pb.Tenant:
         """Revoke a tenant's key if it is valid, and the tickets of the sessions that it opened.
 
         Raises NotFound, or BadRequest for a tenant of the settings, whose key only they can take away.
@@ -123,24 +109,24 @@ class TenantKeys:
         [known] = await self._store.call("tenant", [("HGET", keys.TENANTS, tenant_name(name))])
         if known and (hashed := known.rpartition(" ")[2]):
             # First, so that a key which is gone is never one whose tickets still serve.
-            revocation = Revocation("api_key", api_key_id(bytes.fromhex(hashed)))
-            await revocations.add(self._store, revocation, keep_ms=TICKET_MS)
+            key_id = api_key_id(bytes.fromhex(hashed))
+            await revocations.add(self._store, "api_key_id", key_id, keep_ms=TICKET_MS)
         written = await self._store.run("tenant_revoke", _KEYS, [tenant_name(name)])
         if written:
             log.info("tenant %s was revoked by an operator", name)
             return self._tenant(name, written)
         if name in self._configured:
-            await revocations.add(self._store, Revocation("api_key", self._configured[name]), keep_ms=TICKET_MS)
+            await revocations.add(self._store, "api_key_id", self._configured[name], keep_ms=TICKET_MS)
             raise BadRequest(
                 f"tenant {name} has its key by the coordinator's settings: its tickets are revoked, and the key opens"
                 " sessions until you remove it there and restart"
             )
         raise _no_tenant(name)
 
-    async def listed(self, after: str, limit: int) -> tuple[list[Tenant], str]:
+    async def listed(self, after: str, limit: int) -> tuple[list[pb.Tenant], str]:
         """Return a page of the tenants after a name, and the name after which the next page begins; "" at the end."""
         [created] = await self._store.call("tenant_list", [("HGETALL", keys.TENANTS)])
-        known = {name: Tenant(name, configured=True) for name in self._configured}
+        known = {name: pb.Tenant(name=name, configured=True) for name in self._configured}
         known |= {name: self._tenant(name, written) for name, written in created.items()}
         found = [known[name] for name in sorted(known) if name > after]
         return await self._measured(found[:limit]), found[limit - 1].name if len(found) > limit else ""
@@ -151,11 +137,13 @@ class TenantKeys:
         name, any_created = await self._store.call("tenant_of", commands)
         return name or "", bool(any_created)
 
-    async def _measured(self, tenants: Sequence[Tenant]) -> list[Tenant]:
+    async def _measured(self, tenants: Sequence[pb.Tenant]) -> list[pb.Tenant]:
         """Return the tenants with their limits and what they use."""
         found = await quotas.find(self._store, [tenant.name for tenant in tenants], self._defaults)
-        measured = ((tenant, *found[tenant.name]) for tenant in tenants)
-        return [replace(tenant, limits=limits, use=use) for tenant, limits, use in measured]
+        for tenant in tenants:
+            limits, use = found[tenant.name]
+            tenant.MergeFrom(pb.Tenant(limits=pb.TenantLimits(**asdict(limits)), use=use))
+        return [*tenants]
 
     def _remember(self) -> None:
         """Keep that callers need a key from now on, whatever becomes of Redis."""
@@ -170,9 +158,14 @@ class TenantKeys:
                 error.strerror,
             )
 
-    def _tenant(self, name: str, written: str) -> Tenant:
+    def _tenant(self, name: str, written: str) -> pb.Tenant:
         created, revoked, _ = written.split(" ")
-        return Tenant(name, int(created) / 1000, int(revoked) / 1000, name in self._configured)
+        return pb.Tenant(
+            name=name,
+            created_unix=int(created) / 1000,
+            revoked_unix=int(revoked) / 1000,
+            configured=name in self._configured,
+        )
 
 
 def _no_tenant(name: str) -> NotFound:

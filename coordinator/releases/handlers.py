@@ -1,7 +1,4 @@
-"""Decide about draft releases: which one a device uses, what is published, and how trials end.
-
-This module uses no protobuf, no gRPC and no Redis of its own.
-"""
+"""Decide about draft releases: which one a device uses, what is published, and how trials end."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.config import CoordinatorConfig
-from coordinator.records import VerifierStatus
 from coordinator.releases import evidence, lifecycle
 from coordinator.releases.records import (
     CanaryEvidence,
@@ -33,6 +29,7 @@ from outrider.core.errors import BadRequest, OutriderError
 from outrider.core.telemetry import SessionTelemetry
 from outrider.wire import manifest as manifests
 from outrider.wire.manifest import Manifest, trusted_keys
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -232,9 +229,9 @@ class ReleaseHandlers:
         return serial, known[1] if known else None
 
 
-def _check_target(manifest: Manifest, verifiers: Sequence[VerifierStatus]) -> None:
+def _check_target(manifest: Manifest, verifiers: Sequence[pb.VerifierStatus]) -> None:
     """Raise BadRequest for a draft of another vocabulary than its target's. Its target may be down for now."""
-    targets = [v.registration.target for v in verifiers if v.registration.target.weights_hash == manifest.weights_hash]
+    targets = [v.target for v in verifiers if v.target.weights_hash == manifest.weights_hash]
     if not targets:
         log.warning("no verifier serves %s, for which version %d is", manifest.weights_hash, manifest.version)
     known = sorted({target.tokenizer_hash for target in targets})

@@ -15,8 +15,8 @@ IDENTITIES = PREFIX + "identities"
 """HASH verifier id -> identity of its target, JSON, of the verifiers of the fleet."""
 
 REVOKED = PREFIX + "revoked"
-"""ZSET a Revocation as `written` -> when it was ordered (us of Redis TIME, no two the same). Entries go when the last
-ticket that they end has expired."""
+"""ZSET "session_id:<id>" or "api_key_id:<id>" -> when it was ordered (us of Redis TIME, no two the same). Entries go
+when the last ticket that they end has expired."""
 
 TENANTS = PREFIX + "tenants"
 """HASH name -> "when created, when revoked (ms of Redis TIME, 0: not revoked), hash of the key ("": revoked)", of every

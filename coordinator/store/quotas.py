@@ -18,6 +18,7 @@ from coordinator.config import TenantLimits
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Overloaded, Unavailable
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 LIMITS = tuple(field.name for field in fields(TenantLimits))
 USE_MS = 7_200_000
@@ -112,19 +113,15 @@ async def limits_of(store: RedisStore, tenants: Sequence[str], defaults: TenantL
 
 async def find(
     store: RedisStore, tenants: Sequence[str], defaults: TenantLimits
-) -> dict[str, tuple[TenantLimits, dict[str, float]]]:
-    """Return limits and use of these tenants. Raises Unavailable.
-
-    The use has the names of pb.TenantUse: what counts against each limit, or roughly that of the last minute where
-    there is none.
-    """
+) -> dict[str, tuple[TenantLimits, pb.TenantUse]]:
+    """Return limits and use of these tenants. Raises Unavailable."""
     limits = await limits_of(store, tenants, defaults)
     now = f"({int(1000 * await store.now_unix())}"
     commands = [("ZCOUNT", keys.tenant_places(name), now, "+inf") for name in tenants]
     places = await store.call("tenant_places", commands)
     uses = await asyncio.gather(*(_use(store, name, limits[name]) for name in tenants))
     return {
-        name: (limits[name], {"places": held, "opens": float(use[0]), "tokens": float(use[1])})
+        name: (limits[name], pb.TenantUse(places=held, opens=float(use[0]), tokens=float(use[1])))
         for name, held, use in zip(tenants, places, uses, strict=True)
     }
 

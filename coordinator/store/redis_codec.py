@@ -10,63 +10,48 @@ that Lua scripts read:
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
-from coordinator.records import (
-    Prior,
-    SessionStatus,
-    VerifierRegistration,
-    VerifierStatus,
-    Window,
-    WindowBounds,
-    WindowDecision,
-    WorkloadKey,
-)
+from coordinator.records import Prior, Window, WindowBounds, WindowDecision, WorkloadKey
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire import telemetry as codec
-from outrider.wire.ticket import Target
-from outrider.wire.v1 import telemetry_pb2
+from outrider.wire.telemetry import session_telemetry_to_proto, verifier_telemetry_to_proto
+from outrider.wire.ticket import Target, target_to_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import session_pb2, telemetry_pb2
 
 _WINDOW = len(fields(Window))
 _DECISION = tuple(field.name for field in fields(WindowDecision) if field.name not in ("window", "verifier_id"))
 _TARGET = ("name", "weights_hash", "tokenizer_hash", "dtype", "backend", "hardware")
 
 
-def registration_fields(registration: VerifierRegistration) -> list[Any]:
+def registration_fields(registration: pb.RegisterRequest) -> list[Any]:
     """Return the fields and values of the hash verifier:<id>, but for `instance`, which register.lua sets."""
     target = registration.target
-    found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity]
+    found = ["address", registration.address, "tls", int(registration.tls), "capacity", registration.capacity_sessions]
     return found + [part for name in _TARGET for part in (name, getattr(target, name))]
 
 
-def registration_from(verifier_id: str, record: Mapping[str, str]) -> VerifierRegistration:
-    return VerifierRegistration(
-        verifier_id,
-        record["address"],
-        record["tls"] == "1",
-        Target(*(record.get(name, "") for name in _TARGET)),
-        int(record["capacity"]),
-        int(record["instance"]),
-    )
+def grant(verifier_id: str, flat: Sequence[str]) -> tuple[pb.Grant, Target]:
+    """Return how a verifier is reached, and its target. flat: fields and values in turn, as a script returns a hash."""
+    record = dict(zip(flat[::2], flat[1::2], strict=True))
+    return pb.Grant(verifier_id=verifier_id, address=record["address"], tls=record["tls"] == "1"), _target(record)
 
 
-def registration_from_reply(verifier_id: str, flat: Sequence[str]) -> VerifierRegistration:
-    """Decode `flat`: fields and values in turn, as a script returns a hash."""
-    return registration_from(verifier_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+def _target(record: Mapping[str, str]) -> Target:
+    return Target(*(record.get(name, "") for name in _TARGET))
 
 
 def verifier_telemetry_fields(verifier: VerifierTelemetry) -> list[Any]:
     """Return the fields and values that a report changes in the hash verifier:<id>."""
-    written = base64.b64encode(codec.verifier_telemetry_to_proto(verifier).SerializeToString())
+    written = base64.b64encode(verifier_telemetry_to_proto(verifier).SerializeToString())
     return ["live", verifier.live_sessions, "draining", int(verifier.draining), "telemetry", written]
 
 
-def target_to_json(target: Target) -> str:
+def target_to_json(target: session_pb2.TargetIdentity) -> str:
     return json.dumps([getattr(target, name) for name in _TARGET])
 
 
@@ -78,32 +63,36 @@ def target_from_json(written: str) -> Target:
 
 def session_text(session: SessionTelemetry) -> str:
     """Return the telemetry in base64, without the acceptance history, which record_telemetry.lua adds to the prior."""
-    message = codec.session_telemetry_to_proto(session)
+    message = session_telemetry_to_proto(session)
     message.ClearField("acceptance_history")
     return base64.b64encode(message.SerializeToString()).decode()
 
 
-def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> VerifierStatus:
-    written = base64.b64decode(record.get("telemetry", ""))
-    telemetry = codec.verifier_telemetry_from_proto(telemetry_pb2.VerifierTelemetry.FromString(written))
-    return VerifierStatus(registration_from(verifier_id, record), telemetry, max(ttl_ms, 0) / 1000, bool(cordon))
+def verifier_status(verifier_id: str, record: Mapping[str, str], ttl_ms: int, cordon: int) -> pb.VerifierStatus:
+    return pb.VerifierStatus(
+        verifier_id=verifier_id,
+        address=record["address"],
+        target=target_to_proto(_target(record)),
+        capacity_sessions=int(record["capacity"]),
+        lease_s=max(ttl_ms, 0) / 1000,
+        cordoned=bool(cordon),
+        telemetry=telemetry_pb2.VerifierTelemetry.FromString(base64.b64decode(record.get("telemetry", ""))),
+    )
 
 
-def session_status(session_id: str, placed_on: str, reported: str | None, placed: Mapping[str, str]) -> SessionStatus:
+def session_status(
+    session_id: str, placed_on: str, reported: str | None, placed: Mapping[str, str]
+) -> pb.SessionStatus:
     """Decode `reported`, the session's field of the hash telemetry:<verifier>, None before the verifier's first report
     of it, and `placed`, the hash session:<id>."""
-    telemetry = SessionTelemetry(session_id)
-    if reported:
-        written = base64.b64decode(reported.rpartition(" ")[2])
-        telemetry = codec.session_telemetry_from_proto(telemetry_pb2.SessionTelemetry.FromString(written))
-    telemetry = replace(
-        telemetry,
-        tenant=telemetry.tenant or placed.get("tenant", ""),
-        draft_release=telemetry.draft_release or placed.get("draft", ""),
-        traffic_class=telemetry.traffic_class or placed.get("traffic", ""),
-    )
+    written = base64.b64decode((reported or "").rpartition(" ")[2])
+    telemetry = telemetry_pb2.SessionTelemetry.FromString(written)
+    telemetry.session_id = session_id
+    for field, name in (("tenant", "tenant"), ("draft_release", "draft"), ("traffic_class", "traffic")):
+        setattr(telemetry, field, getattr(telemetry, field) or placed.get(name, ""))
     standby = placed.get("standby", "")  # the device is on its standby by now, if it had to go there
-    return SessionStatus(telemetry, placed_on, standby if standby != placed_on else "", bool(reported))
+    standby = standby if standby != placed_on else ""
+    return pb.SessionStatus(telemetry=telemetry, verifier_id=placed_on, standby=standby, reported=bool(reported))
 
 
 Facts = Sequence[str]
@@ -142,22 +131,13 @@ def decisions_to_json(decisions: Iterable[WindowDecision]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def decisions_from_json(verifier_id: str, written: str | None) -> tuple[WindowDecision, ...]:
-    """Decode decisions; none for nothing, and for what cannot be read.
-
-    A coordinator of another version may have written more fields, at the end, or fewer of those that need not be there.
-    """
-    try:
-        return tuple(
-            WindowDecision(
-                **dict(zip(_DECISION, row[_WINDOW:], strict=False)),
-                window=Window(*row[:_WINDOW]),
-                verifier_id=verifier_id,
-            )
-            for row in json.loads(written or "[]")
+def decisions_from_json(verifier_id: str, written: str | None) -> list[WindowDecision]:
+    return [
+        WindowDecision(
+            **dict(zip(_DECISION, row[_WINDOW:], strict=True)), window=Window(*row[:_WINDOW]), verifier_id=verifier_id
         )
-    except (TypeError, ValueError):
-        return ()
+        for row in json.loads(written or "[]")
+    ]
 
 
 def bounds_to_json(bounds: WindowBounds) -> str:
@@ -165,11 +145,6 @@ def bounds_to_json(bounds: WindowBounds) -> str:
 
 
 def bounds_from(written: Iterable[tuple[str, str | None]]) -> dict[str, WindowBounds]:
-    """Decode bounds by session id, but for nothing, and for what a coordinator of another version has written."""
-    found = {}
-    for session_id, text in written:
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if text:
-                fields = json.loads(text)
-                found[session_id] = WindowBounds(Window(**fields["window"]), fields["pinned"])
-    return found
+    """Decode bounds by session id, of those that have any."""
+    read = ((session_id, json.loads(text)) for session_id, text in written if text)
+    return {session_id: WindowBounds(Window(**each["window"]), each["pinned"]) for session_id, each in read}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from coordinator.records import Revocation
 from coordinator.store import keys
 from coordinator.store.redis_store import RedisStore
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 MAX_REVOCATIONS = 65_536
 """Revocations that are kept; operators make few of them."""
@@ -14,19 +15,19 @@ AT_ONCE = 256
 """Revocations in one answer; the next report brings the rest."""
 
 
-async def add(store: RedisStore, revocation: Revocation, *, keep_ms: int) -> None:
-    """Revoke tickets. keep_ms: after so many milliseconds none of them is valid any more. Raises Unavailable."""
-    await store.run("revoke", [keys.REVOKED], [revocation.written, keep_ms, MAX_REVOCATIONS])
+async def add(store: RedisStore, kind: Literal["session_id", "api_key_id"], name: str, *, keep_ms: int) -> None:
+    """Revoke the tickets of a session or an API key. keep_ms: after so many milliseconds none of them is valid any
+    more. Raises Unavailable."""
+    await store.run("revoke", [keys.REVOKED], [f"{kind}:{name}", keep_ms, MAX_REVOCATIONS])
 
 
-def from_reply(reply: Sequence[str], seen: int, ticket_ms: int) -> tuple[tuple[Revocation, ...], int]:
-    """Return the revocations of a script's reply, which has a time after each, and the time of the last one.
+def from_reply(reply: Sequence[str], ticket_ms: int) -> list[pb.Revocation]:
+    """Return the revocations of a script's reply, which has a time after each.
 
-    seen: the time if there are none. ticket_ms: milliseconds for which a ticket made now may be valid.
+    ticket_ms: milliseconds for which a ticket made now may be valid.
     """
     found = []
     for written, at in zip(reply[::2], reply[1::2], strict=True):
         kind, _, name = written.partition(":")
-        seen = int(at)
-        found.append(Revocation(kind, name, (seen / 1000 + ticket_ms) / 1000))  # type: ignore[arg-type]  # we wrote it
-    return tuple(found), seen
+        found.append(pb.Revocation(**{kind: name}, until_unix=(int(at) / 1000 + ticket_ms) / 1000))
+    return found

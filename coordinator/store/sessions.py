@@ -7,21 +7,13 @@ from typing import Any, NamedTuple
 
 from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.placement import CHOICES, Candidate
-from coordinator.records import (
-    PlacementRequest,
-    Prior,
-    Revocation,
-    SessionStatus,
-    VerifierRegistration,
-    WindowBounds,
-    WindowDecision,
-    WorkloadKey,
-)
+from coordinator.records import PlacementRequest, Prior, WindowBounds, WindowDecision, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import Killed, PermissionDenied
 from outrider.core.text import short_id
-from outrider.wire.ticket import Claims
+from outrider.wire.ticket import Claims, Target
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 ATTACH_GRACE_MS = 10_000
 """Milliseconds for which a session keeps its place before its device attaches: two attempts to connect."""
@@ -34,8 +26,9 @@ class Placement(NamedTuple):
 
     epoch: int
     """The first of the primary's range, which the standby's range follows directly."""
-    primary: VerifierRegistration
-    standby: VerifierRegistration | None
+    primary: tuple[pb.Grant, Target]
+    """How the verifier is reached, without a ticket yet, and its target."""
+    standby: tuple[pb.Grant, Target] | None
     max_streams: int
     """The most streams that the tenant may have at a verifier; 0: any number."""
     until_unix: float
@@ -143,7 +136,7 @@ class SessionStore:
         verifier_ids = await self.verifiers_of(session_id)
         if verifier_ids:
             [tenant] = await self._store.call("session", [("HGET", keys.session(session_id), "tenant")])
-            await revocations.add(self._store, Revocation("session", session_id), keep_ms=ticket_ms)
+            await revocations.add(self._store, "session_id", session_id, keep_ms=ticket_ms)
             await self._end(session_id, tenant or "", verifier_ids, "killed", keep_ms)
         return verifier_ids
 
@@ -174,7 +167,7 @@ class SessionStore:
         found = [(v, s) for v, sessions in zip(verifier_ids, replies[::2], strict=True) for s in sessions]
         return found[:most], sum(replies[1::2])
 
-    async def find(self, held: Iterable[tuple[str, str]]) -> list[SessionStatus]:
+    async def find(self, held: Iterable[tuple[str, str]]) -> list[pb.SessionStatus]:
         """Return the sessions of (verifier id, session id), but for those that are on another verifier by now."""
         asked = list(held)
         commands: list[tuple[Any, ...]] = []
@@ -249,8 +242,8 @@ def _placement(reply: Sequence[Any], limits: TenantLimits) -> Placement:
     streams = [limit for limit in (limits.max_streams, limits.max_places) if limit]
     return Placement(
         int(epoch),
-        redis_codec.registration_from_reply(primary, record),
-        redis_codec.registration_from_reply(standby, standby_record) if standby else None,
+        redis_codec.grant(primary, record),
+        redis_codec.grant(standby, standby_record) if standby else None,
         min(streams, default=0),  # no more streams than places
         int(ends) / 1000,
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.config import SESSION_MS, TICKET_MS, CoordinatorConfig
-from coordinator.records import ReportReply, VerifierRegistration, VerifierStatus, WorkloadKey
+from coordinator.records import WindowBounds, WorkloadKey
 from coordinator.store import keys, quotas, redis_codec, revocations
 from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
 from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
-from outrider.wire.ticket import Target
+from outrider.wire.ticket import Target, target_from_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
 
 REPORTED_POSITIONS = 256
 """Positions that a report's acceptance history holds at most (outrider.core.acceptance.history)."""
@@ -26,6 +29,21 @@ _DIGITS = bytes(ord("0") + i if i < 10 else ord("?") for i in range(256))
 """Outcomes as digits."""
 
 
+class Reported(NamedTuple):
+    """The facts that a verifier's report finds in the store."""
+
+    answer: pb.ReportResponse
+    """Without what the store does not know: public keys, directives and the serial of releases."""
+    workloads: Mapping[str, WorkloadKey]
+    """Workload keys by session id, of the reported sessions that have one."""
+    devices: Mapping[str, str]
+    """`device_id` of PlacementRequest by session id, of the reported sessions that were placed here."""
+    bounds: Mapping[str, WindowBounds]
+    """Bounds of windows that operators have set, by session id; those of "" are for all others."""
+    weights: str
+    """Weights hash of the verifier's target."""
+
+
 class VerifierStore:
     """Reads and writes the verifiers in Redis. Every method raises Unavailable while Redis is away."""
 
@@ -33,48 +51,46 @@ class VerifierStore:
         self._store = store
         self._fleet: dict[str, Target] = {}
         """The verifiers' targets by their ids, as they were read or registered last."""
+        self._read_at = -math.inf
+        """When all were read, by the monotonic clock."""
+        self._reading = asyncio.Lock()
 
-    async def register(self, registration: VerifierRegistration, lease_ms: int) -> bool:
+    async def register(self, registration: pb.RegisterRequest, lease_ms: int) -> bool:
         """Start a lease. Return True if it replaced a live instance of the same id."""
         name = registration.verifier_id
         identity = redis_codec.target_to_json(registration.target)
         arguments = [name, registration.instance, lease_ms, identity, *redis_codec.registration_fields(registration)]
         replaced = await self._store.run("register", _lease_keys(name), arguments)
-        self._fleet[name] = registration.target
+        self._fleet[name], self._read_at = target_from_proto(registration.target), -math.inf
         return bool(replaced)
 
     async def report(
         self,
-        verifier_id: str,
-        instance: int,
+        request: pb.ReportRequest,
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
-        tokens: Mapping[str, int],
-        seen: int,
         config: CoordinatorConfig,
-        *,
-        sequence: int = 0,
-    ) -> ReportReply | None:
+    ) -> Reported | None:
         """Renew the lease and the sessions' placements, and keep the telemetry. Return None if the lease is lost.
 
-        tokens: a batch of those generated, by tenant. sequence: its number, by which it counts once; 0: it counts as it
-        is. seen: the last revocation that the verifier knows.
+        verifier, sessions: what the request tells of them.
         """
+        verifier_id, tokens = request.verifier_id, dict(request.tenant_tokens)
         target = self._fleet.get(verifier_id) or (await self.fleet()).get(verifier_id)
         if target is None:
             return None
-        batch = sequence if tokens else 0
-        report = self._renewed(target.name, verifier_id, instance, verifier, sessions, batch, config)
-        arguments = [seen, revocations.AT_ONCE, quotas.MOST_EXHAUSTED, *tokens]
+        arguments = [request.revocations_seen, revocations.AT_ONCE, quotas.MOST_EXHAUSTED, *tokens]
         touched = [keys.REVOKED, keys.EXHAUSTED, keys.BOUNDS, keys.TENANT_LIMITS]
-        reply, news = await asyncio.gather(report, self._store.run("news", touched, arguments))
+        reply, news = await asyncio.gather(
+            self._renewed(target.name, request, verifier, sessions, config),
+            self._store.run("news", touched, arguments),
+        )
         if not reply[0]:
             self._fleet.pop(verifier_id, None)  # it may have another target by now
             return None
         _, drain, fresh, contended, now_ms, facts = reply
-        written_revocations, exhausted, default_bounds, limits = news
-        exhausted = tuple(exhausted)
-        if tokens and (fresh or not sequence):
+        revoked, exhausted, default_bounds, limits = news
+        if tokens and (fresh or not request.tokens_sequence):
             own = {
                 name: quotas.limits_from(one, config.tenant_limits) for name, one in zip(tokens, limits, strict=True)
             }
@@ -83,36 +99,33 @@ class VerifierStore:
         workloads = redis_codec.workloads(known)
         live = [session for session, (state, *_) in known if not state]
         await self._record(verifier_id, live, workloads, config.lease_ms)
-        revoked, last = revocations.from_reply(written_revocations, seen, TICKET_MS)
-        own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
-        return ReportReply(
-            workloads,
-            closed=tuple(session.session_id for session, (state, *_) in known if state == "closed"),
-            revoked=revoked,
-            seen=last,
+        answer = pb.ReportResponse(
+            known=True,
             drain=bool(drain),
+            closed=[session.session_id for session, (state, *_) in known if state == "closed"],
+            revocations=revocations.from_reply(revoked, TICKET_MS),
+            revocations_seen=int(revoked[-1]) if revoked else request.revocations_seen,
             store_unix=int(now_ms) / 1000,
             contended=bool(contended),
-            exhausted=exhausted,
-            devices=redis_codec.devices(known),
-            bounds=redis_codec.bounds_from(own_bounds),
-            weights=target.weights_hash,
+            exhausted_tenants=exhausted,
         )
+        own_bounds = [("", default_bounds), *((session.session_id, bounds) for session, (*_, bounds) in known)]
+        bounds = redis_codec.bounds_from(own_bounds)
+        return Reported(answer, workloads, redis_codec.devices(known), bounds, target.weights_hash)
 
     async def _renewed(
         self,
         target: str,
-        verifier_id: str,
-        instance: int,
+        request: pb.ReportRequest,
         verifier: VerifierTelemetry,
         sessions: Sequence[SessionTelemetry],
-        batch: int,
         config: CoordinatorConfig,
     ) -> list[Any]:
-        """Return the reply of report.lua. target: its name. batch: number of the batch of tokens; 0 for none."""
-        fields = redis_codec.verifier_telemetry_fields(verifier)
+        """Return the reply of report.lua. target: its name."""
+        verifier_id, fields = request.verifier_id, redis_codec.verifier_telemetry_fields(verifier)
+        batch = request.tokens_sequence if request.tenant_tokens else 0
         tenants = {name: i + 1 for i, name in enumerate(sorted({s.tenant for s in sessions} - {""}))}
-        arguments = [verifier_id, instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
+        arguments = [verifier_id, request.instance, config.lease_ms, SESSION_MS, RENEW_MS, batch, quotas.USE_MS]
         epochs, of = [f"{one.epoch:020d}" for one in sessions], [tenants.get(one.tenant, 0) for one in sessions]
         told = json.dumps([[one.session_id for one in sessions], epochs, of])
         arguments += [len(fields), len(tenants), *fields, *tenants, told]
@@ -148,20 +161,23 @@ class VerifierStore:
 
     async def deregister(self, verifier_id: str, instance: int) -> bool:
         """End the lease. Return False if this instance does not hold it."""
+        self._read_at = -math.inf
         return bool(await self._store.run("deregister", _lease_keys(verifier_id), [verifier_id, instance]))
 
     async def fleet(self) -> dict[str, Target]:
         """Return the target of each verifier with a valid lease, by id, in order."""
+        begun = time.monotonic()
         lines = sorted((await self._store.run("live_verifiers", [keys.FLEET, keys.IDENTITIES], [])).splitlines())
         found = [line.partition(" ") for line in lines]
-        self._fleet = {name: redis_codec.target_from_json(written) for name, _, written in found}
+        self._fleet, self._read_at = {name: redis_codec.target_from_json(text) for name, _, text in found}, begun
         return self._fleet
 
-    async def ids(self) -> list[str]:
-        """Return the ids of all verifiers with a valid lease, in order."""
-        return [*await self.fleet()]
+    async def fleet_within(self, age_s: float) -> dict[str, Target]:
+        """Return the fleet as it was at most so many seconds ago, the same value until then."""
+        async with self._reading:
+            return await self.fleet() if time.monotonic() - self._read_at > age_s else self._fleet
 
-    async def find(self, ids: Sequence[str] | None = None) -> list[VerifierStatus]:
+    async def find(self, ids: Sequence[str] | None = None) -> list[pb.VerifierStatus]:
         """Return the verifiers of these ids that have a valid lease; None asks for all."""
         fleet = await self.fleet()
         asked = [name for name in (fleet if ids is None else ids) if name in fleet]

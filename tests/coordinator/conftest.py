@@ -17,10 +17,9 @@ from outrider.wire import channels
 CONSTANTS = {
     "attach_grace_ms": "coordinator.store.sessions",
     "lease_ms": "coordinator.config",
-    "resume_grace_s": "coordinator.api.handlers",
-    "status_sessions": "coordinator.api.admin_handlers",
+    "resume_grace_s": "coordinator.api.devices",
     "stop_grace_s": "coordinator.api.server",
-    "ticket_ttl_s": "coordinator.api.handlers",
+    "ticket_ttl_s": "coordinator.api.devices",
     "timeout_s": "coordinator.store.redis_store",
     "watch_s": "coordinator.api.server",
 }

@@ -7,7 +7,7 @@ import random
 from peers import identity, until
 
 from coordinator import placement
-from coordinator.api import handlers
+from coordinator.api import devices
 from coordinator.records import PlacementRequest
 from outrider.core.errors import BadRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.core.protocol.messages import SessionLimits
@@ -186,9 +186,9 @@ def test_candidates_come_in_random_order_and_those_that_failed_last():
 
 
 async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_are_sent_away(start, monkeypatch):
-    monkeypatch.setattr(handlers, "PLACED_AT_ONCE", 1)
-    monkeypatch.setattr(handlers, "MOST_WAITING", 2)
-    goes_on, placed = asyncio.Event(), handlers.Handlers._placed
+    monkeypatch.setattr(devices, "PLACED_AT_ONCE", 1)
+    monkeypatch.setattr(devices, "MOST_WAITING", 2)
+    goes_on, placed = asyncio.Event(), devices.CoordinatorServicer._placed
 
     async def slowly(own, claims, *request):
         if not claims.epoch_last:
@@ -198,7 +198,7 @@ async def test_sessions_wait_a_second_for_their_turn_to_be_placed_and_too_many_a
     coordinator = await start()
     await coordinator.join("v1")
     running = await coordinator.open()
-    monkeypatch.setattr(handlers.Handlers, "_placed", slowly)
+    monkeypatch.setattr(devices.CoordinatorServicer, "_placed", slowly)
     tasks = [asyncio.create_task(attempt(coordinator.open())) for _ in range(5)]
     while sum(task.done() for task in tasks) < 2:
         await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coordinator.config import CoordinatorConfig, TenantLimits
 from coordinator.placement import Candidate
-from coordinator.records import PlacementRequest, VerifierRegistration
+from coordinator.records import PlacementRequest
 from coordinator.store import keys, quotas
 from coordinator.store.embedded_redis import EmbeddedServer
 from coordinator.store.redis_store import RedisStore
@@ -25,7 +25,7 @@ from coordinator.store.sessions import SessionStore
 from coordinator.store.verifiers import VerifierStore
 from outrider.core.errors import BadRequest, NotFound, Overloaded
 from outrider.core.protocol.messages import SessionLimits
-from outrider.wire.ticket import Claims, Target
+from outrider.wire.ticket import Claims, Target, target_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 from outrider.wire.v1.telemetry_pb2 import SessionTelemetry
 
@@ -354,7 +354,13 @@ async def simulated(redis, capacity: int, appetites: list[int], chance: random.R
         store = await anext(stores)
         number = itertools.count()
         sessions, target = SessionStore(store), Target("demo", "w", "t")
-        registration = VerifierRegistration("v1", "127.0.0.1:1", False, target, capacity, 1)
+        registration = pb.RegisterRequest(
+            verifier_id="v1",
+            address="127.0.0.1:1",
+            target=target_to_proto(target),
+            capacity_sessions=capacity,
+            instance=1,
+        )
         await VerifierStore(store).register(registration, 600_000)
 
         def claims_of(i: int, name: str) -> Claims:

@@ -3,7 +3,6 @@
 import pytest
 from peers import revoked
 
-from coordinator.records import Revocation
 from coordinator.store import revocations
 from coordinator.store.redis_store import RedisStore
 from outrider.core.errors import PermissionDenied
@@ -22,7 +21,7 @@ async def test_a_verifier_is_told_of_many_in_turn_and_of_none_twice(coordinator,
     monkeypatch.setattr(revocations, "AT_ONCE", 3)
     await coordinator.join("v1")
     for number in range(7):
-        await revocations.add(store, Revocation("session", f"s{number}"), keep_ms=HOUR_MS)
+        await revocations.add(store, "session_id", f"s{number}", keep_ms=HOUR_MS)
     told, seen = [], 0
     for _ in range(4):
         answer = await coordinator.report("v1", seen=seen)
@@ -35,13 +34,13 @@ async def test_a_verifier_is_told_of_many_in_turn_and_of_none_twice(coordinator,
 async def test_what_is_revoked_again_is_told_once(coordinator, store):
     await coordinator.join("v1")
     for _ in range(2):
-        await revocations.add(store, Revocation("api_key", "k"), keep_ms=HOUR_MS)
+        await revocations.add(store, "api_key_id", "k", keep_ms=HOUR_MS)
     assert revoked(await coordinator.report("v1")) == [("api_key_id", "k")]
 
 
 async def test_a_store_that_has_lost_its_data_tells_all_that_it_knows(coordinator, store, redis):
     await coordinator.join("v1")
-    await revocations.add(store, Revocation("session", "a"), keep_ms=HOUR_MS)
+    await revocations.add(store, "session_id", "a", keep_ms=HOUR_MS)
     seen = (await coordinator.report("v1")).revocations_seen + 10**12  # by a clock that was ahead
     assert revoked(await coordinator.report("v1", seen=seen)) == [("session_id", "a")]
     assert revoked(await coordinator.report("v1", seen=seen - 10**12)) == []

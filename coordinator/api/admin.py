@@ -1,0 +1,322 @@
+"""Answer operators: show and steer verifiers, sessions, tenants, windows and releases.
+
+Everything inbound is held against a bound. Every call raises Unavailable while the store is away.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from coordinator.api.authentication import Authenticator, Caller, tenant_name
+from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.services import rpc, session_id, verifier_id
+from coordinator.api.tenant_keys import TenantKeys
+from coordinator.config import (
+    MAX_OPENS,
+    MAX_PLACES,
+    MAX_STREAMS,
+    MAX_TOKENS,
+    SESSION_MS,
+    TICKET_MS,
+    CoordinatorConfig,
+)
+from coordinator.records import Window, WindowBounds, WindowDecision
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.releases.records import LifecycleState, Release, ReleaseAction
+from coordinator.store.redis_store import SESSIONS_AT_ONCE, RedisStore
+from coordinator.store.sessions import SessionStore, WindowStore
+from coordinator.store.verifiers import VerifierStore
+from outrider.core.errors import BadRequest, NotFound
+from outrider.core.text import short_id
+from outrider.wire.bounds import at_most
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc as stubs
+
+log = logging.getLogger(__name__)
+
+CORDON_MS = 30 * 86_400_000
+"""Milliseconds for which a cordon outlives its verifier."""
+MAX_SCANNED = 10_000
+"""Sessions looked at for one page: a tenant with few of them is found over several pages."""
+STATUS_ENTRIES = 1_000
+"""Verifiers, of about 500 bytes each, and sessions or windows, of about 100, that one answer lists."""
+DEFAULT_PAGE = 500
+MAX_PAGE = 1_000
+"""Entries of one answer: half a megabyte."""
+MAX_LEVELS = 4_096
+"""Levels of a window's bounds: no session's limits are wider."""
+MAX_DRAFT_WAIT_MS = 60_000.0
+"""Draft wait of a pinned window."""
+MAX_PER_LEVEL = 16.0
+"""Nodes per level of a pinned window."""
+_MOST: Mapping[Literal["max_places", "opens_per_minute", "tokens_per_minute", "max_streams"], int] = {
+    "max_places": MAX_PLACES,
+    "opens_per_minute": MAX_OPENS,
+    "tokens_per_minute": MAX_TOKENS,
+    "max_streams": MAX_STREAMS,
+}
+_HASH_BEGINNING = re.compile(r"(sha256:)?[0-9a-f]{1,64}")
+_VERIFIER_ACTIONS = {
+    pb.VerifierAction.Value(f"VERIFIER_ACTION_{action.upper()}"): action for action in ("cordon", "uncordon", "drain")
+}
+_RELEASE_ACTIONS = {pb.ReleaseAction.Value(f"RELEASE_ACTION_{action.name}"): action for action in ReleaseAction}
+
+
+class AdminServicer(stubs.AdminServicer):
+    """The calls of operators, who have the admin token."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        verifiers: VerifierStore,
+        config: CoordinatorConfig,
+        counters: CoordinatorCounters,
+        authenticator: Authenticator,
+        tenants: TenantKeys,
+        releases: ReleaseHandlers,
+    ) -> None:
+        self.counters = counters
+        self._store_name = store.name
+        self._verifiers, self._sessions, self._windows = verifiers, SessionStore(store), WindowStore(store)
+        self._config = config
+        self._authenticator = authenticator
+        self._tenants = tenants
+        self._releases = releases
+        self._started = time.monotonic()
+
+    @rpc
+    async def Status(self, request: pb.StatusRequest, caller: Caller) -> pb.StatusResponse:
+        ids = [*await self._verifiers.fleet()]
+        held, total = await self._sessions.held(ids, STATUS_ENTRIES)
+        return pb.StatusResponse(
+            verifiers=await self._verifiers.find(ids[:STATUS_ENTRIES]),
+            sessions=await self._sessions.find(held),
+            store=self._store_name,
+            uptime_s=time.monotonic() - self._started,
+            total_verifiers=len(ids),
+            total_sessions=total,
+        )
+
+    @rpc
+    async def ListVerifiers(self, request: pb.ListVerifiersRequest, caller: Caller) -> pb.ListVerifiersResponse:
+        """Return one verifier, or a page of all. Raises NotFound."""
+        limit = _limit(request.limit)
+        after = verifier_id("after", request.after) if request.after else ""
+        if request.verifier_id:
+            found = await self._verifiers.find([verifier_id("verifier_id", request.verifier_id)])
+            if not found:
+                raise _no_verifier(request.verifier_id)
+            return pb.ListVerifiersResponse(verifiers=found)
+        ids = [name for name in await self._verifiers.fleet() if name > after]
+        following = ids[limit - 1] if len(ids) > limit else ""
+        return pb.ListVerifiersResponse(verifiers=await self._verifiers.find(ids[:limit]), next=following)
+
+    @rpc
+    async def UpdateVerifier(self, request: pb.UpdateVerifierRequest, caller: Caller) -> pb.UpdateVerifierResponse:
+        """Cordon, uncordon or drain a verifier. Raises NotFound."""
+        action = _VERIFIER_ACTIONS.get(request.action)
+        if action is None:
+            raise BadRequest.bound("action", request.action, "CORDON, UNCORDON or DRAIN")
+        name = verifier_id("verifier_id", request.verifier_id)
+        if not await self._verifiers.update(name, action, keep_ms=CORDON_MS):
+            raise _no_verifier(name)
+        log.info("%s of verifier %s by an operator", action, name)
+        return pb.UpdateVerifierResponse(verifier=next(iter(await self._verifiers.find([name])), None))
+
+    @rpc
+    async def ListSessions(self, request: pb.ListSessionsRequest, caller: Caller) -> pb.ListSessionsResponse:
+        """Return one session that holds a place, or a page of them by verifier and id. Raises NotFound."""
+        of_verifier = verifier_id("verifier_id", request.verifier_id) if request.verifier_id else ""
+        tenant = tenant_name(request.tenant) if request.tenant else ""
+        after = "", ""
+        if request.after:
+            last_verifier, _, last_session = request.after.partition("/")
+            after = verifier_id("after", last_verifier), session_id(last_session)
+        limit = _limit(request.limit)
+        if request.session_id:
+            one = session_id(request.session_id)
+            found = await self._sessions.find((name, one) for name in await self._sessions.verifiers_of(one))
+            if not found:
+                raise _no_session(one)
+            return pb.ListSessionsResponse(sessions=found[:1])
+        ids = [*await self._verifiers.fleet()]
+        if of_verifier and of_verifier not in ids:
+            raise _no_verifier(of_verifier)
+        names = [of_verifier] if of_verifier else [name for name in ids if name >= after[0]]
+        return await self._page(names, tenant, after, limit)
+
+    @rpc
+    async def KillSession(self, request: pb.KillSessionRequest, caller: Caller) -> pb.KillSessionResponse:
+        """End a session for good and return the verifier that served it last. Raises NotFound."""
+        name = session_id(request.session_id)
+        verifier_ids = await self._sessions.kill(name, keep_ms=SESSION_MS, ticket_ms=TICKET_MS)
+        if not verifier_ids:
+            raise _no_session(name)
+        log.info("session %s on verifier %s was killed by an operator", short_id(name), verifier_ids[0])
+        return pb.KillSessionResponse(verifier_id=verifier_ids[0])
+
+    @rpc
+    async def CreateTenant(self, request: pb.CreateTenantRequest, caller: Caller) -> pb.CreateTenantResponse:
+        tenant, key = await self._tenants.create(request.name, _limits(request.limits))
+        return pb.CreateTenantResponse(tenant=tenant, key=key)
+
+    @rpc
+    async def ListTenants(self, request: pb.ListTenantsRequest, caller: Caller) -> pb.ListTenantsResponse:
+        after = tenant_name(request.after) if request.after else ""
+        found, following = await self._tenants.listed(after, _limit(request.limit))
+        anonymous = await self._authenticator.admits_anybody()
+        return pb.ListTenantsResponse(tenants=found, next=following, anonymous=anonymous)
+
+    @rpc
+    async def SetTenantLimits(self, request: pb.SetTenantLimitsRequest, caller: Caller) -> pb.SetTenantLimitsResponse:
+        tenant = await self._tenants.set_limits(request.name, _limits(request.limits), afresh=request.defaults)
+        return pb.SetTenantLimitsResponse(tenant=tenant)
+
+    @rpc
+    async def RevokeTenant(self, request: pb.RevokeTenantRequest, caller: Caller) -> pb.RevokeTenantResponse:
+        return pb.RevokeTenantResponse(tenant=await self._tenants.revoke(request.name))
+
+    @rpc
+    async def ListWindows(self, request: pb.ListWindowsRequest, caller: Caller) -> pb.ListWindowsResponse:
+        """Return the decisions on one session's window, or on all as far as an answer lists them, and the bounds."""
+        one = session_id(request.session_id) if request.session_id else ""
+        decisions = (await self._windows.decisions([*await self._verifiers.fleet()])).values()
+        found = [decision for decision in decisions if one in ("", decision.session_id)]
+        shown = found[:STATUS_ENTRIES]
+        bounds = await self._windows.bounds([decision.session_id for decision in shown])
+        return pb.ListWindowsResponse(
+            windows=[_decision_to_proto(decision, bounds.get(decision.session_id)) for decision in shown],
+            default_bounds=_bounds_to_proto(bounds.get("")),
+            total=len(found),
+        )
+
+    @rpc
+    async def SetWindowBounds(self, request: pb.SetWindowBoundsRequest, caller: Caller) -> pb.SetWindowBoundsResponse:
+        """Set the bounds of a session's window, or of every other session's (""). Raises NotFound or BadRequest."""
+        of = session_id(request.session_id) if request.session_id else ""
+        bounds = _bounds_from_proto(request.bounds) if request.HasField("bounds") else None
+        if not self._config.window_control:
+            raise BadRequest("this coordinator leaves windows to its verifiers (window_control is off)")
+        if not await self._windows.set_bounds(of, bounds):
+            raise _no_session(of)
+        return pb.SetWindowBoundsResponse()
+
+    @rpc
+    async def PublishRelease(self, request: pb.PublishReleaseRequest, caller: Caller) -> pb.PublishReleaseResponse:
+        state = await self._releases.publish(request.manifest)
+        return pb.PublishReleaseResponse(state=_state_to_proto(state))
+
+    @rpc
+    async def ListReleases(self, request: pb.ListReleasesRequest, caller: Caller) -> pb.ListReleasesResponse:
+        serial, found = await self._releases.releases(_hash_beginning(request.release) if request.release else "")
+        return pb.ListReleasesResponse(releases=map(_release_to_proto, found), serial=serial)
+
+    @rpc
+    async def UpdateRelease(self, request: pb.UpdateReleaseRequest, caller: Caller) -> pb.UpdateReleaseResponse:
+        action = _RELEASE_ACTIONS.get(request.action)
+        if action is None:
+            raise BadRequest.bound("action", request.action, "PROMOTE, ROLL_BACK, PIN or UNPIN")
+        release = await self._releases.apply(_hash_beginning(request.release), action)
+        return pb.UpdateReleaseResponse(release=_release_to_proto(release))
+
+    async def _page(
+        self, verifier_ids: list[str], tenant: str, after: tuple[str, str], limit: int
+    ) -> pb.ListSessionsResponse:
+        """Return a page of the sessions of a tenant ("": of any) on these verifiers, behind (verifier, session)."""
+        found: list[pb.SessionStatus] = []
+        scanned = 0
+        for name in verifier_ids:
+            rest = [(name, held) for held in await self._sessions.held_by(name) if (name, held) > after]
+            for start in range(0, len(rest), SESSIONS_AT_ONCE):
+                batch = rest[start : start + SESSIONS_AT_ONCE]
+                for session in await self._sessions.find(batch):
+                    if tenant in ("", session.telemetry.tenant):
+                        found.append(session)
+                    if len(found) == limit:
+                        return pb.ListSessionsResponse(sessions=found, next=f"{name}/{session.telemetry.session_id}")
+                scanned += len(batch)
+                if scanned >= MAX_SCANNED:
+                    return pb.ListSessionsResponse(sessions=found, next="/".join(batch[-1]))
+        return pb.ListSessionsResponse(sessions=found)
+
+
+def _limits(limits: pb.TenantLimits) -> dict[str, int]:
+    """Return the limits that are to be set, by their names."""
+    found: dict[str, int] = {}
+    for name, most in _MOST.items():
+        if limits.HasField(name):
+            found[name] = getattr(limits, name)
+            at_most(f"limits.{name}", found[name], most)
+    return found
+
+
+def _bounds_from_proto(bounds: pb.WindowBounds) -> WindowBounds:
+    message = bounds.window
+    wait_ms = message.draft_wait_ms if message.HasField("draft_wait_ms") else None
+    per_level = message.nodes_per_level if message.HasField("nodes_per_level") else None
+    at_most("bounds.depth", message.depth, MAX_LEVELS)
+    if message.k > message.depth:
+        raise BadRequest.bound(
+            "bounds.k", message.k, f"at most bounds.depth, {message.depth}: a step takes what is there"
+        )
+    if wait_ms is not None and not 0.0 <= wait_ms <= MAX_DRAFT_WAIT_MS:
+        raise BadRequest.bound("bounds.draft_wait_ms", wait_ms, f"between 0 and {MAX_DRAFT_WAIT_MS}")
+    if per_level is not None and not 1.0 <= per_level <= MAX_PER_LEVEL:
+        raise BadRequest.bound("bounds.nodes_per_level", per_level, f"between 1 and {MAX_PER_LEVEL}")
+    return WindowBounds(Window(message.k, message.depth, wait_ms, per_level), bounds.pinned)
+
+
+def _bounds_to_proto(bounds: WindowBounds | None) -> pb.WindowBounds | None:
+    return pb.WindowBounds(window=_window_to_proto(bounds.window), pinned=bounds.pinned) if bounds else None
+
+
+def _window_to_proto(window: Window) -> pb.Window:
+    return pb.Window(**vars(window))  # fields have the same names in both, and None is absent
+
+
+def _decision_to_proto(decision: WindowDecision, bounds: WindowBounds | None) -> pb.WindowDecision:
+    fields = {**vars(decision), "window": _window_to_proto(decision.window)}  # fields have the same names in both
+    del fields["step_ms"]  # of the verifier, whose own telemetry is shown
+    return pb.WindowDecision(**fields, bounds=_bounds_to_proto(bounds))
+
+
+def _release_to_proto(release: Release) -> pb.Release:
+    return pb.Release(
+        manifest=release.manifest,
+        state=_state_to_proto(release.state),
+        share=release.share,
+        since_unix=release.since_unix,
+        reason=release.reason,
+        pinned=release.pinned,
+        evidence=pb.ReleaseEvidence(**vars(release.evidence)) if release.evidence else None,
+    )
+
+
+def _state_to_proto(state: LifecycleState) -> pb.ReleaseState:
+    value: pb.ReleaseState = getattr(pb, f"RELEASE_STATE_{state.name}")
+    return value
+
+
+def _hash_beginning(value: str) -> str:
+    """Return the beginning of a release's hash. Raises BadRequest for anything else."""
+    if not _HASH_BEGINNING.fullmatch(value):
+        raise BadRequest.bound("release", repr(value[:80]), "1 to 64 hex digits, the beginning of the hash of its file")
+    return value
+
+
+def _limit(limit: int) -> int:
+    """Return the entries of a page; 0 asks for the usual number."""
+    at_most("limit", limit, MAX_PAGE)
+    return limit or DEFAULT_PAGE
+
+
+def _no_verifier(name: str) -> NotFound:
+    return NotFound(f"no verifier {name} is registered; `outrider verifiers list` shows those that are")
+
+
+def _no_session(name: str) -> NotFound:
+    return NotFound(f"no session {name} has a place; `outrider sessions list` shows those that have")

@@ -1,0 +1,246 @@
+"""Answer devices: open, resume and close sessions, and offer releases. Everything inbound is held against a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from dataclasses import replace
+
+from coordinator import placement
+from coordinator.api.authentication import Authenticator, Caller
+from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.services import rpc, session_id, verifier_id
+from coordinator.api.ticket_key import TicketKeys
+from coordinator.config import LIMITS, RESUME_GRACE_S, TICKET_MS, TICKET_TTL_S, CoordinatorConfig
+from coordinator.records import PlacementRequest, WorkloadKey
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.releases.records import LifecycleState
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.sessions import EPOCH_SPAN, Placement, SessionStore, WindowStore
+from coordinator.store.verifiers import VerifierStore
+from outrider.core.acceptance.history import HIT, SIBLING
+from outrider.core.errors import BadRequest, OutriderError, Overloaded, PermissionDenied, Unavailable
+from outrider.core.protocol.messages import MAX_PROMPT_TOKENS
+from outrider.core.text import short_id
+from outrider.telemetry import logs
+from outrider.wire import ticket
+from outrider.wire.bounds import at_most, label, text
+from outrider.wire.codecs import MAX_TICKET_BYTES, limits_to_proto
+from outrider.wire.ticket import MAX_TARGET_TEXT, Claims, Target, target_to_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc as stubs
+
+log = logging.getLogger(__name__)
+
+MAX_FAILED = 64
+MAX_EPOCH = 2**52
+"""Epochs start as microseconds since 1970 and must stay exact in a double (Lua); this leaves until the year 2112."""
+FLEET_S = 0.5
+"""Seconds for which the fleet that was read serves to place sessions: reading it costs more than placing one. Whether a
+verifier has room is read with each placement."""
+AGAIN_S = 0.05
+"""The same before a session is refused."""
+PLACED_AT_ONCE, MOST_WAITING = 32, 512
+"""Sessions that are opened at once, and resumed at once, so that reports, of which none waits, keep their share of a
+busy process; and how many more may wait for that."""
+BUSY_S = 1.0
+"""Seconds that they may wait, since devices give up an answer after five; and after which they may ask again."""
+_NO_TARGET = Target("", "", "")
+
+
+class CoordinatorServicer(stubs.CoordinatorServicer):
+    """The calls of devices; the caller is a tenant. It holds no state that another coordinator would miss."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        verifiers: VerifierStore,
+        keys: TicketKeys,
+        config: CoordinatorConfig,
+        counters: CoordinatorCounters,
+        authenticator: Authenticator,
+        releases: ReleaseHandlers,
+    ) -> None:
+        self.counters = counters
+        self._verifiers, self._sessions, self._windows = verifiers, SessionStore(store), WindowStore(store)
+        self._keys = keys
+        self._config = config
+        self._authenticator = authenticator
+        self._releases = releases
+        self._draw = random.Random()
+        self._turns = {kind: asyncio.Semaphore(PLACED_AT_ONCE) for kind in ("open", "resume")}
+        self._waiting = dict.fromkeys(self._turns, 0)
+        """Numbers of calls that wait for them."""
+
+    @rpc
+    async def OpenSession(self, request: pb.OpenSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+        """Place a new session, drawn once for recording. Raises NotFound, BadRequest, Overloaded or Unavailable."""
+        at_most("length of target", len(request.target), MAX_TARGET_TEXT)
+        at_most("prompt_tokens", request.prompt_tokens, MAX_PROMPT_TOKENS)
+        wanted = PlacementRequest(
+            target=request.target,
+            prompt_tokens=request.prompt_tokens,
+            draft=label("draft_release", request.draft_release),
+            traffic=label("traffic_class", request.traffic_class),
+            device_id=label("device_id", request.device_id),
+        )
+        recording, name = self._authenticator.recording(caller.name), secrets.token_hex(16)
+        keep_s = recording.keep_s_of(name)
+        given = (wanted.draft, wanted.traffic, keep_s, keep_s > 0 and recording.prompts)
+        claims = Claims(name, caller.name, "", 0, 0, 0.0, LIMITS, _NO_TARGET, *given, caller.api_key_id)
+        opened = await self._place(claims, wanted)
+        if wanted.draft:
+            workload = WorkloadKey(caller.name, wanted.draft, wanted.traffic, opened.target.weights_hash)
+            opened.MergeFrom(pb.OpenSessionResponse(prior=await self._prior(workload)))
+        return opened
+
+    @rpc
+    async def ResumeSession(self, request: pb.ResumeSessionRequest, caller: Caller) -> pb.OpenSessionResponse:
+        """Place a session anew, above every epoch that its device, its ticket or the store knows of.
+
+        Any ticket of the session will do. Its target, draft, traffic class and recording go on. Raises Killed if an
+        operator has ended the session, PermissionDenied if its device has closed it, and what open and close raise.
+        """
+        at_most("entries in failed_verifiers", len(request.failed_verifiers), MAX_FAILED)
+        at_most("last_epoch", request.last_epoch, MAX_EPOCH)
+        failed = frozenset(verifier_id("failed_verifiers", name) for name in request.failed_verifiers)
+        claims = self._owner(caller.name, request)
+        wanted = PlacementRequest(
+            target=claims.target.name,
+            weights=claims.target.weights,
+            failed=failed,
+            draft=claims.draft_release,
+            traffic=claims.traffic_class,
+        )
+        floor = max(request.last_epoch, claims.epoch_last)
+        return await self._place(replace(claims, epoch_last=floor, api_key_id=caller.api_key_id), wanted)
+
+    @rpc
+    async def CloseSession(self, request: pb.CloseSessionRequest, caller: Caller) -> pb.CloseSessionResponse:
+        """Free what a session holds here. The stream itself ends between device and verifier.
+
+        Raises Unauthenticated or PermissionDenied for a ticket that does not prove ownership.
+        """
+        await self._sessions.close(self._owner(caller.name, request), keep_ms=TICKET_MS)
+        return pb.CloseSessionResponse()
+
+    @rpc
+    async def ListTargets(self, request: pb.ListTargetsRequest, caller: Caller) -> pb.ListTargetsResponse:
+        """Return what the live verifiers serve, each target identity once."""
+        found = set((await self._verifiers.fleet_within(AGAIN_S)).values())
+        ordered = sorted(found, key=lambda target: (target.name, target.weights_hash))
+        return pb.ListTargetsResponse(targets=map(target_to_proto, ordered))
+
+    @rpc
+    async def OfferRelease(self, request: pb.OfferReleaseRequest, caller: Caller) -> pb.OfferReleaseResponse:
+        label("in_use", request.in_use)
+        target = text("target", request.target, 1, MAX_TARGET_TEXT)
+        serial, release = await self._releases.offer(target, label("device_id", request.device_id))
+        if release is None:
+            return pb.OfferReleaseResponse(serial=serial)
+        canary, base_url = release.state is LifecycleState.CANARY, self._releases.base_url
+        return pb.OfferReleaseResponse(serial=serial, manifest=release.manifest, canary=canary, base_url=base_url)
+
+    async def _place(self, claims: Claims, request: PlacementRequest) -> pb.OpenSessionResponse:
+        """Place the session of these claims; their epoch_last is the greatest epoch used so far, 0 in a new session."""
+        kind = "resume" if claims.epoch_last else "open"
+        turns = self._turns[kind]
+        busy = Overloaded(
+            f"more sessions wait to be placed than this coordinator places in {BUSY_S:g} s; ask again then, or another",
+            retry_after_s=BUSY_S,
+        )
+        if self._waiting[kind] >= MOST_WAITING:
+            raise busy
+        self._waiting[kind] += 1
+        try:
+            async with asyncio.timeout(BUSY_S):
+                await turns.acquire()
+        except TimeoutError:
+            raise busy from None
+        finally:
+            self._waiting[kind] -= 1
+        try:
+            placed = await self._placed(claims, request)
+        finally:
+            turns.release()
+        self.counters.placed[kind, "yes" if placed.standby else "no"] += 1
+        logs.note(session=claims.session_id)
+        # A session without a prompt is a probe, of which a device may make one every few seconds, or fetches files.
+        level = logging.INFO if request.prompt_tokens or claims.epoch_last else logging.DEBUG
+        log.log(level, "placed on %s with epochs from %d", placed.primary[0].verifier_id, placed.epoch)
+        return await self._opened(claims, placed)
+
+    async def _placed(self, claims: Claims, request: PlacementRequest) -> Placement:
+        """Place the session by the fleet as it was read a little before, or refuse it by what was read a moment ago."""
+        fleet: placement.Fleet = {}
+        refused: OutriderError | None = None
+        for age_s in (FLEET_S, AGAIN_S):
+            before, fleet = fleet, await self._verifiers.fleet_within(age_s)
+            if refused is not None and fleet is before:
+                break
+            try:
+                named = replace(request, target=placement.sole_target(fleet, request.target))
+            except BadRequest as error:
+                refused = error
+                continue
+            ranked = placement.candidates(fleet, named, self._draw)
+            placed = await self._sessions.place(claims, named, placement.batches(ranked), self._config)
+            if not isinstance(placed, int):
+                return placed
+            refused = placement.refusal(fleet, named, placed)
+        raise refused or Unavailable("no verifier is registered")
+
+    async def _opened(self, claims: Claims, placed: Placement) -> pb.OpenSessionResponse:
+        """Return the answer to a device, with a ticket for each verifier."""
+        expires_unix = time.time() + TICKET_TTL_S
+        claims = replace(claims, max_streams=placed.max_streams, expires_unix=expires_unix, limits=LIMITS)
+        kept = replace(claims, place_until_unix=placed.until_unix)
+        waiting = replace(claims, place_until_unix=0.0)
+        return pb.OpenSessionResponse(
+            session_id=claims.session_id,
+            target=target_to_proto(placed.primary[1]),
+            primary=self._grant(kept, *placed.primary, placed.epoch),
+            standby=self._grant(waiting, *placed.standby, placed.epoch + EPOCH_SPAN) if placed.standby else None,
+            expires_unix=expires_unix,
+            release_serial=await self._releases.serial(),
+        )
+
+    def _grant(self, claims: Claims, grant: pb.Grant, target: Target, first: int) -> pb.Grant:
+        """Return the grant of a verifier with its ticket and limits."""
+        last = first + EPOCH_SPAN - 1
+        claims = replace(claims, audience=grant.verifier_id, epoch_first=first, epoch_last=last, target=target)
+        grant.ticket, grant.epoch_first, grant.epoch_last = self._keys.signer.sign(claims), first, last
+        grant.limits.CopyFrom(limits_to_proto(LIMITS))
+        return grant
+
+    async def _prior(self, workload: WorkloadKey) -> pb.Prior | None:
+        """Return what is known of the workload; nothing if the store has just gone, since the session is placed."""
+        try:
+            known = (await self._windows.priors([workload])).get(workload)
+        except Unavailable:
+            return None
+        if known is None or not (history := known.acceptance_history):
+            return None
+        first, sibling = history.count(HIT), history.count(SIBLING)
+        return pb.Prior(
+            first_acceptance=first / len(history),
+            sibling_acceptance=sibling / max(1, len(history) - first),
+            observations=len(history),
+        )
+
+    def _owner(self, tenant: str, request: pb.ResumeSessionRequest | pb.CloseSessionRequest) -> Claims:
+        """Return the claims of a ticket that proves that `tenant` owns the session."""
+        named = session_id(request.session_id)
+        at_most("bytes of ticket", len(request.ticket), MAX_TICKET_BYTES)
+        known, grace_s = self._keys.public_keys, RESUME_GRACE_S
+        claims = ticket.verify(request.ticket, known, audience=None, now=time.time(), grace_s=grace_s)
+        if claims.session_id != named:
+            raise PermissionDenied(
+                f"the ticket is for session {short_id(claims.session_id)!r}, not for {short_id(named)!r}"
+            )
+        if claims.tenant != tenant:
+            raise PermissionDenied("the session belongs to another tenant; use the API key that opened it")
+        return claims

@@ -1,0 +1,164 @@
+"""Answer verifiers: register them, and answer their reports with what to do. Everything inbound is held against a
+bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from coordinator.api.authentication import Caller, tenant_name
+from coordinator.api.counters import CoordinatorCounters
+from coordinator.api.services import rpc, verifier_id
+from coordinator.api.ticket_key import TicketKeys
+from coordinator.config import LIMITS, CoordinatorConfig
+from coordinator.records import WindowDecision
+from coordinator.releases.handlers import ReleaseHandlers
+from coordinator.store.redis_store import RedisStore
+from coordinator.store.sessions import WindowStore
+from coordinator.store.verifiers import Reported, VerifierStore
+from coordinator.window import report_adapter
+from outrider.core.addresses import split_address
+from outrider.core.errors import BadRequest, OutriderError, between
+from outrider.core.telemetry import SessionTelemetry, VerifierTelemetry
+from outrider.wire.bounds import at_most
+from outrider.wire.codecs import directive_to_proto
+from outrider.wire.telemetry import MAX_LIVE_SESSIONS, session_telemetry_from_proto, verifier_telemetry_from_proto
+from outrider.wire.ticket import target_from_proto
+from outrider.wire.v1 import coordinator_pb2 as pb
+from outrider.wire.v1 import coordinator_pb2_grpc as stubs
+
+log = logging.getLogger(__name__)
+
+MAX_ADDRESS = 255
+MAX_CAPACITY = 4_096
+MAX_REPORTED_TOKENS = 2**40
+DECIDING_S = 1.0
+"""Seconds that a report waits for its turn to have windows decided. After that it is answered without decisions: its
+verifier waits for three seconds in all, and keeps its sessions' windows for longer."""
+
+
+class RegistryServicer(stubs.RegistryServicer):
+    """The calls of verifiers, which have the join token. It holds no state that another coordinator would miss."""
+
+    def __init__(
+        self,
+        store: RedisStore,
+        verifiers: VerifierStore,
+        keys: TicketKeys,
+        config: CoordinatorConfig,
+        counters: CoordinatorCounters,
+        releases: ReleaseHandlers,
+    ) -> None:
+        self.counters = counters
+        self._verifiers, self._windows = verifiers, WindowStore(store)
+        self._keys = keys
+        self._config = config
+        self._releases = releases
+        self._deciding = asyncio.Lock()
+        """Held by the report that is decided on: threads share one processor, so all at once would all be late."""
+
+    @rpc
+    async def Register(self, request: pb.RegisterRequest, caller: Caller) -> pb.RegisterResponse:
+        """Register a verifier; a restarted one replaces its former instance."""
+        at_most("length of address", len(request.address), MAX_ADDRESS)
+        _, port = split_address(request.address)
+        between("port of address", port, 1, 65_535)
+        between("capacity_sessions", request.capacity_sessions, 1, MAX_CAPACITY)
+        name = _identified(request)
+        target_from_proto(request.target)  # raises BadRequest
+        if await self._verifiers.register(request, self._config.lease_ms):
+            log.warning(
+                "verifier %s at %s replaces a live instance of its id; if this repeats, two verifiers share the id",
+                name,
+                request.address,
+            )
+        log.info("verifier %s registered at %s", name, request.address)
+        return pb.RegisterResponse(
+            lease_ms=self._config.lease_ms,
+            report_interval_ms=self._config.report_interval_ms,
+            public_keys=self._keys.public_keys,
+        )
+
+    @rpc
+    async def Report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
+        """Renew a verifier's lease and placements, and decide on its sessions' windows."""
+        _identified(request)
+        at_most("entries in sessions", len(request.sessions), MAX_LIVE_SESSIONS)
+        verifier = verifier_telemetry_from_proto(request.verifier)
+        sessions = tuple(map(session_telemetry_from_proto, request.sessions))
+        verifier = verifier.with_totals_of(sessions)
+        at_most("entries in tenant_tokens", len(request.tenant_tokens), MAX_LIVE_SESSIONS)
+        for name, tokens in request.tenant_tokens.items():
+            tenant_name(name)
+            at_most("tenant_tokens", tokens, MAX_REPORTED_TOKENS)
+        found = await self._verifiers.report(request, verifier, sessions, self._config)
+        if found is None:
+            serial = await self._releases.sample("", (), {})
+            return pb.ReportResponse(public_keys=self._keys.public_keys, release_serial=serial)
+        answer = found.answer
+        for decision in await self._decisions(request.verifier_id, verifier, sessions, found):
+            directive = directive_to_proto(report_adapter.directive(decision, LIMITS))
+            answer.directives.add(session_id=decision.session_id, epoch=decision.epoch, directive=directive)
+        answer.public_keys.update(self._keys.public_keys)
+        answer.release_serial = await self._releases.sample(found.weights, sessions, found.devices)
+        return answer
+
+    @rpc
+    async def Deregister(self, request: pb.DeregisterRequest, caller: Caller) -> pb.DeregisterResponse:
+        """End a verifier's lease; nothing happens if it has ended already."""
+        if await self._verifiers.deregister(_identified(request), request.instance):
+            log.info("verifier %s left", request.verifier_id)
+        return pb.DeregisterResponse()
+
+    async def _decisions(
+        self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
+    ) -> Sequence[WindowDecision]:
+        """Return the decisions on the sessions' windows; none if that fails, since the lease matters more."""
+        if not self._config.window_control:
+            return ()
+        try:
+            async with asyncio.timeout(DECIDING_S):
+                await self._deciding.acquire()
+        except TimeoutError:
+            log.warning("windows of verifier %s are not decided: this coordinator is busy", name)
+            return ()
+        try:
+            return await self._decide(name, verifier, sessions, found)
+        except Exception as error:
+            defect = not isinstance(error, OutriderError)
+            log.warning("windows of verifier %s are not decided: %s", name, error, exc_info=defect)
+            return ()
+        finally:
+            self._deciding.release()
+
+    async def _decide(
+        self, name: str, verifier: VerifierTelemetry, sessions: Sequence[SessionTelemetry], found: Reported
+    ) -> Sequence[WindowDecision]:
+        """Decide on the windows of a verifier's sessions, and keep what was decided. Raises Unavailable."""
+        before = await self._windows.decisions([name])
+        new = {
+            session.session_id: found.workloads[session.session_id]
+            for session in sessions
+            if session.session_id in found.workloads and report_adapter.wants_prior(session)
+        }
+        known = await self._windows.priors(new.values())
+        priors = {session_id: known[workload] for session_id, workload in new.items() if workload in known}
+
+        def decide() -> tuple[Sequence[WindowDecision], float]:
+            begun = time.thread_time()
+            made = report_adapter.decide(verifier, sessions, before, found.bounds, LIMITS, priors)
+            return tuple(made.values()), time.thread_time() - begun
+
+        decisions, seconds = await asyncio.to_thread(decide)
+        self.counters.decide(decisions, seconds)
+        await self._windows.set_decisions(name, decisions, keep_ms=2 * self._config.lease_ms)
+        return decisions
+
+
+def _identified(request: pb.RegisterRequest | pb.ReportRequest | pb.DeregisterRequest) -> str:
+    """Return the verifier's id. Raises BadRequest for a senseless id or instance."""
+    if request.instance == 0:
+        raise BadRequest.bound("instance", 0, "a random number other than 0, new at each start")
+    return verifier_id("verifier_id", request.verifier_id)
