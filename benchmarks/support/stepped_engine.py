@@ -107,7 +107,7 @@ class SteppedEngine:
             first_token_s=1e6,
         )
         self._engine = Engine(TorchExecutor(model, config), config)
-        self._engine.allocation = lambda sessions, rows, cost, beside: (tuple(map(len, sessions)), ())
+        self._engine.allocation = lambda sessions, rows, cost: (tuple(map(len, sessions)), ())
         self._served = 0
 
     def serve(self, devices: Sequence[ScriptedDevice], *, most: int | None = None, cached: bool = True) -> list[Step]:

@@ -30,11 +30,6 @@ class EngineConfig:
     """K, the number of likeliest ids that are recorded of each position of a recorded session."""
     allow_lossy_rules: bool = False
     """Serve sessions whose acceptance rule lets draft tokens change the output."""
-    remembered_sessions: int = 65_536
-    """The most ended sessions whose greatest epoch is remembered."""
-    remembered_tokens: int = 4_000_000
-    """The most tokens of ended sessions that are kept, for some minutes, for devices that have not received them; 4
-    bytes each."""
 
     def __post_init__(self) -> None:
         for name in ("kv_slots", "prefill_chunk", "max_sessions", "first_token_s", "stall_timeout_s", "record_top"):

@@ -62,8 +62,11 @@ EXPLORE = 32
 class Engine:
     """Verifies continuously; the trees of many sessions share forward passes. Not thread-safe.
 
-    Implements VerificationEngine over any executor of a target. allocation: how the rows for nodes are allocated to
-    sessions; a benchmark may set another policy between steps.
+    Every method returns without waiting for I/O. allocation: how the rows for nodes are allocated to sessions; a
+    benchmark may set another policy between steps. grammars: those of the target's tokenizer, None if it serves none;
+    the caller should compile a session's grammar, on another thread, and wait for `ready_for` before it calls `start`,
+    which else compiles it. counters: may be read between steps. expected_s: seconds that the step that runs, or else
+    the last one, should take; any thread may read it at any time.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Engine:
         """In the order in which the scheduler serves them."""
         self._ended: OrderedDict[str, SessionTelemetry] = OrderedDict()
         self._admission = Admission(self.config, executor, self._profiler, self._live)
-        self._history = SessionHistory(self.config.remembered_sessions, self.config.remembered_tokens)
+        self._history = SessionHistory()
         self._outbox: list[Event] = []
         self._checked_stalled = clock()
         """When stalled sessions were last looked for."""
@@ -105,6 +108,8 @@ class Engine:
     # What the caller may do between steps
 
     def ready_for(self, grammar: str) -> bool:
+        """Return whether steps need not wait for a grammar that `grammars` know; else it is being compiled elsewhere,
+        and the caller may ask again."""
         return self._executor.ready_for(grammar)
 
     def start(
@@ -117,6 +122,12 @@ class Engine:
         draft_release: str = "",
         record: bool = False,
     ) -> None:
+        """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
+
+        A live session of the same id in an older epoch is replaced. salt: only sessions with the same one, those of one
+        tenant, share prefixes. draft_release: that the device drafts with at first. record: whether the session's
+        tokens are recorded.
+        """
         check_attach(attach, limits, self._executor, allow_lossy_rules=self.config.allow_lossy_rules)
         newest = self._history.epoch(session_id)
         if attach.epoch <= newest:
@@ -159,6 +170,10 @@ class Engine:
         self._publish(session, protocol.resend())
 
     def append(self, session_id: str, message: Append) -> None:
+        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
+
+        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
+        """
         self._decision = None
         if (session := self._live.get(session_id)) is None:
             return
@@ -168,17 +183,20 @@ class Engine:
             self._fail(session, error)
 
     def cancel(self, session_id: str, message: Cancel) -> None:
+        """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
         self._decision = None
         if (session := self._live.get(session_id)) is not None:
             self._publish(session, session.protocol.cancel(message))
 
     def stop(self, session_id: str) -> None:
+        """End a session whose device has gone; its committed tokens are remembered for its next attach."""
         self._decision = None
         if (session := self._live.get(session_id)) is not None:
             self._close(session)
         self._ended.pop(session_id, None)
 
     def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
+        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
         self._decision = None
         if (session := self._live.get(session_id)) is None:
             return
@@ -188,20 +206,24 @@ class Engine:
             session.timing.rtt_s = 1e-3 * rtt_ms
 
     def set_draft_release(self, session_id: str, draft_release: str) -> None:
+        """Note that the session's device drafts with another release from now on."""
         if (session := self._live.get(session_id)) is not None:
             session.set_draft_release(draft_release)
 
     def next_deadline(self) -> float | None:
+        """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
         if self._outbox:
             return float("-inf")
         now = self._clock()
-        match self._decide(now):
-            case Wait(until):
-                return until
-            case _:
-                return now
+        decision = self._decide(now)
+        return decision.until if isinstance(decision, Wait) else now
 
     def step(self) -> list[Event]:
+        """Run one forward pass, if one is due, and return its events and those of the calls before.
+
+        A call may only draft for the next pass: then `next_deadline` says how soon it goes on, and what has come
+        meanwhile can be taken in before.
+        """
         now = self._clock()
         if now >= self._checked_stalled + 1.0:
             self._checked_stalled = now
@@ -219,9 +241,12 @@ class Engine:
         return events
 
     def take_recorded(self) -> list[RecordedTokens]:
+        """Return, once, the last step's tokens of recorded sessions. The caller should send the step's events before,
+        since the target's distributions are computed now."""
         return self._executor.take_recorded()
 
     def stats(self) -> EngineStats:
+        """Return a snapshot of the engine and its sessions."""
         counters, profiler, usage = self.counters, self._profiler, self._executor.usage
         live = {key: session.telemetry for key, session in self._live.items()}
         states = Counter(session.state for session in self._live.values())

@@ -1,7 +1,7 @@
-"""Define the engine's two seams: the engine as its process's loop drives it, and the target as the engine drives it.
+"""Define the seam between the engine and its target, and the events of the engine.
 
-`Engine` is the only engine of the product: sessions, scheduling, acceptance and protocol are the same for every target.
-What differs is how a target computes rows and holds keys and values, which is an executor's business.
+`Engine` is the only engine: sessions, scheduling, acceptance and protocol are the same for every target. What differs
+is how a target computes rows and holds keys and values, which is an executor's business.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import torch
 
 from cloud_verifier.engine.recording import RecordedTokens
 from cloud_verifier.engine.session import Capabilities, EngineSession
-from cloud_verifier.engine.stats import EngineCounters, EngineStats
-from outrider.core.constraint import Grammars
 from outrider.core.errors import OutriderError
-from outrider.core.protocol.messages import Append, Attach, Cancel, Commit, Directive, SessionLimits
+from outrider.core.protocol.messages import Commit
 from outrider.core.step_cost import StepCost
 from outrider.core.verification import TreeBatch, Verified
 
@@ -40,76 +38,6 @@ class Failed:
 
 
 Event = Committed | Failed
-
-
-class VerificationEngine(Protocol):
-    """Verifies many sessions' nodes by one target. One thread drives it; every method returns without waiting for I/O.
-
-    counters: may be read between steps.
-    """
-
-    counters: EngineCounters
-    expected_s: float
-    """Seconds that the step that runs, or else the last one, should take. Any thread may read it at any time."""
-    grammars: Grammars | None
-    """Those of the target's tokenizer. The caller should compile a session's grammar, on another thread, and wait for
-    `ready_for` before it calls `start`, which else compiles it; None if the target serves no grammars."""
-
-    def ready_for(self, grammar: str) -> bool:
-        """Return whether steps need not wait for a grammar that `grammars` know; else it is being compiled elsewhere,
-        and the caller may ask again."""
-
-    def start(
-        self,
-        session_id: str,
-        attach: Attach,
-        limits: SessionLimits,
-        directive: Directive,
-        salt: str = "",
-        draft_release: str = "",
-        record: bool = False,
-    ) -> None:
-        """Begin a session (rule 9). Raises BadRequest, Fenced or Overloaded, and then nothing has changed.
-
-        A live session of the same id in an older epoch is replaced.
-        salt: only sessions with the same one, those of one tenant, share prefixes.
-        draft_release: that the device drafts with at first. record: whether the session's tokens are recorded.
-        """
-
-    def append(self, session_id: str, message: Append) -> None:
-        """Take nodes in (rules 10 to 12). A message that breaks the protocol ends its session with Failed.
-
-        The message has passed `codecs.check_append`: its token ids are in the target's vocabulary.
-        """
-
-    def cancel(self, session_id: str, message: Cancel) -> None:
-        """End a session by its device's wish (rule 18): the last commit goes out, and the slots are free at once."""
-
-    def stop(self, session_id: str) -> None:
-        """End a session whose device has gone; its committed tokens are remembered for its next attach."""
-
-    def update(self, session_id: str, directive: Directive | None = None, rtt_ms: float | None = None) -> None:
-        """Set a session's directive, or the round trip to its device; None leaves a value unchanged."""
-
-    def set_draft_release(self, session_id: str, draft_release: str) -> None:
-        """Note that the session's device drafts with another release from now on."""
-
-    def next_deadline(self) -> float | None:
-        """Return when `step` is next due on the engine's clock: the past means now, None not before another call."""
-
-    def step(self) -> list[Event]:
-        """Run one forward pass, if one is due, and return its events and those of the calls before.
-
-        A call may only draft for the next pass: then `next_deadline` says how soon it goes on, and what has come
-        meanwhile can be taken in before.
-        """
-
-    def take_recorded(self) -> list[RecordedTokens]:
-        """Return, once, the last step's tokens of recorded sessions. The caller should send the step's events before,
-        since the target's distributions are computed now."""
-
-    def stats(self) -> EngineStats:
-        """Return a snapshot of the engine and its sessions."""
 
 
 @dataclass(frozen=True)

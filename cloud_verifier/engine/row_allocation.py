@@ -23,11 +23,8 @@ NodeCounts = tuple[tuple[int, ...], tuple[int, ...]]
 
 A favoured session got a row that another could have used as well; in the next step it comes after all others.
 """
-AllocationPolicy = Callable[[Sequence[Acceptances], int, CostCurve, float], NodeCounts]
-"""(nodes of each session that gets its plain row, rows there are for nodes, cost, beside) -> counts.
-
-beside: tokens that the step is expected to commit beside these nodes and one for each of the sessions.
-"""
+AllocationPolicy = Callable[[Sequence[Acceptances], int, CostCurve], NodeCounts]
+"""(nodes of each session that gets its plain row, rows there are for nodes, cost) -> counts"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class RowAllocation:
     nodes: int
 
 
-def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> NodeCounts:
+def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve) -> NodeCounts:
     """Take the nodes that make the step's expected commits per second greatest, whatever session they belong to.
 
     A step commits one token per session and, of its nodes, the sum of their acceptance. Taken in falling order, nodes
@@ -50,7 +47,7 @@ def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, b
     """
     best_first = sorted(((chance, i) for i, nodes in enumerate(sessions) for chance in nodes), key=lambda one: -one[0])
     offered = best_first[:rows]
-    commits = len(sessions) + beside + np.concatenate(([0.0], np.cumsum([chance for chance, _ in offered])))
+    commits = len(sessions) + np.concatenate(([0.0], np.cumsum([chance for chance, _ in offered])))
     taken = int(np.argmax(commits / cost(np.arange(len(offered) + 1)))) if offered else 0
     counts = [0] * len(sessions)
     for _, i in best_first[:taken]:
@@ -63,8 +60,8 @@ def by_acceptance(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, b
 def at_half_cost(policy: AllocationPolicy) -> AllocationPolicy:
     """Return the policy as it would be if nodes cost half: some steps are spent so, to measure what is rarely tried."""
 
-    def allocate(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float) -> NodeCounts:
+    def allocate(sessions: Sequence[Acceptances], rows: int, cost: CostCurve) -> NodeCounts:
         plain = cost(np.zeros(1, dtype=np.int64))
-        return policy(sessions, rows, lambda nodes: (plain + cost(nodes)) / 2, beside)
+        return policy(sessions, rows, lambda nodes: (plain + cost(nodes)) / 2)
 
     return allocate

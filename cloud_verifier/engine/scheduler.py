@@ -199,7 +199,6 @@ def _plan(
         [c.acceptances for c in speculating],
         rows,
         lambda nodes: between_s + cost.curve(filled + nodes, len(chains)),
-        0.0,
     )
     nodes = {c.session_id: count for c, count in zip(speculating, counts, strict=True)}
     allocations = (RowAllocation(session_id, chain, nodes.get(session_id, 0)) for session_id, chain in chains.items())

@@ -16,7 +16,7 @@ from cloud_verifier.engine.row_allocation import Acceptances
 from cloud_verifier.engine.sampling import Sampler, logprobs_of, scores_of
 from cloud_verifier.engine.scheduler import StepCandidate
 from cloud_verifier.engine.session_history import Fingerprint, fingerprint
-from cloud_verifier.engine.stats import MovingAverage, StepCounts
+from cloud_verifier.engine.stats import MovingAverage
 from outrider.core.acceptance.node_acceptance import NodeAcceptance, ranked_by
 from outrider.core.constraint import GrammarState, constraint_of
 from outrider.core.protocol.messages import Append, Commit, Directive, TokenLogprobs
@@ -366,7 +366,8 @@ class EngineSession:
         self.sampler = Sampler(attach.sampling, attach.prompt, protocol.committed, constraint)
         self.logprobs: tuple[TokenLogprobs, ...] = ()
         """Those of tokens that are verified and not committed yet, if the device asks for them."""
-        self._counts = StepCounts()
+        self._steps = self._committed = self._evaluated = self._accepted = 0
+        """Verification steps, committed tokens, and its device's evaluated and accepted nodes."""
         self.nodes = PendingNodes(protocol, NodeAcceptance(acceptance), capabilities)
         self._nodes_per_level = MovingAverage(0.1)
         self.nodes.server_gain.add(server_gain)
@@ -409,11 +410,14 @@ class EngineSession:
     @property
     def telemetry(self) -> SessionTelemetry:
         """Return the engine's measurements of the session; the front adds what only it knows."""
-        counts, history = self._counts, self.protocol.history
+        history = self.protocol.history
         return SessionTelemetry(
             session_id=self.session_id,
             epoch=self.protocol.epoch,
-            **vars(counts),
+            steps=self._steps,
+            committed=self._committed,
+            evaluated=self._evaluated,
+            accepted=self._accepted,
             acceptance_history=history.outcomes(siblings=self.nodes.trees),
             draft_ms=self.timing.draft_ms,
             nodes_per_level=self._nodes_per_level.value,
@@ -432,7 +436,7 @@ class EngineSession:
         delivered = self.timing.delivered(now)
         if delivered is not None:
             protocol.unreceived = delivered
-        without = self._counts.steps > 0 and not len(protocol.tree) and message.base == protocol.position
+        without = self._steps > 0 and not len(protocol.tree) and message.base == protocol.position
         protocol.append(message)
         levels = max((protocol.tree.depth(node.id) for node in protocol.tree), default=0) if without else 0
         self.timing.on_message(message, now, levels)
@@ -459,7 +463,7 @@ class EngineSession:
         protocol, directive = self.protocol, self.directive
         ends_next = protocol.position + 1 >= protocol.attach.max_tokens
         nodes_per_step, server_gain = self.nodes.most(directive), self.nodes.server_gain.value
-        alone = compares and self._counts.steps % COMPARE == COMPARE - 1
+        alone = compares and self._steps % COMPARE == COMPARE - 1
         return StepCandidate(
             session_id=self.session_id,
             pending=self.pending,
@@ -547,11 +551,10 @@ class EngineSession:
             commit, self.logprobs = replace(commit, logprobs=self.logprobs), ()
         self.tokens += verified.tokens
         self.sampler.commit(verified.tokens)
-        counts = self._counts
-        counts.steps += 1
-        counts.committed += tokens
-        counts.evaluated += device.evaluated
-        counts.accepted += device.accepted
+        self._steps += 1
+        self._committed += tokens
+        self._evaluated += device.evaluated
+        self._accepted += device.accepted
         self.timing.on_commit(now, self.protocol.position, evaluated=device.evaluated > 0)
         if device.evaluated:
             levels = max(depth for node, depth in zip(batch.ids, batch.depths, strict=True) if node > ROOT)

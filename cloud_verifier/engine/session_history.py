@@ -17,6 +17,10 @@ from outrider.core.protocol.messages import Attach
 
 KEPT_S = 600.0
 """Seconds for which tokens are kept that a device may not have. One that comes later has them computed again."""
+MAX_SESSIONS = 65_536
+"""The most ended sessions whose greatest epoch is remembered."""
+MAX_TOKENS = 4_000_000
+"""The most tokens of ended sessions that are kept, for devices that have not received them; 4 bytes each."""
 Fingerprint = bytes
 
 
@@ -35,9 +39,7 @@ class SessionHistory:
     """Keeps epochs of sessions, and for some minutes their committed tokens; those that were seen longest ago are
     forgotten first."""
 
-    def __init__(self, max_sessions: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_sessions = max_sessions
-        self._max_tokens = max_tokens
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._tails: OrderedDict[str, tuple[float, Fingerprint, NDArray[np.int32]]] = OrderedDict()
         """session id -> when its tokens were kept, for which request, and the tokens; the earliest first"""
@@ -52,19 +54,19 @@ class SessionHistory:
         """Remember that an attach in this epoch was admitted."""
         self._epochs[session_id] = max(epoch, self.epoch(session_id))
         self._epochs.move_to_end(session_id)
-        while len(self._epochs) > self._max_sessions:
+        while len(self._epochs) > MAX_SESSIONS:
             forgotten, _ = self._epochs.popitem(last=False)
             self._drop_tail(forgotten)
 
     def keep(self, session_id: str, request: Fingerprint, committed: list[int]) -> None:
         """Remember committed tokens, in case the device attaches again without all of them."""
         self._drop_tail(session_id)
-        if len(committed) > self._max_tokens:
+        if len(committed) > MAX_TOKENS:
             return
         now = self._clock()
         self._tails[session_id] = (now, request, np.asarray(committed, dtype=np.int32))
         self._tokens += len(committed)
-        while self._tokens > self._max_tokens or next(iter(self._tails.values()))[0] < now - KEPT_S:
+        while self._tokens > MAX_TOKENS or next(iter(self._tails.values()))[0] < now - KEPT_S:
             self._drop_tail(next(iter(self._tails)))
 
     def kept(self, session_id: str, request: Fingerprint) -> list[int]:

@@ -176,13 +176,3 @@ class Rate:
 
     def _decayed(self, now: float) -> float:
         return self._weighted * math.exp(-(now - self._last) / self._decay_s)
-
-
-@dataclass
-class StepCounts:
-    """A session's counts: verification steps, committed tokens, its device's evaluated and accepted nodes."""
-
-    steps: int = 0
-    committed: int = 0
-    evaluated: int = 0
-    accepted: int = 0

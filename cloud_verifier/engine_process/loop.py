@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from cloud_verifier.config import VerifierConfig
 from cloud_verifier.engine.config import EngineConfig
-from cloud_verifier.engine.interface import Committed, Event, Failed, VerificationEngine
+from cloud_verifier.engine.engine import Engine
+from cloud_verifier.engine.interface import Committed, Event, Failed
 from cloud_verifier.engine.recording import RecordedTokens
-from cloud_verifier.engine.stats import EngineCounters, EngineStats
+from cloud_verifier.engine.stats import EngineCounters, EngineStats, SpeculationCounters
 from cloud_verifier.engine_process.ipc import EngineEnd, failure_event
 from outrider.core.constraint import Grammars, grammars_of
 from outrider.core.errors import InternalError, ModelRefused, OutriderError
@@ -40,7 +42,7 @@ class EngineLoop:
     The front has checked the requests: their messages are converted here without further checks.
     """
 
-    def __init__(self, engine: VerificationEngine, end: EngineEnd) -> None:
+    def __init__(self, engine: Engine, end: EngineEnd) -> None:
         self._engine = engine
         self._end = end
         self._epochs: dict[str, int] = {}
@@ -182,39 +184,20 @@ def _grammar_of(request: pb.EngineRequest) -> str:
 
 def counters_to_proto(counters: EngineCounters, stats: EngineStats) -> pb.EngineCounters:
     return pb.EngineCounters(
-        steps=counters.steps,
-        committed=counters.committed,
-        prefilled=counters.prefilled,
-        drafts=counters.drafts,
-        evaluated=counters.evaluated,
-        accepted=counters.accepted,
-        accepted_by_position=counters.accepted_by_position,
-        server_evaluated=counters.server_evaluated,
-        server_accepted=counters.server_accepted,
-        sources={name: pb.SourceCounts(evaluated=n, accepted=m) for name, (n, m) in counters.sources.items()},
-        dead=stats.dead,
-        ignored=stats.ignored,
+        **_fields(counters) | {"dead": stats.dead, "ignored": stats.ignored},
         part_s=counters.part_s,
-        step_s=_histogram(counters.step_s),
-        rows=_histogram(counters.rows),
-        first_token_s=_histogram(counters.first_token_s),
-        token_s=_histogram(counters.token_s),
-        queue_s=_histogram(counters.queue_s),
+        sources={name: pb.SourceCounts(evaluated=n, accepted=m) for name, (n, m) in counters.sources.items()},
+        lossy=pb.SpeculationCounts(**_fields(counters.lossy)),
         sessions=stats.states,
-        prefix_hits=counters.prefix_hits,
-        prefix_tokens=counters.prefix_tokens,
-        lossy=pb.SpeculationCounts(
-            committed=counters.lossy.committed,
-            drafts=counters.lossy.drafts,
-            evaluated=counters.lossy.evaluated,
-            accepted=counters.lossy.accepted,
-            accepted_by_position=counters.lossy.accepted_by_position,
-        ),
     )
 
 
-def _histogram(histogram: Histogram) -> pb.Histogram:
-    return pb.Histogram(counts=histogram.counts, sum=histogram.sum)
+def _fields(counters: SpeculationCounters) -> dict[str, Any]:
+    """Return the numbers and histograms among the counters, which have the same names in protobuf."""
+    known = vars(counters).items()
+    numbers = {name: value for name, value in known if isinstance(value, int)}
+    histograms = {name: pb.Histogram(counts=h.counts, sum=h.sum) for name, h in known if isinstance(h, Histogram)}
+    return {**numbers, **histograms, "accepted_by_position": counters.accepted_by_position}
 
 
 def recorded_to_proto(recorded: RecordedTokens) -> pb.RecordedTokens:
@@ -267,7 +250,7 @@ def engine_config(config: VerifierConfig) -> EngineConfig:
     )
 
 
-def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineReady) -> None:
+def serve_engine(engine: Engine, end: EngineEnd, ready: pb.EngineReady) -> None:
     """Tell the front that the engine is ready, and serve it until it closes its end or sends Quit."""
     gc.collect()
     gc.freeze()  # looking through what was loaded would delay steps
@@ -276,7 +259,7 @@ def serve_engine(engine: VerificationEngine, end: EngineEnd, ready: pb.EngineRea
     EngineLoop(engine, end).run()
 
 
-def tell_alive(end: EngineEnd, engine: VerificationEngine) -> None:
+def tell_alive(end: EngineEnd, engine: Engine) -> None:
     """Tell the front, until it has gone, that this process runs, and how long a step may keep the loop from speaking:
     a long step is no reason to leave the verifier, one that hangs is."""
     with contextlib.suppress(OSError):  # also of a socket that this process has closed, as it ends

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from cloud_verifier.engine.row_allocation import Acceptances, CostCurve, NodeCounts
 
 
-def evenly(sessions: Sequence[Acceptances], rows: int, cost: CostCurve, beside: float = 0.0) -> NodeCounts:
+def evenly(sessions: Sequence[Acceptances], rows: int, cost: CostCurve) -> NodeCounts:
     """Allocate all rows, the same number to every session that can use them, whatever its nodes are worth and cost.
 
     Over any span of steps in each of which a session has rows and could use more nodes than it is granted, no other is

@@ -86,16 +86,12 @@ class HeadsSource:
     wants_hidden = True
     read_s = 0.0
 
-    def __init__(
-        self, heads: Heads, target: TargetLayers, *, vocabulary: int, pauses: bool = True, children: int = CHILDREN
-    ) -> None:
-        """Propose ids below `vocabulary` alone, up to `children` after each node; with one, Medusa's heads are those of
-        blockwise parallel decoding (arXiv 1811.03115). heads: on the device of the target, in its dtype."""
+    def __init__(self, heads: Heads, target: TargetLayers, *, vocabulary: int, pauses: bool = True) -> None:
+        """Propose ids below `vocabulary` alone. heads: on the device of the target, in its dtype."""
         self.pauses = pauses
         self._heads = heads
         self._target = target
         self._vocabulary = vocabulary
-        self._most_children = children
         self._memories: dict[str, _Memory] = {}
         self._level = LevelTime()
         self._window = heads.shape.window if isinstance(heads, EagleHead) else 1
@@ -131,7 +127,7 @@ class HeadsSource:
         """Return the proposals after `path`, the best first. logits: `[V]`, float32, on the CPU."""
         sampler, position = session.sampler, session.protocol.position + len(path)
         row = without_early_ends(logits[: self._vocabulary].numpy(), session, position)
-        return propose(row, sampler.params, sampler.key, position, sampler.counts, path, self._most_children)
+        return propose(row, sampler.params, sampler.key, position, sampler.counts, path, CHILDREN)
 
     # Medusa
 

@@ -229,7 +229,7 @@ class Overlay:
         for session, trees in offers:
             session.nodes.offer(trees, session.directive)
         acceptances = [session.acceptances() for session in ready]
-        counts, favoured = policy(acceptances, plan.node_rows, _step_cost(plan, profiler), 0.0)
+        counts, favoured = policy(acceptances, plan.node_rows, _step_cost(plan, profiler))
         nodes = {session.session_id: count for session, count in zip(ready, counts, strict=True)}
         allocations = tuple(replace(a, nodes=nodes.get(a.session_id, 0)) for a in plan.allocations)
         return replace(plan, allocations=allocations, favoured=tuple(ready[i].session_id for i in favoured))

@@ -9,7 +9,7 @@ REQUEST = b"request"
 
 def test_tokens_are_kept_for_some_minutes_and_epochs_for_longer() -> None:
     now = [50.0]
-    memory = SessionHistory(max_sessions=5, max_tokens=100, clock=lambda: now[0])
+    memory = SessionHistory(clock=lambda: now[0])
     memory.see("a", 2)
     memory.keep("a", REQUEST, [1, 2])
     now[0] += KEPT_S
