@@ -19,7 +19,6 @@ pytest_plugins = ["cluster_fixtures"]
 APART = {
     "cloud/distill/test_training.py",
     "core/test_protocol_schedules.py",
-    "edge/test_release_updates.py",
 }
 """Long files whose tests share nothing expensive: each of these tests is a group by itself."""
 LONG = (
@@ -27,7 +26,6 @@ LONG = (
     "benchmarks/test_smoke.py",
     "cloud/engine/test_triton.py",
     "cloud/distill/test_training.py",
-    "edge/test_release_updates.py",
     "cloud/distill/test_distill_whole.py",
     "cloud/test_engine_host.py",
     "telemetry/test_running_processes.py",
@@ -52,7 +50,6 @@ LONG = (
     "edge/test_client_cluster.py",
     "edge/test_edge_client.py",
     "edge/test_failover.py",
-    "edge/test_driver_swap.py",
     "settings/test_configuration_docs.py",
     "core/test_protocol_schedules.py",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -67,22 +66,3 @@ async def test_a_device_that_was_suspended_stays_at_a_verifier_that_lives(
     async with opened(script, channels) as (_, stream):
         time.sleep(3 * SILENCE_S)  # noqa: ASYNC251  # as if the whole machine had been
         await receive_for(stream, SILENCE_S)
-
-
-async def test_a_device_that_is_kept_busy_leaves_a_silent_verifier(
-    script: Script, channels: Channels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def keep_busy() -> None:
-        while True:
-            time.sleep(0.15)  # noqa: ASYNC251
-            await asyncio.sleep(0.005)
-
-    monkeypatch.setattr(streams, "_LATE_S", 0.1)
-    with pytest.raises(VerifierSilent, match="has been silent"):
-        async with opened(script, channels) as (verifier, stream):
-            verifier.freeze()
-            busy = asyncio.create_task(keep_busy())
-            try:
-                await receive_for(stream, 5.0)
-            finally:
-                busy.cancel()

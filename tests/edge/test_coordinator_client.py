@@ -12,12 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from delay_proxy import DelayProxy
 
 from edge_agent.session import coordinator_client
 from edge_agent.session.adaptive_timeout import AdaptiveTimeout
 from edge_agent.session.coordinator_client import CoordinatorClient
-from edge_agent.session.stream import Channels
 from outrider.core.acceptance.calibrator import AcceptancePrior
 from outrider.core.errors import Overloaded, Unavailable
 from outrider.wire import channels
@@ -177,50 +175,3 @@ async def test_a_cluster_that_names_a_wait_that_is_too_long_is_reported_at_once(
         with pytest.raises(Overloaded):
             await coordinator.open("", wait_s=5.0)
     assert len(opens.asked) == 1
-
-
-async def test_a_coordinator_that_is_far_away_is_waited_for_longer_the_next_time_and_over_another_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(coordinator_client, "_TIMEOUT_S", 0.15)
-    monkeypatch.setattr(coordinator_client, "RECONNECT_TIMEOUT_S", 0.1)
-    opens, pool = Opens(), Channels(None, insecure=False)
-    await opens.start()
-    async with DelayProxy(opens.address, rtt_ms=200.0) as proxy:
-
-        def dial() -> grpc.aio.Channel:
-            return pool.get(proxy.address, tls=False)
-
-        client = CoordinatorClient(dial, None, asyncio.ensure_future, timeout=pool.timeout, give_up=pool.retire)
-        first = dial()
-        with pytest.raises(Unavailable) as refused:
-            await client.open("")
-        assert not refused.value.waited  # so that the request tries again
-        for _ in range(3):
-            with contextlib.suppress(Unavailable):
-                assert (await client.open("")).session_id == "s"
-                break
-        else:
-            pytest.fail("it was not waited for longer")
-        assert dial() is not first
-        await pool.close()
-    await opens.stop()
-
-
-async def test_an_answer_that_is_no_message_is_asked_for_again() -> None:
-    asked: list[bytes] = []
-
-    async def answer(request: bytes, context: Any) -> bytes:
-        asked.append(request)
-        return b"\xff" if len(asked) == 1 else pb.OpenSessionResponse(session_id="s").SerializeToString()
-
-    server = channels.server()
-    service = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
-    handlers = {"OpenSession": grpc.unary_unary_rpc_method_handler(answer)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = channels.bind(server, "127.0.0.1:0")
-    await server.start()
-    async with channels.channel(f"127.0.0.1:{port}") as channel:
-        assert (await CoordinatorClient(lambda: channel, None, asyncio.ensure_future).open("")).session_id == "s"
-    assert len(asked) == 2
-    await server.stop(0)

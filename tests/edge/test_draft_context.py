@@ -8,6 +8,7 @@ import pytest
 
 from edge_agent.drafting import pool
 from edge_agent.drafting.pool import DraftOptions, DraftPool, LoadedModel
+from outrider.core.errors import ModelRefused
 from outrider.llama import LlamaModel
 
 TOKEN_BYTES = 1000
@@ -50,6 +51,14 @@ def test_all_workers_together_take_a_quarter_of_the_free_memory_but_never_fewer_
     options = DraftOptions(workers=2, positions=20_000)
     assert length_of(monkeypatch, options, free=4 * 2 * 10_000 * TOKEN_BYTES) == 10_000
     assert length_of(monkeypatch, options, free=0) == 4_096
+
+
+async def test_a_file_from_the_network_that_would_abort_llama_cpp_is_refused(tmp_path: Path) -> None:
+    from tiny_gguf import write_tiny_llama
+
+    file = write_tiny_llama(tmp_path / "aborting.gguf", rope=15)
+    with pytest.raises(ModelRefused, match="no token can be decoded with it"):
+        await DraftPool.load(file, "a release", [], DraftOptions(), "a" * 64)
 
 
 def test_the_bytes_of_a_token_are_those_of_its_keys_values_and_scores(tiny_gguf: Path) -> None:

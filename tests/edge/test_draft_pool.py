@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import pytest
 
 from edge_agent.drafting.growth import SpeculationPlan
-from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import DraftOptions, DraftPool
 from edge_agent.drafting.sources.base import DraftTask
 from edge_agent.drafting.sources.ngram import NgramSource
 from edge_agent.drafting.worker import DraftWorker
 from outrider.core.errors import ModelRefused
-from outrider.core.protocol.device import DeviceSession
 
 PLAN = SpeculationPlan(nodes=16, depth=8, nodes_per_step=8, min_acceptance=0.1, draft_wait_s=0.0, step_s=0.01)
 SESSIONS = 12
@@ -114,15 +112,3 @@ async def test_a_draft_is_refused_while_no_thread_can_start_and_not_afterwards(m
     monkeypatch.undo()
     pool.give_back(await pool.take())
     await pool.close()
-
-
-async def test_a_session_streams_plainly_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_threads(monkeypatch)
-    manager = DraftManager(DraftPool.ngram_only(DraftOptions()))
-    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as draft:
-        assert not draft.drafting and draft.release is None
-        assert "can't start new thread" in draft.failure and not draft.busy
-    monkeypatch.undo()
-    async with manager.session(DeviceSession((1, 2, 3), max_tokens=9)) as draft:
-        assert draft.drafting
-    await manager.close()

@@ -76,13 +76,6 @@ def test_a_draft_of_the_target_guesses_the_continuation() -> None:
     assert growth.base == 0
 
 
-def test_the_tree_stays_within_nodes_and_depth() -> None:
-    made = drafter(ScriptedSource(0.6), plan=SpeculationPlan(7, 3, 10, 0.01, 0.008, 0.01))
-    grown(made)
-    assert len(made._tree) <= 7
-    assert max(made._tree.depth(node.id) for node in made._tree) <= 3
-
-
 def test_what_descends_from_the_committed_tokens_survives() -> None:
     made = drafter()
     before = grown(made)
@@ -120,14 +113,6 @@ def test_nothing_is_drafted_below_an_end_or_past_the_maximum() -> None:
     assert not short.step()
 
 
-def test_a_plan_without_speculation_rests_at_once() -> None:
-    made = drafter(plan=SpeculationPlan(0, 8, 10, 0.05, 0.008, 0.01))
-    assert not made.step()
-    growth = made.harvest(moved=False)
-    assert growth == DraftUpdate(0, (), resting=True)
-    assert made.harvest(moved=False) is None  # said once per Commit
-
-
 def test_a_bad_draft_unlearns_its_optimism() -> None:
     made = drafter(ScriptedSource(0.0), max_tokens=10_000)
     first = len(grown(made).nodes)
@@ -138,18 +123,6 @@ def test_a_bad_draft_unlearns_its_optimism() -> None:
         sequence.append(token)
         last = len(grown(made).nodes)
     assert last <= 2 < first
-
-
-def test_the_first_nodes_after_a_commit_wait_for_their_children_and_then_go() -> None:
-    clock = Clock()
-    made = drafter(clock=clock)
-    assert made.step()
-    assert made.harvest(moved=True) is None  # one more level pays for a decode of 1 ms
-    clock.now = 0.006
-    assert made.awaited
-    growth = made.harvest(moved=True)
-    assert growth is not None and growth.nodes
-    assert not made.awaited
 
 
 def test_a_full_context_rests_until_the_next_commit() -> None:
@@ -314,28 +287,6 @@ def two(first: ScriptedSource, second: ScriptedSource, latency: DecodeLatency = 
     made = Drafter([model(first), model(second, latency)], Clock())
     made.begin(DraftTask(PROMPT, max_tokens=10_000), PLAN)
     return made
-
-
-def played(made: Drafter, tokens: int) -> float:
-    """Commit so many of the target's tokens; return tokens for each step."""
-    text, done, steps = continuation(PROMPT, tokens), 0, 0
-    while done < tokens:
-        grown(made)
-        at, count = ROOT, 0
-        while done + count < tokens:
-            child = made._tree.child(at, text[done + count])
-            count += 1
-            if child is None:
-                break
-            at = child
-        made.advance(text[done : done + count])
-        done, steps = done + count, steps + 1
-    return tokens / steps
-
-
-def test_a_second_model_that_knows_less_takes_nothing_away() -> None:
-    alone = played(drafter(ScriptedSource(0.8), max_tokens=10_000), 400)
-    assert played(two(ScriptedSource(0.8), ScriptedSource(0.2)), 400) >= 0.97 * alone
 
 
 def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:

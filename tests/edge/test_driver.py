@@ -21,7 +21,7 @@ from edge_agent.session.stream import Channels
 from outrider.core.backoff import Backoff
 from outrider.core.errors import ModelRefused, ProtocolViolation
 from outrider.core.protocol.device import DeviceSession
-from outrider.core.protocol.messages import Directive, Finish, SessionLimits
+from outrider.core.protocol.messages import SessionLimits
 
 PROMPT = (1, 2, 3)
 
@@ -108,60 +108,11 @@ async def test_a_draft_that_breaks_leaves_a_session_that_streams_on(verifier: Fa
         assert again.statistics.accepted > 0
 
 
-async def test_where_no_node_is_taken_a_few_are_drafted_still_and_none_is_waited_for(channels: Channels) -> None:
-    """These nodes show the verifier how good the draft would be."""
-    probe = Directive(window_nodes=4, window_depth=2, nodes_per_step=0, draft_wait_ms=500, step_ms=2.0)
-    async with (
-        FakeVerifier(Script(target, step_s=0.03, directive=probe)) as verifier,
-        drafting(ScriptedSource(1.0)) as draft,
-    ):
-        run = Run(verifier, channels, draft, tokens=90)
-        begun = time.monotonic()
-        assert await run.tokens_of() == continuation(PROMPT, 90)
-        assert time.monotonic() - begun < 5.0  # one wait of half a second for each token would make 45
-        assert run.statistics.drafted >= 8
-        assert run.statistics.appends < 30  # not one for each token
-        assert run.statistics.evaluated == 0
-
-
-async def test_a_dropped_stream_is_taken_up_where_it_was(channels: Channels) -> None:
-    async with FakeVerifier(Script(target, step_s=0.004)) as verifier, drafting(ScriptedSource(0.8, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=300)
-        reading = asyncio.create_task(run.tokens_of())
-        for _ in range(5):
-            await asyncio.sleep(0.08)
-            verifier.drop_streams()
-        assert await reading == continuation(PROMPT, 300)
-        assert run.statistics.attaches >= 4
-        epochs = [opening.attach.epoch for opening in verifier.opens]
-        assert epochs == sorted(set(epochs))
-
-
-async def test_a_silent_verifier_is_left_and_found_again(channels: Channels) -> None:
-    async with FakeVerifier(Script(target, step_s=0.004)) as verifier:
-        run = Run(verifier, channels, tokens=60, silence_s=0.3)
-        reading = asyncio.create_task(run.tokens_of())
-        await eventually(lambda: len(run.session.received) > 10)
-        verifier.freeze()
-        await eventually(lambda: len(verifier.opens) >= 2)
-        verifier.frozen = False
-        assert await reading == continuation(PROMPT, 60)
-
-
 async def test_what_cannot_be_mended_is_raised_at_once(verifier: FakeVerifier, channels: Channels) -> None:
     verifier.script.refuse = ModelRefused("not this one")
     with pytest.raises(ModelRefused, match="not this one"):
         await Run(verifier, channels).tokens_of()
     assert len(verifier.opens) == 1
-
-
-async def test_closing_the_iterator_cancels_the_session(channels: Channels) -> None:
-    async with FakeVerifier(Script(target, step_s=0.004)) as verifier, drafting(ScriptedSource(0.8, 0.0005)) as draft:
-        run = Run(verifier, channels, draft, tokens=2000)
-        got = await run.tokens_of(until=20)
-        assert got == continuation(PROMPT, len(got))
-        assert run.session.finish is Finish.CANCELLED
-        await eventually(lambda: not verifier.live, 2.0)  # before it has served all tokens
 
 
 async def test_a_commit_that_changes_delivered_tokens_ends_in_an_error(channels: Channels) -> None:
@@ -212,3 +163,22 @@ async def test_the_verifiers_knowledge_of_our_base_keeps_to_rule_5(channels: Cha
         run.driver._pacing.flush = watched  # type: ignore[method-assign]
         assert await run.tokens_of() == continuation(PROMPT, 100)
         assert behind and max(behind) < limits.run_ahead // 2
+
+
+async def test_after_a_break_what_survived_is_sent_before_another_draft_is_announced(channels: Channels) -> None:
+    async with (
+        FakeVerifier(Script(target, step_s=0.05)) as verifier,
+        drafting(ScriptedSource(1.0, 0.0005)) as old,
+        drafting(ScriptedSource(1.0, 0.0005), "b" * 64) as new,
+    ):
+        run = Run(verifier, channels, old, tokens=240)
+        reading = asyncio.create_task(run.tokens_of())
+        await eventually(lambda: len(run.session.received) >= 5)
+        await run.draft.change_to(new)
+        await eventually(lambda: run.draft.pool is new and len(run.session.tree) > 0)
+        verifier.drop_streams()
+        await eventually(lambda: len(verifier.in_use) >= 2)
+        epoch = run.session.epoch
+        assert [kind for at, kind in verifier.said if at == epoch][:2] == ["append", "draft"]
+        assert await reading == continuation(PROMPT, 240)
+        assert (old.returned, new.returned) == (1, 1) and len(run.statistics.swaps_s) == 1

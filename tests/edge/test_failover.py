@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Sequence
 
 import pytest
-from fake_verifier import FakeVerifier, Script
-from scripted import ScriptedPool, ScriptedSource, continuation, target
 
-from edge_agent.session.driver import DriverOptions, SessionDriver
 from edge_agent.session.failover import DirectRoute, GrantRoute, NextAttach, next_attach
-from edge_agent.session.statistics import Statistics
-from edge_agent.session.stream import Channels, VerifierSilent
+from edge_agent.session.stream import VerifierSilent
 from outrider.core import errors
 from outrider.core.backoff import Backoff
 from outrider.core.errors import OutriderError, Unavailable
-from outrider.core.protocol.device import DeviceSession
 from outrider.core.protocol.messages import SessionLimits
 from outrider.wire.codecs import limits_to_proto
 from outrider.wire.v1 import coordinator_pb2 as pb
 
-PROMPT = (4, 5, 6)
 LIMITS = SessionLimits(nodes=20, depth=10, in_flight=40, run_ahead=16)
 
 
@@ -117,104 +108,3 @@ async def test_a_grant_tells_the_limits_and_a_verifier_alone_does_not() -> None:
     route = GrantRoute((grant("a", "h:1", 10, 19),), Coordinator().resume, quick())
     assert (await route.next()).limits == LIMITS
     assert (await DirectRoute("h:1", quick()).next()).limits is None
-
-
-# --- on sockets
-
-
-class Pair:
-    """Hold two verifiers, a session that may use both, and a draft of quality .8."""
-
-    def __init__(self, first: FakeVerifier, second: FakeVerifier, channels: Channels, tokens: int) -> None:
-        self.first, self.second = first, second
-        self.session = DeviceSession(PROMPT, max_tokens=tokens)
-        self.statistics = Statistics()
-        self.pool = ScriptedPool(ScriptedSource(0.8, 0.0005))
-        self.coordinator = Coordinator([grant("a", first.address, 300, 399)])
-        given = [grant("a", first.address, 100, 199), grant("b", second.address, 200, 299)]
-        self.driver = SessionDriver(
-            self.session,
-            self.pool.draft(self.session),
-            GrantRoute(given, self.coordinator.resume, quick()),
-            lambda attach: channels.get(attach.address, tls=attach.tls),
-            DriverOptions("s", silence_s=0.4),
-            self.statistics,
-        )
-
-    async def run(self) -> list[int]:
-        got: list[int] = []
-        async with aclosing(self.driver.deliveries()) as deliveries:
-            async for delivery in deliveries:
-                got += delivery.tokens
-        assert self.driver.winding_down is not None
-        await self.driver.winding_down
-        return got
-
-    async def until(self, received: int) -> None:
-        deadline = time.monotonic() + 5.0
-        while len(self.session.received) < received:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.002)
-
-
-@asynccontextmanager
-async def opened_pair(step_s: float, tokens: int) -> AsyncIterator[Pair]:
-    async with AsyncExitStack() as stack:
-        script = Script(target, step_s=step_s, limits=LIMITS)
-        first = await stack.enter_async_context(FakeVerifier(script, "a"))
-        second = await stack.enter_async_context(FakeVerifier(script, "b"))
-        channels = Channels(None, insecure=False)
-        stack.push_async_callback(channels.close)
-        made = Pair(first, second, channels, tokens)
-        stack.push_async_callback(made.pool.close)
-        yield made
-
-
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with opened_pair(step_s=0.004, tokens=250) as made:
-        yield made
-
-
-async def test_a_killed_verifiers_session_goes_on_at_the_standby(pair: Pair) -> None:
-    reading = asyncio.create_task(pair.run())
-    await pair.until(60)
-    await pair.first.kill()
-    assert await reading == continuation(PROMPT, 250)
-    assert not pair.coordinator.asked  # it may be down
-    assert pair.second.opens[0].attach.epoch >= 200
-
-
-async def test_a_hung_verifiers_session_goes_on_at_the_standby_and_its_late_commits_change_nothing(pair: Pair) -> None:
-    reading = asyncio.create_task(pair.run())
-    await pair.until(60)
-    pair.first.freeze()
-    await pair.until(150)
-    pair.first.frozen = False  # the zombie wakes and commits in its old epoch
-    assert await reading == continuation(PROMPT, 250)
-    assert pair.second.opens
-
-
-async def test_when_the_standby_dies_too_the_coordinator_names_another(pair: Pair) -> None:
-    reading = asyncio.create_task(pair.run())
-    await pair.until(50)
-    pair.first.freeze()
-    await pair.until(120)
-    pair.first.frozen = False
-    await pair.second.kill()
-    assert await reading == continuation(PROMPT, 250)
-    assert pair.coordinator.asked[0][0] == ("a", "b")
-    assert pair.first.opens[-1].attach.epoch >= 300
-
-
-async def test_random_kills_lose_nothing_and_double_nothing() -> None:
-    """Sessions meet both ways to die, at several points."""
-    for round_ in range(10 if os.environ.get("OUTRIDER_NIGHTLY") else 4):
-        async with opened_pair(step_s=0.002, tokens=120) as made:
-            reading = asyncio.create_task(made.run())
-            await made.until(1 + (37 * round_) % 90)
-            if round_ % 2:
-                await made.first.kill()
-            else:
-                made.first.freeze()
-            assert await reading == continuation(PROMPT, 120)

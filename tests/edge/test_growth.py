@@ -45,15 +45,6 @@ def test_a_device_proposes_no_more_children_than_the_target_evaluates(children: 
     assert SpeculationPlan.of(Directive(), SessionLimits(children=children)).siblings == siblings
 
 
-def test_where_width_costs_nothing_the_tree_is_best_first() -> None:
-    chosen = choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), {ROOT}, PLAN, FLAT, 0.05)
-    assert [item.node.id for item in chosen] == [1, 2, 3, 4]
-
-
-def test_where_width_costs_its_share_the_tree_is_a_comb() -> None:
-    assert [item.node.id for item in choose_leaves(leaves(0.8, 0.5, 0.4, 0.3), {ROOT}, PLAN, STEEP, 0.05)] == [1]
-
-
 def test_the_greedy_spine_goes_along_even_where_others_are_better() -> None:
     chosen = choose_leaves(leaves(0.8, 0.1, spine=1), {ROOT}, PLAN, STEEP, 0.05)
     assert {item.node.id for item in chosen} == {1, 2}

@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from fake_verifier import FakeVerifier
 from file_server import Behaviour, FileServer
 
+from edge_agent import AsyncClient, EdgeSettings
+from edge_agent.cli import parser
 from edge_agent.drafting.manager import DraftManager
 from edge_agent.drafting.pool import NGRAM, DraftOptions, DraftPool
 from edge_agent.releases.follower import Follower
-from edge_agent.releases.state import ReleaseState, folders, read
+from edge_agent.releases.state import FOLDER, ReleaseState, folders, read
 from outrider.artifacts import atomic_files
-from outrider.core.errors import ModelRefused
+from outrider.core.errors import BadRequest, ModelRefused, VocabularyMismatch
 from outrider.wire.manifest import Manifest, sign
 from outrider.wire.ticket import Signer, Target
 from outrider.wire.v1.coordinator_pb2 import OfferReleaseResponse
@@ -53,10 +56,11 @@ class Cluster:
         self.asked = 0
         self.unusable: set[str] = set()
         """Digests of files that cannot be loaded."""
+        self.error: ModelRefused = ModelRefused("it broke")
 
     async def load(self, path: Path, name: str, digest: str) -> DraftPool:
         if digest in self.unusable:
-            raise ModelRefused("it broke")
+            raise self.error
         return Pool(digest)
 
     async def ask(self, *_: str) -> OfferReleaseResponse:
@@ -131,7 +135,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr("edge_agent.releases.follower.RETRY_FIRST_S", 0.05)
     monkeypatch.setattr("edge_agent.releases.follower.SPREAD_S", 0.0)
     async with FileServer() as files:
-        yield Cluster(files, tmp_path)
+        yield Cluster(files, tmp_path / FOLDER)
 
 
 @pytest.fixture
@@ -159,15 +163,51 @@ async def test_a_release_that_is_withdrawn_while_it_comes_is_not_waited_for(devi
     assert device.state.last_good is None
 
 
-async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(device: Device) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ModelRefused("it broke"), "unusable"), (VocabularyMismatch("other tokens"), "vocabulary")]
+)
+async def test_a_file_that_cannot_be_loaded_leaves_the_draft_and_is_not_tried_again(
+    device: Device, error: ModelRefused, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def said(verb: str) -> str:
+        args = parser().parse_args(["releases", verb, "--cache-dir", str(device.cluster.root.parent)])
+        await args.run(args)
+        return capsys.readouterr().out
+
     good = await device.takes(1)
+    device.cluster.error = error
     bad = device.publish(2, usable=False)
-    await until(lambda: device.follower.refused["unusable"])
+    await until(lambda: device.follower.refused[kind])  # type: ignore[index]
     device.offer(device.cluster.offer)
     await until(lambda: device.follower.refused["remembered"])
     state = device.state
     assert device.in_use == good and state.current is not None and state.current.digest == good and state.floor == 1
     assert [one.digest for one in state.refused] == [bad]
+    with pytest.raises(BadRequest, match="end it first"):
+        await said("forget")
+    await device.end()
+    status = await said("status")
+    assert f"in use     {good[:12]} (version 1, stable)" in status and f"{kind}: " in status
+    assert "1 refused release forgotten" in await said("forget") and "refused" not in await said("status")
+
+
+async def test_a_replaced_draft_is_freed(device: Device) -> None:
+    await device.takes(1)
+    old = device.drafts.pool
+    await device.takes(2)
+    await until(lambda: isinstance(old, Pool) and old.closed)
+
+
+async def test_with_publishers_to_trust_the_unsigned_draft_of_a_verifier_is_neither_fetched_nor_loaded(
+    verifier: FakeVerifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EdgeSettings(release_keys=SIGNER.public_key.hex())
+    async with AsyncClient(verifier=verifier.address, cache_dir=tmp_path, settings=settings) as client:
+        completion = await client.generate("x", max_tokens=20)
+    assert completion.statistics.draft == NGRAM
+    draft = hashlib.sha256(verifier.script.artifacts["draft"]).hexdigest()
+    assert f"sha256:{draft}" not in [name for name, _ in verifier.fetches]
+    assert "no publisher has signed it and release keys are set" in caplog.text
 
 
 async def test_a_canary_that_is_rolled_back_is_left_for_what_was_before(device: Device) -> None:
